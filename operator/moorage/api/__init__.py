@@ -1,0 +1,1 @@
+"""Resources as users write them, and what the processes say to each other."""

@@ -1,0 +1,371 @@
+"""What the processes say to each other, once: request, response and record payload models.
+
+The operator, the gateway and the runner exchange JSON over HTTP. Every body is one of the models below, and so is the
+`payload` of each journal record that the reducer reads. Field names on the wire are snake_case; times are integer
+milliseconds since the epoch (UTC) unless a name ends in `_ms`, which is a duration.
+
+Doors of the gateway (who may call: the role found by authentication):
+
+    operator  PUT  /v1/runs/{uid}                 ResolvedRun -> RunView              admit, idempotent on spec hash
+    operator  GET  /v1/runs/{uid}                 -> RunView
+    operator  GET  /v1/runs?pending=true          -> RunList
+    operator  POST /v1/runs/{uid}/fence           FenceRequest -> RunView             raise the epoch, never lower it
+    operator  POST /v1/runs/{uid}/pods            PodRegistration -> RunView
+    operator  POST /v1/runs/{uid}/records         ReportRequest -> RunView            facts that the operator saw
+    operator  POST /v1/runs/{uid}/deliver         DeliverRequest -> RunView           push upstream, intent and receipt
+    operator  POST /v1/runs/{uid}/release         -> Released                         refs of the run away; journal stays
+    operator  GET  /v1/changes?after=N            -> NDJSON of Change, held open      wakes the operator
+    reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
+    reader    GET  /v1/runs/{uid}/diff            -> text/x-diff of the run's candidate against its base
+    reader    GET  /v1/runs/{uid}/logs            -> agent output so far (text), ?follow=true holds it open
+    runner    GET  /v1/self                       -> Assignment (425 until the pod is registered)
+    runner    POST /v1/self/records               ReportRequest -> Reported
+    runner    POST /v1/self/heartbeat             Heartbeat -> Orders
+    runner    GET  /v1/self/orders?after=N        -> Orders (long poll, at most 25 s)
+    runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are synced
+    runner    POST /v1/self/result                ResultReport -> Reported
+    verifier  POST /v1/self/verification          VerificationReport -> Reported
+    runner    POST /model/v1/messages             Anthropic Messages, credential injected
+    both      GET|POST /git/run.git/…             smart HTTP of the run's mirror; receive for runners only
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+
+
+class Wire(BaseModel):
+    """Base of all bodies: unknown fields are kept out, so that N and N-1 notice what they don't share by schema_version."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Role(StrEnum):
+    """What a registered sandbox pod may do at the gateway."""
+
+    RUNNER = "runner"
+    VERIFIER = "verifier"
+
+
+class SecretRef(Wire):
+    """A key of a Secret in the run's namespace; resolved by the gateway at use and by nobody else."""
+
+    name: str
+    key: str | None = None
+
+
+class ResolvedWorkspace(Wire):
+    """Where the work happens, resolved once at admission (O6). `key` names the mirror within its tenant."""
+
+    key: str
+    name: str | None = None
+    kind: Literal["remote_git", "local", "ephemeral"]
+    url: str | None = None
+    path: str | None = None
+    ref: str | None = None
+    credentials: SecretRef | None = None
+    depth: int | None = None
+    filter: str | None = None
+    sparse: tuple[str, ...] = ()
+    submodules: bool = False
+    lfs: bool = False
+    storage: str | None = None
+    branch_prefix: str | None = None
+
+
+class ResolvedModel(Wire):
+    """Which model behind which endpoint; the credential stays a reference."""
+
+    provider: str
+    protocol: str
+    base_url: str
+    name: str
+    credentials: SecretRef | None = None
+    allowed: tuple[str, ...] = ()
+
+
+class ResolvedAgent(Wire):
+    """The program that works."""
+
+    driver: str
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    model: ResolvedModel | None = None
+
+
+class ResolvedCheck(Wire):
+    """One acceptance command, run by `sh -c` in the worktree."""
+
+    name: str
+    run: str
+    timeout_ms: int = 600_000
+
+
+class ResolvedDelivery(Wire):
+    """Where the result goes. With `push` false the branch stays in the gateway's mirror (or the local repository)."""
+
+    branch: str
+    push: bool = True
+    allow_empty: bool = False
+    message: str | None = None
+
+
+class ResolvedLimits(Wire):
+    """Limits as integers; None is unlimited, 0 means 0."""
+
+    max_iterations: int | None = None
+    tokens_soft: int | None = None
+    tokens_hard: int | None = None
+    cost_soft_micros: int | None = None
+    cost_hard_micros: int | None = None
+    wall_clock_ms: int | None = None
+
+
+class ResolvedTimeouts(Wire):
+    """F5: timeouts are apart."""
+
+    schedule_to_start_ms: int = 3_600_000
+    attempt_ms: int = 7_200_000
+    no_progress_ms: int = 600_000
+    deadline_ms: int | None = None
+
+
+class ResolvedSandbox(Wire):
+    """The sandbox as asked for; quantities in Kubernetes notation."""
+
+    runtime_class: str | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    disk: str | None = None
+
+
+class ResolvedRetention(Wire):
+    """W5: what happens after the end; None keeps."""
+
+    ttl_ms: int | None = None
+    keep_worktree: Literal["Always", "OnFailure", "Never"] = "OnFailure"
+    delete_object: bool = False
+
+
+class ResolvedRun(Wire):
+    """An AgentRun with every reference followed, as it was at admission. Its canonical hash is the spec hash (O6)."""
+
+    uid: str
+    tenant: str
+    name: str
+    session_id: str
+    placement: Literal["local", "cluster"]
+    goal: str
+    workspace: ResolvedWorkspace
+    agent: ResolvedAgent
+    acceptance: tuple[ResolvedCheck, ...] = ()
+    delivery: ResolvedDelivery | None = None
+    limits: ResolvedLimits = ResolvedLimits()
+    timeouts: ResolvedTimeouts = ResolvedTimeouts()
+    sandbox: ResolvedSandbox = ResolvedSandbox()
+    retention: ResolvedRetention = ResolvedRetention()
+    max_attempts: int = 5
+
+
+class FenceRequest(Wire):
+    """F1, F2: the Lease's epoch has been raised; raise the gateway's."""
+
+    epoch: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    holder: str
+    lease: str | None = None
+    reason: str = "Start"
+
+
+class PodRegistration(Wire):
+    """F2: this pod UID is that run's attempt. TokenReview names the pod, never the epoch."""
+
+    pod_uid: str
+    pod_name: str
+    epoch: int
+    role: Role
+    commit: Sha | None = None  # what a verifier verifies
+
+
+class ReportedRecord(Wire):
+    """A fact as its observer saw it. `record_id` makes a repeated report harmless."""
+
+    record_id: str = Field(min_length=1, max_length=128)
+    type: str
+    payload: dict[str, Any] = {}
+    turn: int | None = None
+    step: int | None = None
+    tool_call_id: str | None = None
+    request_id: str | None = None
+    recorded_at: int
+
+
+class ReportRequest(Wire):
+    """Facts, in the order in which they happened. `epoch` is the writer's; an older one is refused (409 Fenced)."""
+
+    epoch: int
+    records: tuple[ReportedRecord, ...]
+
+
+class Reported(Wire):
+    """Durable now: the journal's head after the append."""
+
+    offset: int
+    hash: str
+
+
+class ResumePoint(Wire):
+    """Where a recovered attempt goes on (R1): the last safe point."""
+
+    commit: Sha
+    iteration: int
+    epoch: int
+
+
+class GitAssignment(Wire):
+    """The run's repository as the sandbox sees it, below the relay's address."""
+
+    path: str = "/git/run.git"
+    base: Sha
+    branch: str
+    depth: int | None = None
+    filter: str | None = None
+    sparse: tuple[str, ...] = ()
+    submodules: bool = False
+    lfs: bool = False
+    resume: ResumePoint | None = None
+    commit: Sha | None = None  # verifier: exactly this one
+
+
+class Assignment(Wire):
+    """What a sandbox is for. No credential is in it."""
+
+    run_uid: str
+    tenant: str
+    name: str
+    epoch: int
+    attempt: int
+    role: Role
+    goal: str
+    agent: ResolvedAgent
+    acceptance: tuple[ResolvedCheck, ...]
+    delivery: ResolvedDelivery | None
+    limits: ResolvedLimits
+    timeouts: ResolvedTimeouts
+    git: GitAssignment
+    next_iteration: int = 1
+    handoff: str | None = None
+    tokens_used: int = 0
+
+
+class Heartbeat(Wire):
+    """F4, at most 1 KiB. Alive is `observed_at`, progress is `progress_seq`."""
+
+    work_id: str
+    epoch: int
+    progress_seq: int
+    last_checkpoint: int | None = None
+    observed_at: int
+
+
+class Orders(Wire):
+    """What the gateway asks of a runner. `seq` rises with each change; `stop` is never taken back."""
+
+    seq: int
+    stop: Literal["cancel", "fenced", "deadline", "terminal"] | None = None
+    reason: str | None = None
+    message: str | None = None
+    grace_ms: int = 30_000
+
+
+class CheckpointReport(Wire):
+    """P2, P5: pushed already; counted when the gateway has seen the objects synced. One per changed iteration."""
+
+    epoch: int
+    iteration: int = Field(ge=1)
+    changed: bool
+    commit: Sha | None = None
+    tree: Sha | None = None
+    left_out: tuple[str, ...] = ()
+    recorded_at: int
+    usage: dict[str, int] = {}
+
+
+class ResultReport(Wire):
+    """The agent's end. `outcome` unknown is an end of output without a final event: never success."""
+
+    epoch: int
+    outcome: Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
+    reason: str
+    message: str = Field(default="", max_length=4096)
+    summary: str = Field(default="", max_length=4096)
+    exit_code: int | None = None
+    commit: Sha | None = None
+    tree: Sha | None = None
+    base: Sha | None = None
+    empty: bool = True
+    files: int = 0
+    recorded_at: int
+
+
+class CheckResult(Wire):
+    """One acceptance command's end; `output` is its tail, bounded."""
+
+    name: str
+    run: str
+    exit_code: int | None
+    timed_out: bool = False
+    duration_ms: int
+    output: str = Field(default="", max_length=65_536)
+
+    @property
+    def passed(self) -> bool:
+        """Exit 0 within its time."""
+        return self.exit_code == 0 and not self.timed_out
+
+
+class VerificationReport(Wire):
+    """V3: what a verifier saw on exactly `commit`."""
+
+    epoch: int
+    commit: Sha
+    checks: tuple[CheckResult, ...]
+    environment: dict[str, str] = {}
+    problem: str | None = None  # the verifier itself could not do its work
+    recorded_at: int
+
+
+class DeliverRequest(Wire):
+    """Push `commit` to the run's branch upstream (E5). Repeating it under the same epoch repeats no effect."""
+
+    epoch: int
+    commit: Sha
+
+
+class Change(Wire):
+    """Something about this run was journaled; `cursor` resumes the feed."""
+
+    cursor: int
+    tenant: str
+    name: str
+    run_uid: str
+
+
+class Released(Wire):
+    """Refs and worktree state outside Kubernetes are gone."""
+
+    refs: int
+
+
+class ErrorBody(Wire):
+    """Every refusal: a stable reason and what to do."""
+
+    reason: str
+    message: str

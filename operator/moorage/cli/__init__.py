@@ -1,0 +1,1 @@
+"""`moorage` and `kubectl moorage`."""

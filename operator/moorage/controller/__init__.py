@@ -1,0 +1,1 @@
+"""gather, decide, act: the operator."""

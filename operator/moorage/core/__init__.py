@@ -1,0 +1,1 @@
+"""PURE decisions: no I/O, clock, randomness, asyncio or logging."""

@@ -1,0 +1,1 @@
+"""Effects: identity, idempotency levels, closure, reconciliation."""

@@ -1,0 +1,1 @@
+"""The record, its canonical bytes and the hash chain."""

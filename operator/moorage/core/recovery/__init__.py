@@ -1,0 +1,1 @@
+"""From journal to where to go on."""

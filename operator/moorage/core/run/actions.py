@@ -1,0 +1,134 @@
+"""What a plan may ask for. Each action is idempotent and has one place that applies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.api.wire import ResolvedRun, Role
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Make the run known to the gateway: its resolved spec becomes the first record."""
+
+    spec: ResolvedRun
+
+
+@dataclass(frozen=True)
+class EnsureLease:
+    """Create the Lease anew at the journal's epoch: somebody deleted it or put an older one back."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class RaiseEpoch:
+    """F2: Lease first, by compare-and-swap, then the gateway's fence."""
+
+    epoch: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class EnsureVolume:
+    """The run's volume, created or adopted by owner UID."""
+
+
+@dataclass(frozen=True)
+class StartSandbox:
+    """Create or adopt the sandbox whose name follows from run, epoch, role and `serial`; then register it."""
+
+    epoch: int
+    role: Role
+    serial: int = 0
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class RegisterSandbox:
+    """A sandbox exists and the gateway doesn't know it: an earlier pass died in between."""
+
+    name: str
+    uid: str
+    epoch: int
+    role: Role
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class StopSandbox:
+    """Delete a sandbox; `grace_ms` 0 kills at once."""
+
+    name: str
+    uid: str
+    reason: str
+    grace_ms: int = 30_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """Append one record as the operator. `record_id` follows from what it says, so that a repeated pass adds nothing."""
+
+    record_id: str
+    type: str
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Have the gateway push the verified commit upstream, or reconcile an earlier try (E5)."""
+
+    commit: str
+
+
+@dataclass(frozen=True)
+class ReleaseVolume:
+    """The volume away."""
+
+
+@dataclass(frozen=True)
+class ReleaseRun:
+    """All that stands for an ended run away, but its object, journal, blobs and evidence (W5)."""
+
+
+@dataclass(frozen=True)
+class DeleteObject:
+    """The AgentRun itself away: only where retention.deleteObject says so."""
+
+
+Action = (
+    Admit
+    | EnsureLease
+    | RaiseEpoch
+    | EnsureVolume
+    | StartSandbox
+    | RegisterSandbox
+    | StopSandbox
+    | Report
+    | Deliver
+    | ReleaseVolume
+    | ReleaseRun
+    | DeleteObject
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a run that has no journal: it was never admitted."""
+
+    phase: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next actions in order, when to look again (None: only on an event), and what people are told meanwhile."""
+
+    actions: tuple[Action, ...] = ()
+    requeue_ms: int | None = None
+    reason: str = ""
+    message: str = ""
+    verdict: Verdict | None = None

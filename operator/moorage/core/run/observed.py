@@ -1,0 +1,110 @@
+"""What one pass knows: the object, what runs for it, and the journal's state. All reads end up here, none happen later.
+
+Gather order matters: children first, the journal last, so that a sandbox seen ended has no result still on its way (a
+runner reports its result before it exits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from moorage.api.wire import ResolvedRun
+from moorage.core.run.state import RunState
+
+
+class SandboxPhase(StrEnum):
+    """The life of one sandbox as its substrate tells it."""
+
+    WAITING = "Waiting"  # not started: unscheduled, pulling, mounting
+    RUNNING = "Running"
+    ENDED = "Ended"
+
+
+@dataclass(frozen=True)
+class SandboxView:
+    """One sandbox. `reason` is typed (see REASONS in docs/reasons.md), `message` is for people."""
+
+    name: str
+    uid: str
+    epoch: int
+    role: str
+    phase: SandboxPhase
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    node: str | None = None
+    created_at: int | None = None
+    started_at: int | None = None
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
+class LeaseView:
+    """F1: the Lease of a live run."""
+
+    epoch: int
+    holder: str
+    renewed_at: int
+    duration_ms: int
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """F4 as the gateway last heard it; None in Observed when it never did."""
+
+    epoch: int
+    progress_seq: int
+    heard_at: int
+    progress_at: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a run can't be admitted as it stands. `stalled`: it needs its author; otherwise waiting may mend it."""
+
+    reason: str
+    message: str
+    stalled: bool
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Admission by a plain concurrency cap: how many live runs there may be, and how many are ahead of this one."""
+
+    limit: int
+    live: int
+    ahead: int
+
+    @property
+    def free(self) -> bool:
+        """There is a slot for this run now."""
+        return self.live + self.ahead < self.limit
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that a pass over one run may look at."""
+
+    uid: str
+    tenant: str
+    name: str
+    generation: int
+    created_at: int
+    spec: ResolvedRun | None
+    problem: Problem | None
+    cancel: bool
+    suspend: bool
+    closed_without_journal: bool  # the object's status is terminal and no journal exists: nothing may revive it
+    slots: Slots
+    journal: RunState | None  # None: the gateway could not be asked
+    gateway_up_since: int | None
+    lease: LeaseView | None
+    sandboxes: tuple[SandboxView, ...]
+    volume: bool
+    heartbeat: Heartbeat | None = None
+
+    def sandbox(self, epoch: int, role: str) -> SandboxView | None:
+        """The sandbox of that epoch and role (verifiers: the newest)."""
+        found = [s for s in self.sandboxes if s.epoch == epoch and s.role == role]
+        return found[-1] if found else None

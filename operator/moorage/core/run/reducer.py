@@ -1,0 +1,247 @@
+"""S1: `S' = reduce(S, record)`: deterministic, versioned, without clock, network or chance.
+
+A record that would move the run where the table of phases doesn't lead raises `IllegalMove`, and the caller appends
+nothing (S2). Records that only inform (outputs, refusals, unknown optional types) change the offset and nothing else.
+`recorded_at` is carried as data for timeouts that the plan computes; it never decides a move (J2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from moorage.core.journal.record import Record, RecordType
+from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase, move
+from moorage.core.run.state import (
+    AgentEnd,
+    AttemptEnd,
+    Checkpoint,
+    Effect,
+    End,
+    Proposal,
+    RunState,
+    SandboxRef,
+    Usage,
+    Verification,
+)
+
+KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
+KEPT_CLOSED_EFFECTS = 16
+
+Handler = Callable[[RunState, Record, Mapping[str, Any]], RunState]
+
+
+def reduce(state: RunState, record: Record) -> RunState:
+    """Return the state after `record`, which must be the next one of the same journal."""
+    if state.phase in TERMINAL and record.type not in AFTER_END:
+        raise IllegalMove(state.phase, state.phase, f"{record.type} after the end")
+    handler = HANDLERS.get(record.type)
+    after = handler(state, record, record.payload or {}) if handler else state
+    return replace(after, offset=record.seq, head=record.hash)
+
+
+def replay(records: Iterable[Record], start: RunState | None = None) -> RunState:
+    """Recovery replay (P4): rebuild and call nothing."""
+    state = start or RunState()
+    for record in records:
+        state = reduce(state, record)
+    return state
+
+
+def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> RunState:
+    """Move, unless the run is being cancelled: then facts are kept and the phase stays (I5)."""
+    if state.phase is RunPhase.CANCELLING:
+        return replace(state, **changes)
+    return replace(state, phase=move(state.phase, phase, why), **changes)
+
+
+def _admitted(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return _to(s, RunPhase.QUEUED, r.type, spec_hash=p["spec_hash"], admitted_at=r.recorded_at)
+
+
+def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    if p["epoch"] <= s.epoch:
+        raise IllegalMove(s.phase, s.phase, f"epoch {p['epoch']} is not above {s.epoch}")
+    return _to(
+        s,
+        RunPhase.PROVISIONING,
+        r.type,
+        epoch=p["epoch"],
+        attempt=p["attempt"],
+        attempt_began_at=r.recorded_at,
+        attempt_started=False,
+        attempt_safe_points=0,
+        agent_end=None,
+        progress_at=None,
+        recovered=s.attempt > 0,
+    )
+
+
+def _pod_registered(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    ref = SandboxRef(p["pod_uid"], p["pod_name"], p["epoch"], p["role"], p.get("commit"))
+    others = tuple(x for x in s.sandboxes if x.pod_uid != ref.pod_uid)
+    return replace(s, sandboxes=(*others, ref)[-KEPT_SANDBOXES:])
+
+
+def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return replace(s, attempt_started=True, node=p.get("node") or s.node, progress_at=r.recorded_at)
+
+
+def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return replace(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at)
+
+
+def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return _to(
+        s, RunPhase.RUNNING, r.type, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at
+    )
+
+
+def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    point = Checkpoint(p["commit"], p["tree"], p["iteration"], r.epoch)
+    return replace(s, checkpoint=point, progress_at=r.recorded_at)
+
+
+def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    done = p["iteration"]
+    if done <= s.iteration:
+        raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
+    return replace(s, iteration=done, attempt_safe_points=s.attempt_safe_points + 1, progress_at=r.recorded_at)
+
+
+def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return replace(s, usage=replace(s.usage, tool_calls=s.usage.tool_calls + 1), progress_at=r.recorded_at)
+
+
+def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return replace(s, usage=replace(s.usage, model_requests=s.usage.model_requests + 1), progress_at=r.recorded_at)
+
+
+def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    if p.get("replayed"):  # R2: an answer given again is not billed again
+        return replace(s, progress_at=r.recorded_at)
+    return replace(s, usage=add_usage(s.usage, p.get("usage") or {}), progress_at=r.recorded_at)
+
+
+def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
+    """Sum by name; names that aren't in the vector are left out, negative amounts are refused (I4)."""
+    sums = {}
+    for name, amount in more.items():
+        if not hasattr(usage, name) or name == "tokens":
+            continue
+        if amount < 0:
+            raise ValueError(f"usage {name} can't be negative: {amount}")
+        sums[name] = getattr(usage, name) + amount
+    return replace(usage, **sums)
+
+
+def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    end = AgentEnd(
+        p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
+    )
+    return replace(s, agent_end=end, progress_at=r.recorded_at)
+
+
+def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    proposal = Proposal(p["commit"], p["tree"], p["base"], p["empty"], p["files"])
+    return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None)
+
+
+def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    verdict = Verification(p["commit"], p["passed"], p["isolated"], p.get("summary", ""), p.get("problem"))
+    return replace(s, verification=verdict)
+
+
+def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    if p.get("role") == "verifier":
+        return replace(s, verifications_lost=s.verifications_lost + 1)
+    weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
+    loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
+    return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
+
+
+def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended")
+    after = replace(s, effects=_keep((*s.effects, effect)))
+    return _to(after, RunPhase.DELIVERING, r.type) if effect.kind == "git_push" else after
+
+
+def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
+    """All open and unknown effects and the last closed ones."""
+    closed = [e for e in effects if not e.open and e.status != "unknown"]
+    dropped = {e.effect_id for e in closed[:-KEPT_CLOSED_EFFECTS]}
+    return tuple(e for e in effects if e.effect_id not in dropped)
+
+
+def _effect_update(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    status = "dispatched" if r.type == RecordType.EFFECT_DISPATCHED else p["outcome"]
+    changed = tuple(
+        replace(e, status=status, detail=p.get("detail", "")) if e.effect_id == p["effect_id"] else e for e in s.effects
+    )
+    return replace(s, effects=changed)
+
+
+def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    return replace(s, drift=s.drift + 1)
+
+
+STAGES = ("requested", "propagated", "acknowledged", "quiesced", "reconciled")
+
+
+def _cancel(stage: str) -> Handler:
+    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+        if s.cancel_stage is None:
+            if stage != "requested":
+                raise IllegalMove(s.phase, s.phase, f"{r.type} without a request")
+            phase = move(s.phase, RunPhase.CANCELLING, r.type)
+            return replace(s, phase=phase, cancel_reason=p["reason"], cancel_stage=stage, cancel_at=r.recorded_at)
+        if STAGES.index(stage) <= STAGES.index(s.cancel_stage):
+            return s
+        return replace(s, cancel_stage=stage)
+
+    return handler
+
+
+def _end(phase: RunPhase) -> Handler:
+    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+        if phase is RunPhase.SUCCEEDED and not (s.agent_end and s.agent_end.outcome == "completed"):
+            raise IllegalMove(s.phase, phase, "the agent has not completed")
+        end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
+        return replace(s, phase=move(s.phase, phase, r.type), end=end)
+
+    return handler
+
+
+HANDLERS: dict[str, Handler] = {
+    RecordType.RUN_ADMITTED: _admitted,
+    RecordType.EPOCH_RAISED: _epoch_raised,
+    RecordType.POD_REGISTERED: _pod_registered,
+    RecordType.ATTEMPT_STARTED: _attempt_started,
+    RecordType.WORKSPACE_READY: _workspace_ready,
+    RecordType.AGENT_STARTED: _agent_started,
+    RecordType.CHECKPOINT: _checkpoint,
+    RecordType.ITERATION_COMPLETE: _iteration_complete,
+    RecordType.TOOL_RESPONSE: _tool_response,
+    RecordType.MODEL_REQUEST: _model_request,
+    RecordType.MODEL_RESPONSE: _model_response,
+    RecordType.AGENT_FINISHED: _agent_finished,
+    RecordType.RESULT_PROPOSED: _result_proposed,
+    RecordType.VERIFICATION_RESULT: _verification_result,
+    RecordType.ATTEMPT_ENDED: _attempt_ended,
+    RecordType.EFFECT_INTENT: _effect_intent,
+    RecordType.EFFECT_DISPATCHED: _effect_update,
+    RecordType.EFFECT_RECEIPT: _effect_update,
+    RecordType.EFFECT_RECONCILED: _effect_update,
+    RecordType.DRIFT_SAVED: _drift,
+    RecordType.CANCEL_REQUESTED: _cancel("requested"),
+    RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
+    RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),
+    RecordType.CANCEL_QUIESCED: _cancel("quiesced"),
+    RecordType.CANCEL_RECONCILED: _cancel("reconciled"),
+    RecordType.RUN_SUCCEEDED: _end(RunPhase.SUCCEEDED),
+    RecordType.RUN_FAILED: _end(RunPhase.FAILED),
+    RecordType.RUN_CANCELLED: _end(RunPhase.CANCELLED),
+}
+
+AFTER_END = frozenset({RecordType.TOMBSTONE, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED})

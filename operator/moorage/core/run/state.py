@@ -1,0 +1,182 @@
+"""S1: the state of a run at a journal offset, as plain frozen data.
+
+Everything here follows from the journal; nothing is kept that could not be reduced again. Sizes are bounded: what grows
+with a run (records, outputs) stays in the journal and the blob store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moorage.core.run.phases import RunPhase
+
+REDUCER_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Usage:
+    """B1 in the smallest units: tokens, micro-dollars, counts. Only ever grows (I4)."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_micros: int = 0
+    model_requests: int = 0
+    tool_calls: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that count against a token limit."""
+        return self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """P2: the last safe point with a tree of its own."""
+
+    commit: str
+    tree: str
+    iteration: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How the agent's program ended, as its runner told."""
+
+    outcome: str  # completed | failed | cancelled | exhausted | unknown
+    reason: str
+    message: str
+    summary: str
+    exit_code: int | None
+    at: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The commit that would be delivered."""
+
+    commit: str
+    tree: str
+    base: str
+    empty: bool
+    files: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """V3: the verdict on one commit. `isolated` is false where the agent's own sandbox ran the commands."""
+
+    commit: str
+    passed: bool
+    isolated: bool
+    summary: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """E1: one external effect and how far it is known."""
+
+    effect_id: str
+    kind: str
+    key: str
+    target: str
+    status: str  # intended | dispatched | confirmed | rejected | unknown | not_dispatched | compensated
+    detail: str = ""
+
+    @property
+    def open(self) -> bool:
+        """I8: not closed yet."""
+        return self.status in {"intended", "dispatched"}
+
+
+@dataclass(frozen=True)
+class SandboxRef:
+    """F2: a registered pod."""
+
+    pod_uid: str
+    pod_name: str
+    epoch: int
+    role: str
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """Why the last attempt was given up."""
+
+    epoch: int
+    reason: str
+    message: str
+    at: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The terminal record."""
+
+    reason: str
+    message: str
+    commit: str | None
+    at: int
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`S` of S1 for one run. Compare two by `==` or by their state hash."""
+
+    phase: RunPhase = RunPhase.PENDING
+    offset: int = -1
+    head: str = ""
+    spec_hash: str = ""
+    admitted_at: int | None = None
+    epoch: int = 0
+    attempt: int = 0
+    attempt_began_at: int | None = None
+    attempt_started: bool = False
+    attempt_safe_points: int = 0
+    strikes: int = 0  # R6: attempts lost, those without a new safe point counted double
+    last_loss: AttemptEnd | None = None
+    node: str | None = None
+    iteration: int = 0
+    progress_at: int | None = None
+    workspace_base: str | None = None
+    branch: str | None = None
+    agent_started_at: int | None = None
+    checkpoint: Checkpoint | None = None
+    agent_end: AgentEnd | None = None
+    proposal: Proposal | None = None
+    verifications_lost: int = 0
+    verification: Verification | None = None
+    sandboxes: tuple[SandboxRef, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    cancel_reason: str | None = None
+    cancel_stage: str | None = None  # requested | propagated | acknowledged | quiesced | reconciled
+    cancel_at: int | None = None
+    recovered: bool = False
+    drift: int = 0
+    end: End | None = None
+
+    @property
+    def open_effects(self) -> tuple[Effect, ...]:
+        """Effects whose end isn't known yet."""
+        return tuple(e for e in self.effects if e.open)
+
+    @property
+    def unknown_effects(self) -> tuple[Effect, ...]:
+        """Effects that ended unknown: they ask for a person (E4)."""
+        return tuple(e for e in self.effects if e.status == "unknown")
+
+    def sandbox(self, epoch: int, role: str) -> SandboxRef | None:
+        """The last registered sandbox of that epoch and role."""
+        found = [s for s in self.sandboxes if s.epoch == epoch and s.role == role]
+        return found[-1] if found else None
+
+    def delivered(self) -> Effect | None:
+        """The push of this run's proposal, if one was intended."""
+        found = [e for e in self.effects if e.kind == "git_push"]
+        return found[-1] if found else None

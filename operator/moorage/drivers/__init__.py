@@ -1,0 +1,1 @@
+"""One module per agent protocol, found by entry point."""

@@ -1,0 +1,114 @@
+"""What an agent driver is: it starts somebody else's program, says what it does, and ends with a verdict that is honest.
+
+A driver never touches git, the journal or Kubernetes. It is handed a `Task` and a `Host` and returns an `Outcome`. The
+host is the runner's side: facts go up (`emit`), safe points are taken (`safe_point`), orders come down (`stopping`).
+Found by the entry-point group `moorage.drivers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from moorage.api.wire import ResolvedAgent, ResolvedLimits
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What this driver can promise (a page in docs/ says it to users)."""
+
+    safe_points: str  # "iterations" | "end"
+    resume: str  # "checkpoint" | "session"
+    native_usage: bool
+    steer: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback, `dummy_key` opens nothing elsewhere."""
+
+    run_uid: str
+    goal: str
+    goal_file: Path
+    agent: ResolvedAgent
+    limits: ResolvedLimits
+    tree: Path
+    home: Path
+    tmp: Path
+    relay_url: str
+    dummy_key: str
+    next_iteration: int
+    handoff: str | None
+    tokens_used: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended. `unknown`: the program's output ended without its final event; never success."""
+
+    outcome: str  # completed | failed | cancelled | exhausted | unknown
+    reason: str
+    message: str = ""
+    summary: str = ""
+    exit_code: int | None = None
+
+
+class Host(Protocol):
+    """The runner, as a driver sees it."""
+
+    stopping: asyncio.Event
+
+    async def emit(
+        self,
+        type: str,  # noqa: A002  the record's own word
+        payload: Mapping[str, Any],
+        *,
+        record_id: str | None = None,
+        turn: int | None = None,
+        step: int | None = None,
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Journal a fact as reported. Returns once it is durable."""
+
+    async def output(self, stream: str, data: bytes) -> None:
+        """Pass on what the agent wrote; kept as chunked artifacts, bounded, never a record each."""
+
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
+        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5)."""
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes | None = None,
+    ) -> "Child":
+        """Start a program of the agent's, as a group of its own, with the sandbox's minimal environment."""
+
+
+class Child(Protocol):
+    """A started program and its whole tree."""
+
+    pid: int
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    async def wait(self) -> int:
+        """Exit code; negative for a signal."""
+
+    async def stop(self, grace: float) -> None:
+        """X2: stdin EOF, SIGTERM, SIGKILL of the tree; returns when nothing of it is left."""
+
+
+class Driver(Protocol):
+    """One agent protocol."""
+
+    name: str
+    guarantees: Guarantees
+
+    async def run(self, task: Task, host: Host) -> Outcome:
+        """Drive the agent to its end. Raises only for faults of our own."""

@@ -1,0 +1,1 @@
+"""ExecutionSandbox: pods on Kubernetes, processes on this machine."""

@@ -1,0 +1,72 @@
+"""L1: the sandbox as the controller sees it: one port, pods on Kubernetes and processes on this machine behind it.
+
+A substrate never decides anything: it creates or adopts by a name that follows from the run, tells what it sees, and
+removes what it is told to. A name that is taken by somebody else's object is a `NameTaken`, never adopted, never removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.run.observed import LeaseView, SandboxView
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """Who a child belongs to. `name` is the AgentRun's; derived names are bounded and hashed (see moorage.api.names)."""
+
+    uid: str
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Children:
+    """All that stands for one run."""
+
+    lease: LeaseView | None = None
+    sandboxes: tuple[SandboxView, ...] = ()
+    volume: bool = False
+
+
+class NameTaken(RuntimeError):
+    """An object of somebody else's has the name that follows from the run."""
+
+
+class Conflict(RuntimeError):
+    """A compare-and-swap lost: somebody else changed the object first. Gather again."""
+
+
+class Refused(RuntimeError):
+    """The substrate will not take it as it is (quota, admission, invalid): `reason` is typed, the message says why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class Substrate(Protocol):
+    """Where a run's children live. All calls are idempotent."""
+
+    async def observe(self, run: RunKey) -> Children:
+        """Read everything of the run's that stands, live, not from a cache."""
+
+    async def raise_epoch(self, run: RunKey, epoch: int, holder: str) -> int:
+        """Make the Lease's epoch at least `epoch` by compare-and-swap; return it. Conflict when it moved meanwhile."""
+
+    async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:
+        """Create or adopt the run's volume."""
+
+    async def start(self, run: RunKey, spec: ResolvedRun, epoch: int, role: Role, serial: int) -> SandboxView:
+        """Create or adopt the sandbox of that epoch, role and serial."""
+
+    async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int) -> None:
+        """Remove that very sandbox (by UID); harmless when it is gone."""
+
+    async def release_volume(self, run: RunKey) -> None:
+        """Remove the volume; harmless when it is gone."""
+
+    async def release(self, run: RunKey) -> None:
+        """Remove sandboxes, volume and Lease; harmless when they are gone."""

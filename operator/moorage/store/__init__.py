@@ -1,0 +1,1 @@
+"""DurableExecutionStore: the port and its adapters."""

@@ -1,0 +1,1 @@
+"""Metric names, trace attributes and log keys: one place each."""

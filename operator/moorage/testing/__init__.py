@@ -1,0 +1,1 @@
+"""Public: fakes, clock, stand-in model server, history loader."""
