@@ -1,0 +1,92 @@
+# Moorage. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.moorage-setup
+NODES ?= 1
+CLUSTER := $(BIN)/python -m e2e.cluster
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(STAMP) ## make the Python environment in .venv, from the lock file with hashes
+
+$(STAMP): requirements.lock tools/uv.lock pyproject.toml tools/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) bash tools/setup.sh
+	@touch $@
+
+.PHONY: lock
+lock: $(STAMP) ## resolve the dependencies again and write requirements.lock
+	$(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
+
+# --- see it -----------------------------------------------------------------------------------------------------------
+
+.PHONY: demo demo-local demo-clean
+demo: $(STAMP) ## the main job, first on this machine, then on a real cluster that is built if there is none
+	@$(BIN)/python -m e2e.demo all
+
+demo-local: $(STAMP) ## the main job on this machine, without a cluster
+	@$(BIN)/python -m e2e.demo local
+
+demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, repositories, branches
+	@$(BIN)/python -m e2e.demo clean
+
+# --- check it ---------------------------------------------------------------------------------------------------------
+
+.PHONY: test lint test-unit test-integration test-e2e rules bench
+test: $(STAMP) ## everything: lint, types, layers, unit, property, contract, integration, e2e
+	@bash tools/test.sh
+
+lint: $(STAMP) ## format, lint, types, layers, generated files, rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m moorage.api.crd --check
+	$(BIN)/python tools/rules.py --unknown
+
+test-unit: $(STAMP) ## unit, property, contract and replay tests: no cluster
+	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
+
+test-integration: $(STAMP) ## against a real kube-apiserver and etcd
+	$(PYTEST) tests/integration
+
+test-e2e: $(STAMP) ## on a real node with gVisor
+	$(PYTEST) e2e/cases
+
+rules: $(STAMP) ## which rules of the runtime have a test that names them
+	@$(BIN)/python tools/rules.py
+
+bench: $(STAMP) ## measure, each figure beside its baseline; writes docs/benchmarks.md
+	@$(BIN)/python -m e2e.bench
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+.PHONY: cluster-up cluster-down kubeconfig images deploy crds
+cluster-up: $(STAMP) ## a real cluster on this machine (NODES=1|2)
+	@$(CLUSTER) up --nodes $(NODES)
+
+cluster-down: $(STAMP) ## remove the cluster and all it left
+	@$(CLUSTER) down
+
+kubeconfig: $(STAMP) ## print the path of the cluster's kubeconfig
+	@$(CLUSTER) kubeconfig
+
+images: $(STAMP) ## build the images and bring them to the cluster's nodes
+	@$(CLUSTER) images
+
+deploy: $(STAMP) ## install or upgrade the chart on the cluster
+	@$(CLUSTER) deploy
+
+crds: $(STAMP) ## write crds/ and the chart's copy from the pydantic models
+	$(BIN)/python -m moorage.api.crd

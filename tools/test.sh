@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# All checks, cheap ones first; pytest's summary comes last. What an earlier run left behind is cleaned up by the harness
+# before it starts a cluster, and what this run made is removed at its end.
+set -euo pipefail
+python=.venv/bin/python
+step() { printf '\n== %s (%dm%02ds)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
+step "lint, types, layers, generated files"
+make --no-print-directory lint
+step "unit, property, contract, replay"
+make --no-print-directory test-unit
+step "programs of the cluster"
+$python -m e2e.cluster programs
+step "integration and e2e"
+MOORAGE_E2E_DOWN=1 exec $python -m pytest tests/integration e2e/cases
