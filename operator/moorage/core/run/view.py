@@ -1,0 +1,53 @@
+"""What the gateway answers about a run: the reduced state, and what only the gateway's own memory knows.
+
+These are the bodies `RunView` and `RunList` of the wire (see moorage.api.wire), kept here because the state is the
+core's. `RUN_VIEW.dump_json` and `RUN_VIEW.validate_json` are the two ends of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from moorage.api.wire import ResolvedRun
+from moorage.core.run.observed import Heartbeat
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as its gateway knows it. `heartbeat` is None when none was heard; `up_since` is the gateway's own start
+    (ms), from which on it could have heard one (F4). `spec` is what was admitted, whatever the object says now (O6).
+    """
+
+    spec: ResolvedRun
+    state: RunState
+    up_since: int
+    heartbeat: Heartbeat | None = None
+    released: bool = False
+
+
+@dataclass(frozen=True)
+class RunBrief:
+    """One line of a list: enough to see whether its AgentRun still exists and whether anything is left to do."""
+
+    uid: str
+    tenant: str
+    name: str
+    placement: str
+    phase: RunPhase
+    epoch: int
+    released: bool
+
+
+@dataclass(frozen=True)
+class RunList:
+    """`GET /v1/runs?pending=true`: runs that have not ended, and ended ones whose refs have not been released."""
+
+    runs: tuple[RunBrief, ...]
+
+
+RUN_VIEW = TypeAdapter(RunView)
+RUN_LIST = TypeAdapter(RunList)
