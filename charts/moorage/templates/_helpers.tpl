@@ -1,0 +1,104 @@
+{{/* The base of every name; 40 characters leave room for suffixes. */}}
+{{- define "moorage.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "moorage.operator" -}}{{ include "moorage.name" . }}-operator{{- end -}}
+{{- define "moorage.gateway" -}}{{ include "moorage.name" . }}-gateway{{- end -}}
+
+{{- define "moorage.labels" -}}
+{{ include "moorage.selector" . }}
+app.kubernetes.io/part-of: moorage
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{/* What never changes over upgrades. */}}
+{{- define "moorage.selector" -}}
+app.kubernetes.io/name: moorage
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* repository@digest, else repository:tag. */}}
+{{- define "moorage.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "moorage.controlImage" -}}
+{{ include "moorage.image" (dict "image" .Values.image "root" .) }}
+{{- end -}}
+
+{{/* The restricted Pod Security Standard, for a pod and for its container. */}}
+{{- define "moorage.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "moorage.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "moorage.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "moorage.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+The gateway's address for pods of this namespace. The kubelet fills in the Service's ClusterIP: it works without a
+cluster DNS, and sandboxes, which reach no DNS, are handed the same address.
+*/}}
+{{- define "moorage.gatewayUrl" -}}
+{{- $prefix := include "moorage.gateway" . | upper | replace "-" "_" -}}
+http://$({{ $prefix }}_SERVICE_HOST):$({{ $prefix }}_SERVICE_PORT)
+{{- end -}}
+
+{{/* The namespaces to watch, by comma; empty is all. */}}
+{{- define "moorage.watched" -}}
+{{- if .Values.tenancy.namespaced -}}{{ join "," .Values.tenancy.namespaces }}{{- end -}}
+{{- end -}}
+
+{{/* The service account's token for the API server, mounted in sight rather than by default. */}}
+{{- define "moorage.apiToken" -}}
+- name: api
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {expirationSeconds: 3607, path: token}
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{key: ca.crt, path: ca.crt}]
+      - downwardAPI:
+          items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
+{{- end -}}

@@ -1,0 +1,89 @@
+{{/* What the operator may do where runs live. No secrets: the gateway alone resolves credentials. */}}
+{{- define "moorage.operator.rules" -}}
+- apiGroups: [moorage.dev]
+  resources: [agentruns, workspaces, agents, modelproviders]
+  verbs: [get, list, watch]
+- apiGroups: [moorage.dev]
+  resources: [agentruns]
+  verbs: [delete]          # retention.deleteObject
+- apiGroups: [moorage.dev]
+  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods, persistentvolumeclaims, serviceaccounts]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, list, watch, create, patch, update, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]             # spec.goalFrom
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{/* What the gateway may do where runs live: credentials at use, renewal of the Leases of live runs. */}}
+{{- define "moorage.gateway.rules" -}}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, patch]
+{{- end -}}
+
+{{/* A Role with its binding in one namespace. Takes root, name, component, namespace, account, rules. */}}
+{{- define "moorage.role" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+  labels: {{- include "moorage.labels" . | nindent 4 }}
+rules:
+{{ .rules }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+  labels: {{- include "moorage.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .account }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end -}}
+
+{{/* The same for the whole cluster. */}}
+{{- define "moorage.clusterRole" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ .name }}
+  labels: {{- include "moorage.labels" . | nindent 4 }}
+rules:
+{{ .rules }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ .name }}
+  labels: {{- include "moorage.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .account }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end -}}
