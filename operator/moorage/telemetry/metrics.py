@@ -1,0 +1,101 @@
+"""H2: the names of all metrics, with their labels, one place. Labels are bounded: no run, tenant or pod is ever one.
+
+Each process makes one group on a registry of its own and passes it on.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class GatewayMetrics:
+    """What the gateway measures. Times are in seconds."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "moorage_gateway_requests", "Requests answered.", ("door", "method", "code"), registry=registry
+        )
+        self.request_seconds = Histogram(
+            "moorage_gateway_request_seconds",
+            "Time to the start of the answer.",
+            ("door",),
+            buckets=SLOW,
+            registry=registry,
+        )
+        self.streams = Gauge("moorage_gateway_open_streams", "Answers held open.", ("door",), registry=registry)
+        self.append_seconds = Histogram(
+            "moorage_journal_append_seconds", "Time of a durable append.", buckets=FAST, registry=registry
+        )
+        self.records = Counter("moorage_journal_records", "Records appended.", ("source",), registry=registry)
+        self.append_failures = Counter(
+            "moorage_journal_append_failures", "Appends that the store refused or lost.", ("reason",), registry=registry
+        )
+        self.replays = Counter("moorage_journal_replays", "Runs rebuilt from their journal.", registry=registry)
+        self.fence_refusals = Counter(
+            "moorage_fence_refusals", "Calls of an older epoch that were refused (F3).", ("door",), registry=registry
+        )
+        self.tokens_checked = Counter("moorage_gateway_tokens_checked", "Tokens.", ("outcome",), registry=registry)
+        self.heartbeats = Counter("moorage_heartbeats", "Heartbeats heard.", registry=registry)
+        self.lease_renewals = Counter(
+            "moorage_lease_renewals", "Renewals of Leases by heartbeat (F4).", ("outcome",), registry=registry
+        )
+        self.effects = Counter("moorage_effects", "Effects by how they closed.", ("kind", "outcome"), registry=registry)
+        self.model_requests = Counter(
+            "moorage_model_requests", "Model requests by their end.", ("protocol", "outcome"), registry=registry
+        )
+        self.model_first_byte = Histogram(
+            "moorage_model_first_byte_seconds",
+            "From the request to the answer's first byte.",
+            buckets=SLOW,
+            registry=registry,
+        )
+        self.model_tokens = Counter("moorage_model_tokens", "Tokens by kind.", ("kind",), registry=registry)
+        self.git_requests = Counter(
+            "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
+        )
+
+
+class OperatorMetrics:
+    """What the operator measures. Times are in seconds; reasons are the typed ones of docs/reasons.md."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.passes = Counter(
+            "moorage_operator_passes", "Passes over one run, by their end.", ("outcome",), registry=registry
+        )
+        self.pass_seconds = Histogram(
+            "moorage_operator_pass_seconds", "Gather, decide and apply.", buckets=FAST, registry=registry
+        )
+        self.actions = Counter(
+            "moorage_operator_actions", "Actions applied, by kind and end.", ("action", "outcome"), registry=registry
+        )
+        self.api_writes = Counter(
+            "moorage_operator_api_writes", "Writes to the API server.", ("verb", "resource"), registry=registry
+        )
+        self.runs = Gauge("moorage_operator_runs", "Runs known, by phase.", ("phase",), registry=registry)
+        self.slots = Gauge("moorage_operator_slots", "Live runs that may be at once.", registry=registry)
+        self.runs_ended = Counter(
+            "moorage_operator_runs_ended", "Runs ended, by phase and reason.", ("phase", "reason"), registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "moorage_operator_queue_seconds", "From creation to admission.", buckets=SLOW, registry=registry
+        )
+        self.sandbox_seconds = Histogram(
+            "moorage_operator_sandbox_seconds", "From admission to the pod's creation.", buckets=SLOW, registry=registry
+        )
+        self.resumes = Counter(
+            "moorage_operator_resumes", "Attempts after the first, by why.", ("reason",), registry=registry
+        )
+        self.resume_seconds = Histogram(
+            "moorage_operator_resume_seconds", "From a lost attempt to the next one.", buckets=SLOW, registry=registry
+        )
+        self.unknown_effects = Gauge(
+            "moorage_operator_unknown_effects", "Live runs with an effect of unknown end.", registry=registry
+        )
+        self.gateway_failures = Counter(
+            "moorage_operator_gateway_failures", "Calls to the gateway without an answer.", registry=registry
+        )
