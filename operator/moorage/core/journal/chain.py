@@ -1,0 +1,252 @@
+"""J4, J5: the hash chain over a run's records.
+
+    hash_0 = SHA256("GENESIS" ‖ canonical(record_0))
+    hash_n = SHA256(hex(hash_{n-1}) ‖ canonical(record_n))
+
+`canonical(record)` covers the whole record but its own hash. Bytes are made once, by `seal`, and are stored; verifying
+hashes the stored bytes. The chain goes on across attempts and segments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical
+from moorage.core.journal.errors import InvalidDraft, JournalCorrupted, Malformed, PayloadTooLarge
+from moorage.core.journal.record import (
+    SCHEMA_VERSION,
+    BlobRef,
+    Draft,
+    Fact,
+    Record,
+    Retention,
+    RunIdentity,
+    Stored,
+    criticality_of,
+    decode,
+)
+
+GENESIS = b"GENESIS"
+MAX_INLINE = 64 * 1024
+"""J8: bytes of canonical payload that a record may hold itself."""
+MAX_ENVELOPE = 64 * 1024
+"""Bytes that all other fields of a record may take."""
+MAX_RECORD = MAX_INLINE + MAX_ENVELOPE
+MAX_ID = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a journal ends. `offset` is the last record's `seq`, -1 before the first."""
+
+    offset: int = -1
+    hash: str | None = None
+    logical_time: int = 0
+
+
+EMPTY = Head()
+
+
+@dataclass(frozen=True, slots=True)
+class Intact:
+    """The chain holds up to and with `offset`."""
+
+    offset: int
+    hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first bad record. `record_id` is None where the bytes don't tell it."""
+
+    offset: int
+    record_id: str | None
+    why: str
+
+    def error(self) -> JournalCorrupted:
+        """Return the error that refuses recovery."""
+        return JournalCorrupted(self.offset, self.record_id, self.why)
+
+
+def link(prev_hash: str | None, body: bytes) -> str:
+    """Return the chain's hash at a record with these canonical bytes, in lower-case hex."""
+    digest = hashlib.sha256(prev_hash.encode("ascii") if prev_hash is not None else GENESIS)
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def head_at(record: Record) -> Head:
+    """Return the head of a journal that ends with this record."""
+    return Head(record.seq, record.hash, record.logical_time)
+
+
+def seal(drafts: Iterable[Draft], head: Head, run: RunIdentity, epoch: int) -> list[Stored]:
+    """Give each draft its place after `head`: the bytes to store and the hash at each.
+
+    Raise InvalidDraft, NotCanonical or PayloadTooLarge; then none is sealed. Read a result with `decode`.
+    """
+    sealed = []
+    for draft in drafts:
+        place = _Place(epoch, head.offset + 1, max(head.logical_time, draft.caused_at) + 1, head.hash)
+        body = _body(draft, run, place)
+        head = Head(place.seq, link(head.hash, body), place.logical_time)
+        sealed.append(Stored(head.hash or "", body))
+    return sealed
+
+
+def same_fact(draft: Draft, existing: Record, stored: Stored) -> bool:
+    """Whether `draft` says what `existing` (decoded from `stored`) says; when and under which trace doesn't count."""
+    run = RunIdentity(**{f.name: getattr(existing, f.name) for f in fields(RunIdentity)})
+    place = _Place(
+        existing.epoch,
+        existing.seq,
+        existing.logical_time,
+        existing.prev_hash,
+        existing.schema_version,
+        existing.criticality,
+    )
+    then = {
+        "recorded_at": existing.recorded_at,
+        "trace_id": existing.trace_id,
+        "correlation_id": existing.correlation_id,
+    }
+    return canonical(_envelope(draft, run, place) | _present(then)) == stored.body
+
+
+class ChainVerifier:
+    """Follows a chain record by record, holding one hash only. `feed` returns the first fault, and then always that."""
+
+    def __init__(self, start: Head = EMPTY, run_uid: str | None = None) -> None:
+        self._offset, self._hash, self._run_uid = start.offset, start.hash, run_uid
+        self._broken: Broken | None = None
+        self.last: Record | None = None
+        """The last record that was found good."""
+
+    def feed(self, stored: Stored) -> Broken | None:
+        """Check that `stored` follows what came before."""
+        if self._broken is None:
+            self._broken = self._check(stored)
+        if self._broken is None:
+            self._offset, self._hash = self._offset + 1, stored.hash
+        return self._broken
+
+    def fail(self, why: str) -> Broken:
+        """Record that what should follow can't be read."""
+        self._broken = self._broken or Broken(self._offset + 1, None, why)
+        return self._broken
+
+    def result(self, expected: Head | None = None) -> Intact | Broken:
+        """Return the verdict; with `expected`, also that the journal ends there and nowhere earlier."""
+        if (
+            self._broken is None
+            and expected is not None
+            and (self._offset, self._hash) != (expected.offset, expected.hash)
+        ):
+            return Broken(self._offset + 1, None, f"the journal ends here, its head says offset {expected.offset}")
+        return self._broken or Intact(self._offset, self._hash)
+
+    def _check(self, stored: Stored) -> Broken | None:
+        at = self._offset + 1
+        intact = link(self._hash, stored.body) == stored.hash
+        try:
+            record = decode(stored)
+        except Malformed as e:
+            return Broken(at, None, f"the record can't be read: {e}")
+        if not intact:
+            return Broken(at, record.record_id, "its hash doesn't match its bytes and the hash before it")
+        self._run_uid = self._run_uid or record.run_uid
+        if misplaced := self._misplaced(record, at):
+            return misplaced
+        self.last = record
+        return None
+
+    def _misplaced(self, record: Record, at: int) -> Broken | None:
+        if record.seq != at:
+            return Broken(at, record.record_id, f"it says seq {record.seq}")
+        if record.prev_hash != self._hash:
+            return Broken(at, record.record_id, "it names another hash before it")
+        if record.run_uid != self._run_uid:
+            return Broken(at, record.record_id, f"it belongs to run {record.run_uid}")
+        return None
+
+
+def verify(stored: Iterable[Stored], *, expected: Head | None = None) -> Intact | Broken:
+    """Stream a whole journal with bounded memory and name the first bad record (J5)."""
+    verifier = ChainVerifier()
+    for entry in stored:
+        if broken := verifier.feed(entry):
+            return broken
+    return verifier.result(expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the store gives to a draft."""
+
+    epoch: int
+    seq: int
+    logical_time: int
+    prev_hash: str | None
+    schema_version: int = SCHEMA_VERSION
+    criticality: str | None = None
+
+
+_FACT_FIELDS = tuple(f.name for f in fields(Fact) if f.name not in {"payload_ref", "attachments"})
+_RUN_FIELDS = tuple(f.name for f in fields(RunIdentity))
+_PLACE_FIELDS = tuple(f.name for f in fields(_Place))
+_BLOB_FIELDS = tuple(f.name for f in fields(BlobRef))
+
+
+def _body(draft: Draft, run: RunIdentity, place: _Place) -> bytes:
+    _check_draft(draft)
+    body = canonical(_envelope(draft, run, place))
+    if len(body) > MAX_INLINE:
+        _check_sizes(draft, len(body))
+    return body
+
+
+def _envelope(draft: Draft, run: RunIdentity, place: _Place) -> dict[str, Any]:
+    """The record as a JSON object, without what doesn't apply and without its own hash."""
+    envelope = _select(run, _RUN_FIELDS) | _select(place, _PLACE_FIELDS) | _select(draft, _FACT_FIELDS)
+    envelope.setdefault("criticality", criticality_of(draft.type).value)
+    if draft.payload_ref is not None:
+        envelope["payload_ref"] = _select(draft.payload_ref, _BLOB_FIELDS)
+    if draft.attachments:
+        envelope["attachments"] = {name: _select(ref, _BLOB_FIELDS) for name, ref in draft.attachments.items()}
+    return envelope
+
+
+def _select(source: object, names: Sequence[str]) -> dict[str, Any]:
+    return _present({name: getattr(source, name) for name in names})
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    """Values that apply; members of string enumerations as plain text."""
+    return {k: str(v) if isinstance(v, str) else v for k, v in values.items() if v is not None}
+
+
+def _check_draft(draft: Draft) -> None:
+    if not 1 <= len(draft.record_id) <= MAX_ID:
+        raise InvalidDraft(f"record_id must have 1 to {MAX_ID} characters, it has {len(draft.record_id)}")
+    if not draft.type:
+        raise InvalidDraft(f"record {draft.record_id} has no type")
+    if not 0 <= draft.recorded_at <= MAX_SAFE_INTEGER:
+        raise InvalidDraft(f"record {draft.record_id}: recorded_at must be milliseconds since the epoch")
+    if draft.retention == Retention.ERASABLE and draft.payload and draft.payload_ref is None:
+        raise PayloadTooLarge(f"record {draft.record_id}: erasable content is never inline, put it into the blob store")
+
+
+def _check_sizes(draft: Draft, total: int) -> None:
+    inline = len(canonical(draft.payload or {}))
+    if inline > MAX_INLINE:
+        raise PayloadTooLarge(
+            f"record {draft.record_id}: the payload has {inline} bytes, at most {MAX_INLINE} are inline: "
+            "put it into the blob store and give payload_ref"
+        )
+    if total - inline > MAX_ENVELOPE:
+        raise PayloadTooLarge(
+            f"record {draft.record_id}: fields beside the payload take {total - inline} bytes, at most {MAX_ENVELOPE}"
+        )

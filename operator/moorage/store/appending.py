@@ -1,0 +1,128 @@
+"""What an append does, decided once for every adapter and without I/O.
+
+An adapter locks the row, looks up the records that the drafts' ids already name, calls `plan_append` and writes what it
+says: new rows and the row of the run, in one transaction. Since all refusals come from here, before the first write,
+appends of many runs can share a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moorage.core.journal.chain import head_at, same_fact, seal
+from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, Stored, decode
+from moorage.store.errors import DuplicateMismatch, Fenced, OffsetConflict, PodConflict, RunSealed, VersionConflict
+from moorage.store.port import AppendResult, Execution, ExecutionStatus, Guard, Pod, Session
+
+TOMBSTONE_ID = "tombstone"
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlan:
+    """The rows to write, each with its record, and what to answer once they are durable."""
+
+    rows: tuple[tuple[Record, Stored], ...]
+    result: AppendResult
+
+
+def plan_append(
+    row: Execution,
+    epoch: int | None,
+    drafts: Sequence[Draft],
+    expected_offset: int | None,
+    existing: Mapping[str, Stored],
+    *,
+    status: ExecutionStatus | None = None,
+    guard: Guard | None = None,
+) -> AppendPlan:
+    """Decide an append to the locked `row`; `existing` holds what is stored under the drafts' record ids."""
+    refuse_writer(row, epoch)
+    known = {record_id: (decode(stored), stored) for record_id, stored in existing.items()}
+    fresh, duplicates = _partition(row.run_uid, drafts, known)
+    if fresh and expected_offset is not None and expected_offset != row.head.offset:
+        raise OffsetConflict(row.run_uid, expected_offset, row.head.offset)
+    sealed = seal(fresh, row.head, row.identity, row.fence_epoch)
+    rows = tuple((decode(stored), stored) for stored in sealed)
+    if guard is not None and rows:
+        guard([record for record, _ in rows])
+    by_id = {record_id: record for record_id, (record, _) in known.items()}
+    by_id |= {record.record_id: record for record, _ in rows}
+    after = replace(row, head=head_at(rows[-1][0])) if rows else row
+    after = _with_status(after, status or row.status)
+    return AppendPlan(rows, AppendResult(tuple(by_id[d.record_id] for d in drafts), after, duplicates))
+
+
+def plan_fence(row: Execution, epoch: int) -> Execution:
+    """Return the row under a fence at `epoch`; never lower."""
+    if row.sealed:
+        raise RunSealed(row.run_uid)
+    if epoch < row.fence_epoch:
+        raise Fenced(row.run_uid, epoch, row.fence_epoch)
+    return row if epoch == row.fence_epoch else replace(row, fence_epoch=epoch, version=row.version + 1)
+
+
+def plan_status(row: Execution, status: ExecutionStatus, expected_version: int) -> Execution:
+    """Return the row with another status (S4)."""
+    if row.version != expected_version:
+        raise VersionConflict(f"run {row.run_uid}", expected_version, row.version)
+    return _with_status(row, status)
+
+
+def plan_delete(row: Execution, at: int, reason: str, actor: str | None) -> AppendPlan:
+    """Seal the row behind a tombstone."""
+    tombstone = Draft(
+        record_id=TOMBSTONE_ID,
+        type=RecordType.TOMBSTONE,
+        recorded_at=at,
+        source=Source.GATEWAY,
+        assurance=Assurance.OBSERVED,
+        payload={"reason": reason},
+        actor=actor,
+    )
+    plan = plan_append(row, None, [tombstone], None, {})
+    after = replace(plan.result.execution, sealed=True, version=row.version + 1)
+    return replace(plan, result=replace(plan.result, execution=after))
+
+
+def plan_pod(row: Execution, existing: Pod | None, pod: Pod) -> None:
+    """Refuse a registration that contradicts an earlier one or comes from an older epoch."""
+    if existing is not None and existing != pod:
+        raise PodConflict(pod.pod_uid)
+    if existing is None:
+        refuse_writer(row, pod.epoch)
+
+
+def plan_session(current: Session, session: Session, expected_version: int) -> Session:
+    """Return the session to write; what it was born with stays."""
+    if current.version != expected_version:
+        raise VersionConflict(f"session {session.session_id}", expected_version, current.version)
+    return replace(session, created_at=current.created_at, version=current.version + 1)
+
+
+def refuse_writer(row: Execution, epoch: int | None) -> None:
+    """I2: only the owner's epoch commits, and nothing commits to a sealed journal."""
+    if row.sealed:
+        raise RunSealed(row.run_uid)
+    if epoch is not None and epoch != row.fence_epoch:
+        raise Fenced(row.run_uid, epoch, row.fence_epoch)
+
+
+def _partition(
+    run_uid: str, drafts: Sequence[Draft], known: Mapping[str, tuple[Record, Stored]]
+) -> tuple[list[Draft], frozenset[str]]:
+    """The drafts that are new, each once, and the ids of those that aren't."""
+    fresh: dict[str, Draft] = {}
+    duplicates = set()
+    for draft in drafts:
+        if draft.record_id in known:
+            if not same_fact(draft, *known[draft.record_id]):
+                raise DuplicateMismatch(run_uid, draft.record_id)
+            duplicates.add(draft.record_id)
+        elif fresh.setdefault(draft.record_id, draft) != draft:
+            raise DuplicateMismatch(run_uid, draft.record_id)
+    return list(fresh.values()), frozenset(duplicates)
+
+
+def _with_status(row: Execution, status: ExecutionStatus) -> Execution:
+    return row if status is row.status else replace(row, status=status, version=row.version + 1)

@@ -1,0 +1,100 @@
+"""What a store refuses. When one of these is raised nothing was written."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of all refusals of a store."""
+
+
+class UnknownRun(StoreError):
+    """No execution of that run was persisted."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"run {run_uid} is not known here: persist it first")
+
+
+class UnknownSession(StoreError):
+    """No session of that id in that tenant."""
+
+    def __init__(self, tenant: str, session_id: str) -> None:
+        super().__init__(f"session {session_id} of {tenant} is not known here: open it first")
+
+
+class SpecConflict(StoreError):
+    """The run was persisted before with another resolved spec (O6)."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"run {run_uid} was admitted with another spec, which later edits don't reach: make a new run")
+
+
+class Fenced(StoreError):
+    """F3: the writer's epoch is not the owner's. `current` is the epoch that commits."""
+
+    def __init__(self, run_uid: str, given: int, current: int) -> None:
+        self.given, self.current = given, current
+        what = "another owner took over: stop" if given < current else "raise the fence first"
+        super().__init__(f"run {run_uid} is at epoch {current}, the writer's is {given}: {what}")
+
+
+class OffsetConflict(StoreError):
+    """J3: the journal's head is not where the writer thinks."""
+
+    def __init__(self, run_uid: str, expected: int, current: int) -> None:
+        self.expected, self.current = expected, current
+        super().__init__(f"run {run_uid} is at offset {current}, the writer expected {expected}: read on and try again")
+
+
+class DuplicateMismatch(StoreError):
+    """A record id was used before for something else."""
+
+    def __init__(self, run_uid: str, record_id: str) -> None:
+        self.record_id = record_id
+        super().__init__(f"record {record_id} of run {run_uid} was appended before with other content: give a new id")
+
+
+class RunSealed(StoreError):
+    """The run was deleted: its journal is read-only until its retention ends."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"run {run_uid} was deleted: its journal takes no more records")
+
+
+class VersionConflict(StoreError):
+    """S4: the row changed since it was read."""
+
+    def __init__(self, what: str, expected: int, current: int) -> None:
+        self.expected, self.current = expected, current
+        super().__init__(f"{what} is at version {current}, expected {expected}: read it again")
+
+
+class PodConflict(StoreError):
+    """A pod UID was registered before as something else (F2)."""
+
+    def __init__(self, pod_uid: str) -> None:
+        super().__init__(f"pod {pod_uid} was registered before with another run, epoch or role")
+
+
+class SnapshotRefused(StoreError):
+    """A snapshot of a place that the journal doesn't have."""
+
+    def __init__(self, run_uid: str, offset: int) -> None:
+        super().__init__(
+            f"run {run_uid} has no record {offset} with that hash: take the snapshot from the journal as it is"
+        )
+
+
+class StoreBusy(StoreError):
+    """Another process holds the database. Nothing was written; try again."""
+
+
+class StoreUnavailable(StoreError):
+    """The database can't be read or written (disk full, file gone, I/O error). Nothing was acknowledged."""
+
+
+class NotDurable(StoreError):
+    """J7: the database would acknowledge what a power cut could take back."""
+
+
+class SchemaMismatch(StoreError):
+    """The database's migrations are not those of this version."""

@@ -1,0 +1,199 @@
+"""The store in memory: for tests and for looking at a journal that is kept elsewhere. Nothing outlives the process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moorage.api.wire import Change
+from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.store import appending
+from moorage.store.appending import AppendPlan
+from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownRun, UnknownSession
+from moorage.store.port import (
+    AppendResult,
+    Execution,
+    ExecutionStatus,
+    Guard,
+    NewExecution,
+    Pod,
+    Session,
+    Snapshot,
+)
+from moorage.store.reading import recover
+
+
+@dataclass
+class _Run:
+    row: Execution
+    spec: Mapping[str, Any]
+    cursor: int
+    events: list[Stored] = field(default_factory=list)
+    by_id: dict[str, int] = field(default_factory=dict)
+    blobs: set[str] = field(default_factory=set)
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """DurableExecutionStore without durability. No call waits, so calls of one event loop never interleave."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+        self._pods: dict[str, Pod] = {}
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._cursor = 0
+
+    async def persist(self, new: NewExecution) -> Execution:
+        """See the port."""
+        run = self._runs.get(new.identity.run_uid)
+        if run is None:
+            row = Execution(identity=new.identity, name=new.name, spec_hash=new.spec_hash, created_at=new.created_at)
+            run = self._runs[row.run_uid] = _Run(row, copy.deepcopy(dict(new.spec)), self._next_cursor())
+        elif run.row.spec_hash != new.spec_hash:
+            raise SpecConflict(new.identity.run_uid)
+        return run.row
+
+    async def get(self, run_uid: str) -> Execution:
+        """See the port."""
+        return self._run(run_uid).row
+
+    async def spec(self, run_uid: str) -> Mapping[str, Any]:
+        """See the port."""
+        return copy.deepcopy(self._run(run_uid).spec)
+
+    async def recover(self, run_uid: str) -> Execution:
+        """See the port."""
+        return await recover(self, run_uid)
+
+    async def list_pending(self, tenant: str | None = None) -> list[Execution]:
+        """See the port."""
+        rows = [run.row for run in self._runs.values() if run.row.pending]
+        return sorted((r for r in rows if tenant in {None, r.tenant}), key=lambda r: (r.created_at, r.run_uid))
+
+    async def append(
+        self,
+        run_uid: str,
+        epoch: int | None,
+        drafts: Sequence[Draft],
+        expected_offset: int | None = None,
+        *,
+        status: ExecutionStatus | None = None,
+        guard: Guard | None = None,
+    ) -> AppendResult:
+        """See the port."""
+        run = self._run(run_uid)
+        existing = self._existing(run, drafts)
+        plan = appending.plan_append(run.row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
+        return self._write(run, plan)
+
+    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+        """See the port."""
+        run = self._run(run_uid)
+        row = appending.plan_fence(run.row, epoch)
+        return self._write(run, appending.plan_append(row, epoch, drafts, None, self._existing(run, drafts)))
+
+    async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
+        """See the port."""
+        run = self._run(run_uid)
+        self._change(run, appending.plan_status(run.row, status, expected_version))
+        return run.row
+
+    async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
+        """See the port."""
+        return [decode(stored) for stored in self._run(run_uid).events[from_offset : from_offset + limit]]
+
+    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+        """See the port."""
+        for entry in self._run(run_uid).events[from_offset:]:
+            yield entry
+
+    async def put_snapshot(self, snapshot: Snapshot) -> None:
+        """See the port."""
+        run = self._run(snapshot.run_uid)
+        at = snapshot.source_offset
+        if not 0 <= at < len(run.events) or run.events[at].hash != snapshot.source_hash:
+            raise SnapshotRefused(snapshot.run_uid, at)
+        run.snapshots[snapshot.reducer_version] = copy.deepcopy(snapshot)
+
+    async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
+        """See the port."""
+        return copy.deepcopy(self._run(run_uid).snapshots.get(reducer_version))
+
+    async def delete(self, run_uid: str, *, at: int, reason: str, actor: str | None = None) -> Execution:
+        """See the port."""
+        run = self._run(run_uid)
+        if not run.row.sealed:
+            self._write(run, appending.plan_delete(run.row, at, reason, actor))
+        return run.row
+
+    async def register_pod(self, pod: Pod) -> Pod:
+        """See the port."""
+        appending.plan_pod(self._run(pod.run_uid).row, self._pods.get(pod.pod_uid), pod)
+        return self._pods.setdefault(pod.pod_uid, pod)
+
+    async def find_pod(self, pod_uid: str) -> Pod | None:
+        """See the port."""
+        return self._pods.get(pod_uid)
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
+        """See the port."""
+        changed = sorted((r for r in self._runs.values() if r.cursor > after), key=lambda r: r.cursor)
+        return [
+            Change(cursor=r.cursor, tenant=r.row.tenant, name=r.row.name, run_uid=r.row.run_uid)
+            for r in changed[:limit]
+        ]
+
+    async def referenced_blobs(self, tenant: str) -> set[str]:
+        """See the port."""
+        return {sha for run in self._runs.values() if run.row.tenant == tenant for sha in run.blobs}
+
+    async def open_session(self, session: Session) -> Session:
+        """See the port."""
+        return self._sessions.setdefault((session.tenant, session.session_id), replace(session, version=1))
+
+    async def get_session(self, tenant: str, session_id: str) -> Session:
+        """See the port."""
+        if (session := self._sessions.get((tenant, session_id))) is None:
+            raise UnknownSession(tenant, session_id)
+        return session
+
+    async def update_session(self, session: Session, expected_version: int) -> Session:
+        """See the port."""
+        current = await self.get_session(session.tenant, session.session_id)
+        after = appending.plan_session(current, session, expected_version)
+        self._sessions[session.tenant, session.session_id] = after
+        return after
+
+    async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
+        """See the port."""
+        found = [s for s in self._sessions.values() if s.end is None and s.active_at >= active_since]
+        return sorted((s for s in found if tenant in {None, s.tenant}), key=lambda s: (s.created_at, s.session_id))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _run(self, run_uid: str) -> _Run:
+        if (run := self._runs.get(run_uid)) is None:
+            raise UnknownRun(run_uid)
+        return run
+
+    def _existing(self, run: _Run, drafts: Sequence[Draft]) -> dict[str, Stored]:
+        return {d.record_id: run.events[run.by_id[d.record_id]] for d in drafts if d.record_id in run.by_id}
+
+    def _write(self, run: _Run, plan: AppendPlan) -> AppendResult:
+        for record, stored in plan.rows:
+            run.by_id[record.record_id] = len(run.events)
+            run.events.append(stored)
+            run.blobs.update(ref.sha256 for ref in record.blobs)
+        self._change(run, plan.result.execution)
+        return plan.result
+
+    def _change(self, run: _Run, row: Execution) -> None:
+        if row != run.row:
+            run.row, run.cursor = row, self._next_cursor()
+
+    def _next_cursor(self) -> int:
+        self._cursor += 1
+        return self._cursor

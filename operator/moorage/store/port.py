@@ -1,0 +1,244 @@
+"""J11: DurableExecutionStore, the port that every adapter implements and one contract suite proves.
+
+Two tables of facts: `executions`, one versioned row per run that holds the journal's head and the fence, and
+`execution_events`, the append-only records. Every method that writes is atomic and returns only after its bytes are
+durable; when it raises, nothing was written. Times are integer milliseconds since the epoch and are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from moorage.api.wire import Change
+from moorage.core.journal.chain import EMPTY, Head
+from moorage.core.journal.record import Draft, Record, RunIdentity, Stored
+
+Guard = Callable[[Sequence[Record]], None]
+"""Sees new records before they are written, under the row's lock; what it raises refuses the append (S2)."""
+
+
+class ExecutionStatus(StrEnum):
+    """S4: what a store says of a run. The phases of a run follow from its journal and are finer."""
+
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    RECOVERING = "RECOVERING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody must still push the run on (R7)."""
+        return self in PENDING
+
+
+PENDING = frozenset({ExecutionStatus.RUNNING, ExecutionStatus.PAUSED, ExecutionStatus.RECOVERING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewExecution:
+    """A run to be made durable. `spec` is its resolved spec as JSON, `spec_hash` that spec's canonical hash (O6)."""
+
+    identity: RunIdentity
+    name: str
+    spec_hash: str
+    spec: Mapping[str, Any]
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """The row of a run. `version` rises with each change of status, fence or seal, not with appends."""
+
+    identity: RunIdentity
+    name: str
+    spec_hash: str
+    created_at: int
+    status: ExecutionStatus = ExecutionStatus.RUNNING
+    version: int = 1
+    fence_epoch: int = 0
+    head: Head = EMPTY
+    sealed: bool = False
+
+    @property
+    def run_uid(self) -> str:
+        """The AgentRun's UID."""
+        return self.identity.run_uid
+
+    @property
+    def tenant(self) -> str:
+        """The AgentRun's namespace."""
+        return self.identity.tenant
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody must still push the run on (R7)."""
+        return self.status.pending and not self.sealed
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What is durable now: the record of each draft, in the drafts' order, and the row after the append.
+
+    `duplicates` are the ids of records that were there before; they keep their old place.
+    """
+
+    records: tuple[Record, ...]
+    execution: Execution
+    duplicates: frozenset[str] = frozenset()
+
+    @property
+    def offset(self) -> int:
+        """The journal's head: the last record's `seq`."""
+        return self.execution.head.offset
+
+    @property
+    def hash(self) -> str:
+        """The chain's hash at the head; empty for an empty journal."""
+        return self.execution.head.hash or ""
+
+    @property
+    def appended(self) -> tuple[Record, ...]:
+        """The records that are new."""
+        return tuple(r for r in self.records if r.record_id not in self.duplicates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """F2: which run, epoch and role a pod's UID stands for. `commit` is what a verifier verifies."""
+
+    pod_uid: str
+    run_uid: str
+    epoch: int
+    role: str
+    pod_name: str
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """P1: the state of a run at `source_offset`, as plain JSON; `source_hash` is the chain's hash there."""
+
+    run_uid: str
+    source_offset: int
+    source_hash: str
+    schema_version: int
+    reducer_version: int
+    epoch: int
+    state: Mapping[str, Any]
+    state_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """O7: the work object that outlives runs. `lineage` names the runs in it, oldest first; `end` is its end record."""
+
+    tenant: str
+    session_id: str
+    created_at: int
+    active_at: int
+    state: str = "active"
+    budget: Mapping[str, int] | None = None
+    idle_ttl_ms: int | None = None
+    lineage: tuple[str, ...] = ()
+    end: Mapping[str, Any] | None = None
+    version: int = 1
+
+
+class DurableExecutionStore(Protocol):
+    """Where runs, their journals and their sessions are kept. Errors are those of `moorage.store.errors`."""
+
+    async def persist(self, new: NewExecution) -> Execution:
+        """Make a run durable. The same run with the same spec hash is the same run; another spec is SpecConflict."""
+
+    async def get(self, run_uid: str) -> Execution:
+        """Return the row of a run. Raise UnknownRun."""
+
+    async def spec(self, run_uid: str) -> Mapping[str, Any]:
+        """Return the resolved spec that the run was persisted with. Raise UnknownRun."""
+
+    async def recover(self, run_uid: str) -> Execution:
+        """Return the row of a run after verifying its whole chain and its head.
+
+        Raise JournalCorrupted at the first bad record (J5), UnknownCritical (J10), UnknownRun.
+        """
+
+    async def list_pending(self, tenant: str | None = None) -> list[Execution]:
+        """Return the runs that somebody must still push on, oldest first (R7)."""
+
+    async def append(
+        self,
+        run_uid: str,
+        epoch: int | None,
+        drafts: Sequence[Draft],
+        expected_offset: int | None = None,
+        *,
+        status: ExecutionStatus | None = None,
+        guard: Guard | None = None,
+    ) -> AppendResult:
+        """Append all drafts or none (J3).
+
+        `epoch` is the writer's; None is for a trusted writer's fact that belongs to no attempt: the current epoch.
+        A draft whose record id is there already is not appended again. `expected_offset` is the head that the writer
+        saw (-1: empty); it isn't asked when all drafts are there already. `status` is set in the same step.
+
+        Raise UnknownRun, RunSealed, Fenced, DuplicateMismatch, OffsetConflict, what `guard` raises, JournalError.
+        """
+
+    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+        """Raise the epoch that commits, and append `drafts` under it, in one step (F2).
+
+        The current epoch again is harmless; a lower one is Fenced: the fence never falls. Raise as `append` does.
+        """
+
+    async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
+        """Set the status of a row that still has the expected version (S4). Raise VersionConflict, UnknownRun."""
+
+    async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
+        """Return up to `limit` records from `from_offset` on, in order. Raise UnknownRun, Malformed."""
+
+    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+        """Stream the stored bytes from `from_offset` on, with bounded memory, up to the head at the first step."""
+
+    async def put_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; a later one of the same run and reducer replaces it. Raise SnapshotRefused, UnknownRun."""
+
+    async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
+        """Return the latest snapshot of a run that this reducer made, if there is one."""
+
+    async def delete(self, run_uid: str, *, at: int, reason: str, actor: str | None = None) -> Execution:
+        """Append a tombstone and seal the journal (J7). Rows stay for their retention. Twice is once."""
+
+    async def register_pod(self, pod: Pod) -> Pod:
+        """Register a pod's UID (F2). The same again is harmless. Raise PodConflict, Fenced, UnknownRun, RunSealed."""
+
+    async def find_pod(self, pod_uid: str) -> Pod | None:
+        """Return what a pod's UID was registered as."""
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
+        """Return the runs that changed since the cursor `after`, each once, at its latest cursor, oldest first.
+
+        Cursors rise over all runs. A run that changes again moves to the end: readers are told that, not how often.
+        """
+
+    async def referenced_blobs(self, tenant: str) -> set[str]:
+        """Return the SHA-256 of every blob that a record of this tenant needs (J8)."""
+
+    async def open_session(self, session: Session) -> Session:
+        """Make a session durable; one that is there already is returned as it is (O7)."""
+
+    async def get_session(self, tenant: str, session_id: str) -> Session:
+        """Return a session. Raise UnknownSession."""
+
+    async def update_session(self, session: Session, expected_version: int) -> Session:
+        """Write a session that still has the expected version. Raise VersionConflict, UnknownSession."""
+
+    async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
+        """Return the sessions without an end record that were active since then, oldest first (R7)."""
+
+    async def close(self) -> None:
+        """Let go of the store. Later calls are errors."""

@@ -1,0 +1,51 @@
+"""Reading journals back the same way from every adapter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
+from moorage.core.journal.record import Stored, refuse_unknown_critical
+from moorage.store.port import Execution
+
+
+class Readable(Protocol):
+    """The part of a store that reading needs."""
+
+    async def get(self, run_uid: str) -> Execution:
+        """Return the row of a run."""
+
+    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+        """Stream the stored bytes."""
+
+
+async def verify_stored(store: Readable, run_uid: str) -> Intact | Broken:
+    """Verify a stored journal and its head with bounded memory (J5). Raise UnknownRun."""
+    head = (await store.get(run_uid)).head
+    return await _follow(store, run_uid, head, ChainVerifier(run_uid=run_uid))
+
+
+async def recover(store: Readable, run_uid: str) -> Execution:
+    """Return the row of a run whose chain is whole and whose records can be understood."""
+    execution = await store.get(run_uid)
+    verdict = await _follow(store, run_uid, execution.head, ChainVerifier(run_uid=run_uid), refuse_unknown=True)
+    if isinstance(verdict, Broken):
+        raise verdict.error()
+    return execution
+
+
+async def _follow(
+    store: Readable, run_uid: str, head: Head, verifier: ChainVerifier, *, refuse_unknown: bool = False
+) -> Intact | Broken:
+    """Feed the verifier up to the head; what others append meanwhile is past it."""
+    if head.offset < 0:
+        return verifier.result(head)
+    async for entry in store.stored(run_uid):
+        if broken := verifier.feed(entry):
+            return broken
+        if refuse_unknown and verifier.last:
+            refuse_unknown_critical(verifier.last)
+        if verifier.last and verifier.last.seq == head.offset:
+            break
+    return verifier.result(head)
