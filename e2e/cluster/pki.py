@@ -38,6 +38,16 @@ class Pki:
         return self.folder / "apiserver.key"
 
     @property
+    def kubelet_client_certificate(self) -> Path:
+        """What the API server shows to kubelets."""
+        return self.folder / "kubelet-client.crt"
+
+    @property
+    def kubelet_client_key(self) -> Path:
+        """Its private key."""
+        return self.folder / "kubelet-client.key"
+
+    @property
     def service_account_key(self) -> Path:
         """Private key that signs service-account tokens (its public half verifies them)."""
         return self.folder / "service-account.key"
@@ -47,14 +57,41 @@ def create(folder: Path, addresses: Sequence[str]) -> Pki:
     """Write all keys and certificates; the server's is valid for `addresses` and the in-cluster names."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     pki = Pki(folder)
-    authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    authority = _authority(authority_key)
-    server = _server(server_key.public_key(), authority, authority_key, addresses)
-    pki.authority.write_bytes(authority.public_bytes(Encoding.PEM))
-    pki.server_certificate.write_bytes(server.public_bytes(Encoding.PEM))
+    authority_key, server_key, client_key, account_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(4))
+    authority = _Authority(authority_key, _authority(authority_key))
+    names: list[x509.GeneralName] = [x509.DNSName(name) for name in _IN_CLUSTER_NAMES]
+    names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+    server = authority.issue("kube-apiserver", server_key, ExtendedKeyUsageOID.SERVER_AUTH, names)
+    client = authority.issue("kube-apiserver-kubelet-client", client_key, ExtendedKeyUsageOID.CLIENT_AUTH, [])
+    pki.authority.write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    pki.server_certificate.write_bytes(server)
+    pki.kubelet_client_certificate.write_bytes(client)
     _write_key(pki.server_key, server_key)
-    _write_key(pki.service_account_key, ec.generate_private_key(ec.SECP256R1()))
+    _write_key(pki.kubelet_client_key, client_key)
+    _write_key(pki.service_account_key, account_key)
     return pki
+
+
+@dataclass(frozen=True)
+class _Authority:
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    def issue(
+        self,
+        subject: str,
+        key: ec.EllipticCurvePrivateKey,
+        usage: x509.ObjectIdentifier,
+        names: Sequence[x509.GeneralName],
+    ) -> bytes:
+        """Sign a certificate for one use; return it as PEM."""
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = _builder(subject, key.public_key(), self.certificate.subject)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(issuer_key, critical=False)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def _builder(subject: str, key: ec.EllipticCurvePublicKey, issuer: x509.Name) -> x509.CertificateBuilder:
@@ -88,24 +125,6 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
-    )
-
-
-def _server(
-    key: ec.EllipticCurvePublicKey,
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    addresses: Sequence[str],
-) -> x509.Certificate:
-    names: list[x509.GeneralName] = [x509.DNSName(name) for name in _IN_CLUSTER_NAMES]
-    names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-    key_identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    return (
-        _builder("kube-apiserver", key, authority.subject)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(key_identifier, critical=False)
-        .sign(authority_key, hashes.SHA256())
     )
 
 

@@ -4,18 +4,17 @@ A build's folder carries a digest of all that goes into it, so nothing is rebuil
 checkouts with different versions live side by side. Folders appear by rename: a half-built one is never seen.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e.cluster.console import Console, duration
 from e2e.cluster.errors import HarnessError
+from e2e.cluster.locks import exclusive
 from e2e.cluster.shell import run_logged
 
 SOURCES = Path(__file__).parent / "programs"
@@ -128,7 +127,7 @@ class Programs:
         for index, group in enumerate(todo):
             expected = duration(sum(each.cold_build_s for each in todo[index:]))
             left = f"{index + 1} of {len(todo)}, about {expected} left where the Go build cache is cold"
-            with _locked(self.cache / "programs" / f"{group.name}.lock"):
+            with exclusive(self.cache / "programs" / f"{group.name}.lock"):
                 if not self.folder(group).is_dir():
                     with console.step(f"build {group.name}", left=left):
                         self._build(group)
@@ -153,12 +152,3 @@ def _go_builds(group: Group, into: Path) -> list[list[str]]:
     calls = [["-o", f"{into}/", *alike]] if alike else []
     others = [(binary, package) for binary, package in group.binaries.items() if package not in alike]
     return calls + [["-o", f"{into}/{binary}", package] for binary, package in others]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock: two harnesses that need the same program build it once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

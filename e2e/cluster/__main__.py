@@ -1,0 +1,82 @@
+"""Command line of the harness: ``python -m e2e.cluster up --nodes 2``."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from e2e.cluster import backends
+from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.paths import cache_root
+from e2e.cluster.programs import CLUSTER_GROUPS, GROUPS, Programs
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Name = Annotated[str, typer.Option(help="Name of the cluster.", envvar="MOORAGE_CLUSTER_NAME")]
+
+
+@app.command()
+def programs(
+    groups: Annotated[list[str] | None, typer.Argument(help="Groups to build; all by default.")] = None,
+) -> None:
+    """Build the cluster's programs into the cache, where they are missing."""
+    wanted = groups or [*CLUSTER_GROUPS, "kwok"]
+    if unknown := sorted(set(wanted) - set(GROUPS)):
+        raise HarnessError(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    Programs(cache_root()).build(wanted, Console())
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=2, help="How many nodes.")] = 1, name: Name = backends.DEFAULT_NAME
+) -> None:
+    """Bring the cluster up; a healthy one is kept, a half-dead one is started afresh."""
+    cluster = backends.choose(name)
+    cluster.up(nodes)
+    print(cluster.kubeconfig())
+
+
+@app.command()
+def down(name: Name = backends.DEFAULT_NAME) -> None:
+    """Take the cluster away; nothing happens when there is none."""
+    backends.choose(name).down()
+
+
+@app.command()
+def status(name: Name = backends.DEFAULT_NAME) -> None:
+    """Show the nodes and processes of the cluster built from source, as JSON; exit 1 unless it is healthy."""
+    found = backends.source(name).status()
+    print(json.dumps(found, indent=2))
+    raise typer.Exit(0 if found["healthy"] else 1)
+
+
+@app.command()
+def kubeconfig(name: Name = backends.DEFAULT_NAME) -> None:
+    """Print the path of the admin's kubeconfig."""
+    print(backends.choose(name).kubeconfig())
+
+
+@app.command()
+def partition(node: str, name: Name = backends.DEFAULT_NAME) -> None:
+    """Cut a node off the network (its pods live on)."""
+    backends.source(name).partition(node)
+
+
+@app.command()
+def heal(node: str, name: Name = backends.DEFAULT_NAME) -> None:
+    """Join a node that was cut off."""
+    backends.source(name).heal(node)
+
+
+def main() -> None:
+    """Run a command; what the harness can explain is told without a traceback."""
+    try:
+        app()
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Which cluster to use: the one built from source, kind's, or the user's own; all behind one small interface."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.layout import Layout
+from e2e.cluster.paths import cache_root, state_root
+from e2e.cluster.programs import Programs
+from e2e.cluster.shell import run, run_logged, succeeds
+from e2e.cluster.source import SourceCluster
+
+DEFAULT_NAME = "moorage"
+KIND_IMAGE = "kindest/node:v1.34.0"
+
+
+class Cluster(Protocol):
+    """What the suite and the demo need of any cluster."""
+
+    def up(self, nodes: int = 1) -> None:
+        """Bring it up, or find it up."""
+
+    def down(self) -> None:
+        """Take it away, if it is ours."""
+
+    def kubeconfig(self) -> Path:
+        """Path of an admin's kubeconfig."""
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl as admin."""
+
+    def load_image(self, archive: Path) -> None:
+        """Put an OCI archive's image on every node."""
+
+
+@dataclass(frozen=True)
+class CurrentCluster:
+    """The cluster of the user's current context; never chosen by itself, never taken down."""
+
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def up(self, nodes: int = 1) -> None:
+        """Check that it answers and has enough nodes."""
+        ready = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        if len(ready) < nodes:
+            raise HarnessError(f"the current context has {len(ready)} nodes, {nodes} are asked for")
+
+    def down(self) -> None:
+        """Leave it alone."""
+
+    def kubeconfig(self) -> Path:
+        """The first file of KUBECONFIG, or the usual one."""
+        first = self.env.get("KUBECONFIG", "").split(":")[0]
+        return Path(first) if first else Path.home() / ".kube" / "config"
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run the user's kubectl."""
+        return run(["kubectl", *arguments], stdin=stdin)
+
+    def load_image(self, archive: Path) -> None:
+        """Refuse: nodes that aren't ours take images from a registry only.
+
+        Raises:
+            HarnessError: always.
+        """
+        raise HarnessError(
+            f"push {archive.name} to a registry that your cluster reads, and set the chart's images to it"
+        )
+
+
+@dataclass(frozen=True)
+class KindCluster:
+    """A cluster of kind's: needs a Docker engine, the kind program and its node image.
+
+    Its nodes carry no gVisor: runs ask for another runtime class there, or the node image brings ``runsc``.
+    """
+
+    name: str
+    state: Path
+    console: Console
+
+    def up(self, nodes: int = 1) -> None:
+        """Create the cluster unless it is there."""
+        if self.name in run(["kind", "get", "clusters"]).split():
+            return
+        self.state.mkdir(parents=True, exist_ok=True)
+        roles = [{"role": "control-plane"}, *({"role": "worker"} for _ in range(nodes - 1))]
+        config = self.state / "kind.json"
+        config.write_text(json.dumps({"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": roles}))
+        argv = ["kind", "create", "cluster", "--name", self.name, "--image", KIND_IMAGE, "--wait", "120s"]
+        with self.console.step("kind create cluster"):
+            run_logged([*argv, "--config", config, "--kubeconfig", self.kubeconfig()], self.state / "kind.log")
+
+    def down(self) -> None:
+        """Delete the cluster and its state."""
+        run(["kind", "delete", "cluster", "--name", self.name])
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def kubeconfig(self) -> Path:
+        """A kubeconfig of its own, so that the user's current context stays."""
+        return self.state / "admin.kubeconfig"
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run the user's kubectl against this cluster."""
+        return run(["kubectl", f"--kubeconfig={self.kubeconfig()}", *arguments], stdin=stdin)
+
+    def load_image(self, archive: Path) -> None:
+        """Load an archive on all nodes."""
+        run(["kind", "load", "image-archive", archive, "--name", self.name])
+
+
+def choose(name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ, console: Console | None = None) -> Cluster:
+    """Pick the back end: what ``MOORAGE_CLUSTER`` says, else kind where it can work, else from source.
+
+    Raises:
+        HarnessError: ``MOORAGE_CLUSTER`` names something else.
+    """
+    wanted = env.get("MOORAGE_CLUSTER") or ("kind" if kind_works() else "source")
+    talk = console or Console()
+    if wanted == "current":
+        return CurrentCluster(env)
+    if wanted == "kind":
+        return KindCluster(name, state_root(name, env), talk)
+    if wanted == "source":
+        return source(name, env, talk)
+    raise HarnessError(f"MOORAGE_CLUSTER={wanted}: use current, kind or source")
+
+
+def source(
+    name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ, console: Console | None = None
+) -> SourceCluster:
+    """Return the cluster built from source, up or not."""
+    return SourceCluster(Layout(name, state_root(name, env)), Programs(cache_root(env)), console or Console())
+
+
+def kind_works() -> bool:
+    """Whether kind, kubectl and a Docker engine are here, and the node image is present or can be pulled."""
+    if not all(map(shutil.which, ("kind", "kubectl", "docker"))) or not succeeds(["docker", "info"]):
+        return False
+    present = succeeds(["docker", "image", "inspect", KIND_IMAGE])
+    return present or succeeds(["docker", "pull", "--quiet", KIND_IMAGE])

@@ -1,0 +1,24 @@
+/* Keeps a pod's namespaces: waits, reaps orphans, and ends on SIGTERM or SIGINT. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void end(int number) {
+  (void)number;
+  _exit(0);
+}
+
+static void reap(int number) {
+  (void)number;
+  while (waitpid(-1, NULL, WNOHANG) > 0) {
+  }
+}
+
+int main(void) {
+  signal(SIGTERM, end);
+  signal(SIGINT, end);
+  signal(SIGCHLD, reap);
+  for (;;) {
+    pause();
+  }
+}

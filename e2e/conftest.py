@@ -1,0 +1,40 @@
+"""The cluster that the cases run on: brought up once, left up for the next run unless MOORAGE_E2E_DOWN=1."""
+
+import os
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from e2e.cluster import backends
+from e2e.cluster.backends import Cluster
+
+_CASE_LIMIT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every case here needs the cluster, and takes longer than a unit test may."""
+    for item in items:
+        item.add_marker("e2e")
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_CASE_LIMIT_S))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A real cluster with gVisor, volumes and enforced network policies."""
+    chosen = backends.choose()
+    chosen.up()
+    yield chosen
+    if os.environ.get("MOORAGE_E2E_DOWN") == "1":
+        chosen.down()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own, under the `restricted` Pod Security Standard."""
+    name = f"case-{uuid4().hex[:10]}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
