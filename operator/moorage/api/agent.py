@@ -1,0 +1,171 @@
+"""Agent: a reusable definition of a program that works, with the sandbox and the limits that it usually needs."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from moorage.api.constraints import Constraints
+from moorage.api.meta import Conditions, Label, Name, ObjectMeta, ObjectRef
+from moorage.api.quantity import Quantity
+from moorage.api.rules import Fields, Rule, Told, keyed_by, matching, without
+
+MAX_ARGUMENTS = 64
+
+Argument = Annotated[str, Field(max_length=16_384)]
+Image = Annotated[
+    str,
+    Field(max_length=512),
+    matching(
+        "[a-zA-Z0-9][-a-zA-Z0-9._:/]*(@[a-z0-9]+:[a-f0-9]{32,128})?",
+        "must be an image reference such as registry.example/name@sha256:… , without a scheme or spaces",
+    ),
+]
+
+
+class ModelChoice(Fields):
+    """Which model an agent talks to."""
+
+    provider_ref: ObjectRef = Field(
+        description="The ModelProvider that serves the model. Its credential never enters the sandbox."
+    )
+    name: Annotated[str, Field(max_length=256), matching("[^\\s]+", "must be the model's name, without spaces")] = (
+        Field(description="Name of the model as the provider knows it, for example gpt-5.2-codex.")
+    )
+
+
+class EnvVar(Fields):
+    """A plain environment variable."""
+
+    name: Annotated[
+        str,
+        Field(max_length=128),
+        matching("[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and '_', not beginning with a digit"),
+        without("^MOORAGE_", "names that begin with MOORAGE_ are Moorage's own; choose another"),
+    ] = Field(description="Name of the variable.")
+    value: Annotated[str, Field(max_length=16_384)] = Field(
+        default="",
+        description="Its value, readable by the agent and by anybody who may read this object: no secrets."
+        " Credentials for models, git and allowed hosts are added by the gateway on the way out.",
+    )
+
+
+class AgentTemplate(Fields):
+    """The program that works."""
+
+    driver: Label = Field(
+        description="How the program is driven: command, builtin, or another driver that is installed. An unknown"
+        " driver is told in the condition Admitted."
+    )
+    image: Image | None = Field(
+        default=None,
+        description="Image of the sandbox, best pinned by digest. Default: the base image of this installation.",
+    )
+    command: tuple[Argument, ...] | None = Field(
+        default=None,
+        max_length=MAX_ARGUMENTS,
+        description='The program and its arguments, for the driver "command", for example ["sh", "-c", "ruff format ."]'
+        ". It finds the goal in the file $MOORAGE_GOAL_FILE.",
+    )
+    args: tuple[Argument, ...] | None = Field(
+        default=None, max_length=MAX_ARGUMENTS, description="Further arguments for the driver's program."
+    )
+    model: ModelChoice | None = Field(default=None, description="The model that the agent talks to.")
+    env: Annotated[
+        tuple[EnvVar, ...] | None,
+        Field(
+            max_length=64,
+            json_schema_extra=keyed_by("name"),
+        ),
+    ] = Field(default=None, description="Environment of the agent. Names are unique.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            'the driver "command" needs a command, such as ["sh", "-c", "ruff format ."]',
+            "self.driver != 'command' || (has(self.command) && self.command.size() > 0)",
+            lambda agent: agent.driver != "command" or bool(agent.command),
+            field="command",
+        ),
+        Rule(
+            'the driver "builtin" needs a model with providerRef and name',
+            "self.driver != 'builtin' || has(self.model)",
+            lambda agent: agent.driver != "builtin" or agent.model is not None,
+            field="model",
+        ),
+    )
+
+
+class EgressHost(Fields):
+    """A host that the agent may reach through the gateway."""
+
+    host: Annotated[
+        str,
+        Field(max_length=253),
+        matching(
+            "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*[.][a-z]([-a-z0-9]*[a-z0-9])?",
+            "must be a full host name such as api.example.com: no scheme, port, wildcard or address",
+        ),
+    ] = Field(description="Full host name, for example api.example.com.")
+    effects: Literal["none", "keyed", "opaque"] = Field(
+        default="opaque",
+        description="What requests to it may change: nothing (none), something that an idempotency key protects"
+        " (keyed), or anything (opaque: a tunnel that is cut ends unknown and is never repeated).",
+    )
+
+
+class Resources(Fields):
+    """What the sandbox may use, as Kubernetes quantities."""
+
+    cpu: Quantity | None = Field(default=None, description="Cores, for example 2 or 500m.")
+    memory: Quantity | None = Field(default=None, description="Memory, for example 4Gi. Over it the agent is killed.")
+    disk: Quantity | None = Field(default=None, description="Size of the worktree's volume, for example 10Gi.")
+
+
+class Sandbox(Fields):
+    """Where the agent runs, apart from everything else."""
+
+    runtime_class_name: Name | None = Field(
+        default=None,
+        description="RuntimeClass of the sandbox: gvisor or kata. Default: that of the Agent, else of this installation"
+        " (gvisor). A class that isn't installed is told in the condition SandboxReady.",
+    )
+    resources: Resources | None = Field(default=None, description="Limits on cpu, memory and disk.")
+    egress: Annotated[
+        tuple[EgressHost, ...] | None,
+        Field(
+            max_length=64,
+            json_schema_extra=keyed_by("host"),
+        ),
+    ] = Field(default=None, description="Hosts that the agent may reach through the gateway. Nothing unless listed.")
+
+
+class AgentSpec(AgentTemplate):
+    """A reusable agent: the program, and what it usually needs."""
+
+    sandbox: Sandbox | None = Field(
+        default=None, description="Default sandbox; a field that the AgentRun sets takes its place."
+    )
+    constraints: Constraints | None = Field(
+        default=None, description="Default limits; a field that the AgentRun sets takes its place."
+    )
+
+
+class AgentStatus(Told):
+    """What is known about an Agent."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
+    conditions: Conditions = ()
+
+
+class Agent(Fields):
+    """Agent is a reusable definition of a program that works: driver, image, model, arguments, sandbox and limits.
+
+    AgentRuns name it in agentRef; it is read once, when a run is admitted.
+    """
+
+    api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
+    kind: Literal["Agent"] = "Agent"
+    metadata: ObjectMeta = ObjectMeta()
+    spec: AgentSpec = Field(description="The definition.")
+    status: AgentStatus | None = Field(default=None, description="What is known about it; written by the operator.")

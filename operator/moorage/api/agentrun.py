@@ -1,0 +1,379 @@
+"""AgentRun: one durable piece of work. Its spec says what is wanted; its status tells how far it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from moorage.api.agent import AgentTemplate, Sandbox
+from moorage.api.constraints import Constraints
+from moorage.api.meta import Bounded, Conditions, KeyRef, Label, ObjectMeta, ObjectRef, Time
+from moorage.api.quantity import Duration
+from moorage.api.rules import Fields, Rule, Told, exactly_one, keyed_by
+from moorage.api.transitions import only_widened, unchanged
+from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
+
+MAX_GOAL_BYTES = 256 * 1024
+MUTABLE = frozenset({"suspend", "cancel", "constraints", "retention"})
+
+Phase = Literal[
+    "Pending",
+    "Queued",
+    "Provisioning",
+    "Running",
+    "AwaitingApproval",
+    "AwaitingInput",
+    "Paused",
+    "Verifying",
+    "Delivering",
+    "Recovering",
+    "Cancelling",
+    "Succeeded",
+    "Failed",
+    "Cancelled",
+]
+Goal = Annotated[
+    str,
+    Field(max_length=1024 * 1024),
+    Rule(
+        "goal must be at most 256 KiB: put a longer one into a ConfigMap and name it in goalFrom",
+        f"size(bytes(self)) <= {MAX_GOAL_BYTES}",
+        lambda goal: len(goal.encode(errors="replace")) <= MAX_GOAL_BYTES,
+    ),
+    Rule(
+        "goal must not be empty: say what the agent is to do, or name a ConfigMap in goalFrom",
+        "self.matches('[^\\\\s]')",
+        lambda goal: bool(goal.strip()),
+    ),
+]
+
+
+class GoalSource(Fields):
+    """A goal kept elsewhere."""
+
+    config_map_key_ref: KeyRef = Field(
+        description="ConfigMap and key, in the same namespace. Read once, when the run is admitted."
+    )
+
+
+class AcceptanceCheck(Fields):
+    """A command that decides whether the work is accepted."""
+
+    name: Label = Field(description="Name of the check; unique in the run.")
+    run: Annotated[
+        str,
+        Field(max_length=32_768),
+        Rule(
+            "run must not be empty: give the command that decides, such as pytest -q",
+            "self.matches('[^\\\\s]')",
+            lambda text: bool(text.strip()),
+        ),
+    ] = Field(
+        description="Command for sh -c, in the root of a fresh checkout of the commit that would be delivered. Exit"
+        " code 0 accepts it."
+    )
+    timeout: Duration = Field(default=Duration("10m"), description="Longest time that it may take.")
+
+
+class Delivery(Fields):
+    """Where the result goes, once it has been accepted."""
+
+    branch: BranchName | None = Field(
+        default=None,
+        description="Branch that the commit goes to, for example moorage/fix-login. It must not exist, or be an"
+        " ancestor of the result: nothing is overwritten. Default: the Workspace's branchPrefix (moorage/) and the run's"
+        " name.",
+    )
+    push: bool = Field(
+        default=True,
+        description="Whether the branch is pushed to the remote. If false it stays in the gateway's git store.",
+    )
+    allow_empty: bool = Field(
+        default=False, description="Whether a run that changed nothing may succeed. If false it fails with NoChange."
+    )
+    message: Annotated[str, Field(max_length=8192)] | None = Field(
+        default=None, description="Message of the commit. Default: made from the goal's first line."
+    )
+
+
+class Scheduling(Fields):
+    """When the run gets its turn."""
+
+    class_: Literal["interactive", "background"] = Field(
+        default="interactive",
+        alias="class",
+        description="interactive: somebody waits for it; background: it may wait for those.",
+    )
+    deadline: Duration | None = Field(
+        default=None,
+        description="Absolute limit, counted from the run's creation, for example 4h. Then it fails with"
+        " DeadlineExceeded, wherever it stands.",
+    )
+    preemptible: bool = Field(
+        default=False,
+        description="Whether it may be stopped at a safe point, and go on later, to make room for others.",
+    )
+
+
+class Timeouts(Fields):
+    """How long one thing may take; the run as a whole is limited by constraints.wallClock and scheduling.deadline."""
+
+    schedule_to_start: Duration = Field(
+        default=Duration("1h"), description="Longest wait for a sandbox that starts; then the run fails."
+    )
+    attempt: Duration = Field(
+        default=Duration("2h"),
+        description="Longest time of one attempt; then another begins, from the last checkpoint.",
+    )
+    no_progress: Duration = Field(
+        default=Duration("10m"),
+        description="Longest time in which a running agent may do nothing that is seen; then another attempt begins.",
+    )
+
+
+class Approval(Fields):
+    """Something that a person must allow first."""
+
+    name: Label = Field(description="Name of the approval; unique in the run.")
+    before: Literal["Delivery", "ToolCall"] = Field(description="What waits for it: Delivery or ToolCall.")
+
+
+class Recovery(Fields):
+    """What happens when an attempt is lost."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5,
+        description="Attempts before the run fails with CrashLoop; at least 1. Those lost without a new"
+        " checkpoint count twice.",
+    )
+
+
+class Retention(Fields):
+    """What is kept after the end. The journal and the evidence have a retention of their own."""
+
+    ttl_after_finished: Duration = Field(
+        default=Duration("168h"),
+        description="When, after the end, the pod, the volume, the worktree and the refs are removed. The"
+        " AgentRun stays.",
+    )
+    keep_worktree: Literal["Always", "OnFailure", "Never"] = Field(
+        default="OnFailure",
+        description="Whether the worktree's volume is kept until then: Always, OnFailure or Never.",
+    )
+    delete_object: bool = Field(
+        default=False,
+        description="Whether the AgentRun is removed as well. Not for runs that are kept in git: they would run again.",
+    )
+
+
+def _cluster_only(field: str, name: str, instead: str) -> Rule:
+    return Rule(
+        f"{field} needs a cluster; in a run without one, {instead}",
+        holds=lambda spec: getattr(spec, name) is None,
+        field=field,
+        only="local",
+    )
+
+
+class AgentRunSpec(Fields):
+    """What is wanted. Fixed once created, but for suspend, cancel, retention, and constraints that are widened."""
+
+    workspace_ref: ObjectRef | None = Field(default=None, description="Workspace to work in. This or workspace.")
+    workspace: WorkspaceSource | None = Field(
+        default=None, description="Where to work, described here: remoteGit, local or ephemeral. This or workspaceRef."
+    )
+    goal: Goal | None = Field(
+        default=None, description="What the agent is to do, in words. At most 256 KiB. This or goalFrom."
+    )
+    goal_from: GoalSource | None = Field(default=None, description="Where the goal is kept. This or goal.")
+    agent: AgentTemplate | None = Field(
+        default=None, description="The program that works, described here: driver, image, model. This or agentRef."
+    )
+    agent_ref: ObjectRef | None = Field(default=None, description="Agent that works. This or agent.")
+    acceptance: Annotated[
+        tuple[AcceptanceCheck, ...] | None, Field(max_length=32, json_schema_extra=keyed_by("name"))
+    ] = Field(
+        default=None,
+        description="Commands that decide whether the run succeeds, run in a sandbox of their own. All must exit 0; an"
+        " agent's own word does not decide. Names are unique.",
+    )
+    sandbox: Sandbox | None = Field(
+        default=None,
+        description="Where the agent runs. A field that is left out is the Agent's, else the installation's.",
+    )
+    constraints: Constraints = Field(
+        default=Constraints(),
+        description="Limits that stop the run while it runs. They can be widened later: raised or removed. A field"
+        " that is left out is the Agent's.",
+    )
+    delivery: Delivery | None = Field(
+        default=None,
+        description="Where the result goes. Left out: the run delivers nothing, and its checkpoints remain.",
+    )
+    scheduling: Scheduling = Field(default=Scheduling(), description="When the run gets its turn.")
+    timeouts: Timeouts = Field(default=Timeouts(), description="How long one thing may take.")
+    approvals: Annotated[
+        tuple[Approval, ...] | None,
+        Field(max_length=16, json_schema_extra=keyed_by("name")),
+        Rule(
+            "approvals aren't enforced by this version, so none can be asked for: leave approvals out",
+            "self.size() == 0",
+            lambda approvals: not approvals,
+        ),
+    ] = Field(default=None, description="What a person must allow first. Not enforced yet, and refused unless empty.")
+    recovery: Recovery = Field(default=Recovery(), description="What happens when an attempt is lost.")
+    retention: Retention = Field(
+        default=Retention(), description="What is kept after the end. It can be changed later."
+    )
+    parent_ref: ObjectRef | None = Field(
+        default=None,
+        description="AgentRun that this one is a child of: it is cancelled with it and never outlives its deadline.",
+    )
+    continue_from: ObjectRef | None = Field(
+        default=None, description="Finished AgentRun whose session this one goes on with."
+    )
+    suspend: bool = Field(
+        default=False,
+        description="While true, the run doesn't start; one that has started stops at its next safe point.",
+    )
+    cancel: bool = Field(
+        default=False,
+        description="Set to true to cancel the run. It can't be taken back; cancelling twice does no harm.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        exactly_one(
+            "set exactly one of workspaceRef (the name of a Workspace) and workspace (one described here)",
+            "workspaceRef",
+            "workspace",
+        ),
+        exactly_one(
+            "set exactly one of goal (the text) and goalFrom (a ConfigMap's key that holds it)", "goal", "goalFrom"
+        ),
+        exactly_one(
+            "set exactly one of agentRef (the name of an Agent) and agent (one described here)", "agentRef", "agent"
+        ),
+        _cluster_only("workspaceRef", "workspace_ref", "describe it in workspace: {local: {path: …}}"),
+        _cluster_only("agentRef", "agent_ref", "describe it in agent"),
+        _cluster_only("goalFrom", "goal_from", "write the text in goal"),
+        *unchanged(
+            "workspaceRef",
+            "workspace",
+            "goal",
+            "goalFrom",
+            "agent",
+            "agentRef",
+            "acceptance",
+            "sandbox",
+            "delivery",
+            "scheduling",
+            "timeouts",
+            "approvals",
+            "recovery",
+            "parentRef",
+            "continueFrom",
+        ),
+        *only_widened("constraints"),
+        Rule(
+            "cancel can't be taken back: create a new AgentRun, with continueFrom to go on with this one's session",
+            "!oldSelf.cancel || self.cancel",
+            field="cancel",
+        ),
+    )
+
+
+class Usage(Told):
+    """What was used, as far as it is settled; it never falls."""
+
+    input_tokens: int = Field(default=0, description="Input tokens that were not cached.")
+    output_tokens: int = Field(default=0, description="Output tokens, reasoning included.")
+    cache_read_tokens: int = Field(default=0, description="Input tokens read from the provider's cache.")
+    cache_write_tokens: int = Field(default=0, description="Input tokens written to the provider's cache.")
+    reasoning_tokens: int = Field(default=0, description="Of the output tokens, those of reasoning.")
+    tokens: int = Field(default=0, description="All tokens that count against constraints.tokens.")
+    cost_micros: int = Field(default=0, description="Cost in micro-dollars.")
+    cost: Annotated[str, Bounded(32)] = Field(default="0.00", description="Cost in US dollars.")
+    model_requests: int = Field(default=0, description="Model requests.")
+    tool_calls: int = Field(default=0, description="Tool calls.")
+
+
+class QueueStatus(Told):
+    """Why the run waits."""
+
+    position: int = Field(default=0, description="Place in the queue, from 1.")
+    reason: Annotated[str, Bounded(512)] = Field(default="", description="What is short, and who would unblock it.")
+
+
+class JournalStatus(Told):
+    """The head of the run's journal."""
+
+    offset: int = Field(description="Offset of the last record, from 0.")
+    hash: Annotated[str, Bounded(64)] = Field(description="Hash of the last record: the end of the chain.")
+
+
+class RunWorkspaceStatus(Told):
+    """Commits and branch of the run."""
+
+    base: Annotated[str, Bounded(64)] | None = Field(default=None, description="Commit that the work started from.")
+    head: Annotated[str, Bounded(64)] | None = Field(
+        default=None, description="Commit of the last checkpoint or result."
+    )
+    branch: Annotated[str, Bounded(256)] | None = Field(default=None, description="The run's branch.")
+
+
+class RunResult(Told):
+    """What came out of it."""
+
+    summary: Annotated[str, Bounded(2048)] | None = Field(default=None, description="What the agent says that it did.")
+    commit: Annotated[str, Bounded(64)] | None = Field(default=None, description="Commit that was accepted.")
+    pull_request: Annotated[str, Bounded(512)] | None = Field(default=None, description="URL of the pull request.")
+
+
+class AgentRunStatus(Told):
+    """How far the run is: a projection of its journal. Conditions are the truth, phase is their summary."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
+    phase: Phase | None = Field(default=None, description="Summary of where the run stands.")
+    reason: Annotated[str, Bounded(64)] | None = Field(default=None, description="Why, as one word for programs.")
+    message: Annotated[str, Bounded(1024)] | None = Field(
+        default=None, description="Why, for people, and what can be done."
+    )
+    conditions: Conditions = ()
+    attempt: int | None = Field(default=None, description="Number of the attempt, from 1.")
+    epoch: int | None = Field(default=None, description="Fencing epoch of the attempt; it never falls.")
+    iteration: int | None = Field(default=None, description="Last complete iteration: the last safe point.")
+    usage: Usage | None = Field(default=None, description="What was used.")
+    queue: QueueStatus | None = Field(default=None, description="Why the run waits, while it does.")
+    journal: JournalStatus | None = Field(default=None, description="Head of the run's journal.")
+    workspace: RunWorkspaceStatus | None = Field(default=None, description="Commits and branch of the run.")
+    result: RunResult | None = Field(default=None, description="What came out of it.")
+    recovery_grade: Literal["R0", "R1", "R2", "R3", "R4"] | None = Field(
+        default=None, description="What the last recovery proved: R0 nothing, to R4 everything up to verification."
+    )
+    spec_hash: Annotated[str, Bounded(64)] | None = Field(
+        default=None, description="Hash of the spec with all references followed, as it was admitted."
+    )
+    node: Annotated[str, Bounded(253)] | None = Field(default=None, description="Node of the sandbox.")
+    started_at: Time | None = Field(default=None, description="When the agent first started.")
+    finished_at: Time | None = Field(default=None, description="When the run ended.")
+
+
+class AgentRun(Fields):
+    """AgentRun is one durable piece of work: a goal, an agent, a workspace, and what decides whether it is done.
+
+    It gets a sandbox, a worktree, an owner with a fencing epoch, a budget and a journal; whatever dies on the way, it
+    finishes once.
+    """
+
+    api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
+    kind: Literal["AgentRun"] = "AgentRun"
+    metadata: ObjectMeta = ObjectMeta()
+    spec: AgentRunSpec = Field(description="What is wanted.")
+    status: AgentRunStatus | None = Field(default=None, description="How far it is; written by the operator.")
+
+    def branch(self, prefix: str = DEFAULT_BRANCH_PREFIX) -> str | None:
+        """The branch to deliver to: the one asked for, else prefix and name; None where nothing is delivered."""
+        if self.spec.delivery is None:
+            return None
+        return self.spec.delivery.branch or f"{prefix}{self.metadata.name}"

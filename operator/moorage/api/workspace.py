@@ -1,0 +1,245 @@
+"""Workspace: where work happens. Exactly one source, and how its volumes, branches and checkpoints are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from moorage.api.meta import Bounded, Conditions, Name, ObjectMeta, SecretKey, Time
+from moorage.api.quantity import Duration, Quantity
+from moorage.api.rules import Fields, Rule, Told, exactly_one, keyed_by, matching, without
+
+DEFAULT_BRANCH_PREFIX = "moorage/"
+
+# What `git check-ref-format` refuses, and names that would be taken for options or for something else than a branch.
+_NO_BRANCH = r"(^[-/])|([.]{2})|(//)|(@[{])|([\x00-\x20\x7f~^:?*\[\\])|((^|/)[.])|([.]lock(/|$))|([./]$)|(^@$)|(^refs/)"
+_BRANCH_ADVICE = (
+    "must be a branch name that git accepts: no spaces, '..', '//', '@{' or any of ~^:?*[\\, not beginning with '-',"
+    " '/', '.' or 'refs/', not ending in '/', '.' or '.lock'"
+)
+BranchName = Annotated[
+    str,
+    Field(min_length=1, max_length=244),
+    without(_NO_BRANCH, _BRANCH_ADVICE),
+    without("^HEAD$", "HEAD isn't a branch; name the branch itself, such as moorage/fix-login"),
+]
+GitRef = Annotated[
+    str,
+    Field(min_length=1, max_length=244),
+    without(
+        r"(^[-/])|([.]{2})|(//)|(@[{])|([\x00-\x20\x7f~^:?*\[\\])|((^|/)[.])|([.]lock(/|$))|([./]$)",
+        "must be a branch, a tag or a full commit id: no spaces, '..' or any of ~^:?*[\\, not beginning with '-'",
+    ),
+]
+_HOST = r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?"
+_SCHEMES = rf"(https?|ssh)://([^\s/@]*@)?({_HOST}|\[[0-9a-fA-F:.]+\])(:[0-9]{{1,5}})?/[^\s\x00-\x1f\x7f]+"
+_SCP = rf"[A-Za-z0-9_][-A-Za-z0-9_.]*@{_HOST}:[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*"
+GitUrl = Annotated[
+    str,
+    Field(max_length=2048),
+    matching(
+        f"{_SCHEMES}|{_SCP}",
+        "must be the URL of a git repository: https://host/path, http://host/path, ssh://host/path or git@host:path,"
+        " without spaces and with a host that doesn't begin with '-'",
+    ),
+    without(
+        r"^(https?://[^/]*@)|(ssh://[^/]*:[^/]*@)",
+        "must not carry credentials: put them into a Secret and name it in credentialsSecretRef",
+    ),
+]
+
+
+class SecretRef(Fields):
+    """A Secret in the same namespace; read by the gateway when it is used, and never in a sandbox."""
+
+    name: Name = Field(description="Name of the Secret, in the same namespace.")
+    key: SecretKey | None = Field(
+        default=None,
+        description="Key of the token or password in it. Default: the keys username and password, as in Secrets of type"
+        " kubernetes.io/basic-auth.",
+    )
+
+
+class RemoteGit(Fields):
+    """A repository that is fetched into the gateway's mirror; the sandbox sees the mirror only."""
+
+    url: GitUrl = Field(
+        description="https://host/path, http://host/path, ssh://host/path or git@host:path. No credentials in it."
+    )
+    ref: GitRef | None = Field(
+        default=None,
+        description="Branch, tag or commit to start from; fixed when the run is admitted. Default: the remote's HEAD.",
+    )
+    credentials_secret_ref: SecretRef | None = Field(
+        default=None, description="Secret with what the remote asks for. It stays outside the sandbox."
+    )
+    depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="Commits of history in the worktree; at least 1. Default: all."
+    )
+    filter: (
+        Annotated[
+            str,
+            Field(max_length=64),
+            matching(
+                "blob:none|blob:limit=[0-9]{1,12}[kmg]?|tree:[0-9]{1,4}",
+                "must be a partial clone's filter: blob:none, blob:limit=1m or tree:0",
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Objects that are fetched when they are needed, for example blob:none.")
+    sparse: (
+        Annotated[
+            tuple[
+                Annotated[
+                    str,
+                    Field(max_length=512),
+                    matching(
+                        r"[^-/\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+                        "must be a folder inside the repository, not beginning with '/' or '-'",
+                    ),
+                ],
+                ...,
+            ],
+            Field(max_length=128),
+        ]
+        | None
+    ) = Field(default=None, description="Folders that are checked out. Default: all.")
+    submodules: bool = Field(default=False, description="Whether submodules are checked out.")
+    lfs: bool = Field(default=False, description="Whether Git LFS files are fetched.")
+
+
+class LocalSource(Fields):
+    """A repository that is there already."""
+
+    claim_name: Name | None = Field(
+        default=None, description="PersistentVolumeClaim, in the same namespace, that holds a repository."
+    )
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="Folder of a repository, in runs without a cluster (moorage run -f) only."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "local.path is for runs without a cluster (moorage run -f); here, name a"
+            " PersistentVolumeClaim in local.claimName",
+            "!has(self.path)",
+            lambda local: local.path is None,
+            field="path",
+            only="cluster",
+        ),
+        Rule(
+            "local needs claimName: a PersistentVolumeClaim, in the same namespace, that holds a repository",
+            "has(self.claimName) || has(self.path)",
+            lambda local: local.claim_name is not None or local.path is not None,
+            only="cluster",
+        ),
+        Rule(
+            "local needs path here: without a cluster there are no volume claims",
+            holds=lambda local: local.claim_name is None and local.path is not None,
+            only="local",
+        ),
+    )
+
+
+class Ephemeral(Fields):
+    """An empty repository that goes with the run."""
+
+
+class WorkspaceSource(Fields):
+    """Where work happens: exactly one source."""
+
+    remote_git: RemoteGit | None = Field(default=None, description="A git repository by its URL.")
+    local: LocalSource | None = Field(default=None, description="A repository on a volume that is there already.")
+    ephemeral: Ephemeral | None = Field(default=None, description="An empty repository that goes with the run.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        exactly_one("set exactly one of remoteGit, local and ephemeral", "remoteGit", "local", "ephemeral"),
+    )
+
+
+class Storage(Fields):
+    """Volumes of the runs' worktrees."""
+
+    storage_class_name: Name | None = Field(
+        default=None, description="StorageClass of the volumes. Default: the cluster's default class."
+    )
+    size: Quantity | None = Field(
+        default=None,
+        description="Size of a volume where the run's sandbox.resources.disk is not set, for example 10Gi.",
+    )
+
+
+class GarbageCollection(Fields):
+    """How long what runs leave in the gateway's git store is kept. Unmerged work is kept for maxAge at least."""
+
+    keep_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=20, description="Newest checkpoints of each run that are kept. At least 1."
+    )
+    max_age: Duration = Field(default=Duration("720h"), description="How long the refs of ended runs are kept.")
+
+
+class WorkspaceSpec(WorkspaceSource):
+    """Where work happens, and how it is kept."""
+
+    storage: Storage | None = Field(default=None, description="Volumes of the runs' worktrees.")
+    branch_prefix: Annotated[
+        str,
+        Field(max_length=100),
+        without(_NO_BRANCH.replace("|([./]$)", "|([.]$)"), _BRANCH_ADVICE + " (a prefix may end in '/')"),
+    ] = Field(
+        default=DEFAULT_BRANCH_PREFIX,
+        description="What the branch of a run begins with where its delivery names none; the run's name follows.",
+    )
+    gc: GarbageCollection = Field(
+        default=GarbageCollection(), description="How long what runs leave in the gateway's git store is kept."
+    )
+
+
+class Mirror(Told):
+    """The gateway's copy of a remote."""
+
+    revision: Annotated[str, Bounded(64)] | None = Field(
+        default=None, description="Commit of the ref at the last fetch."
+    )
+    size_bytes: int | None = Field(default=None, description="Size on disk.")
+    last_fetch_time: Time | None = Field(default=None, description="When it was last fetched with success.")
+    error: Annotated[str, Bounded(1024)] | None = Field(
+        default=None, description="Why the last fetch failed, if it did."
+    )
+
+
+class Worktree(Told):
+    """A worktree in use."""
+
+    run: Annotated[str, Bounded(253)] = Field(description="The AgentRun that works in it.")
+    branch: Annotated[str, Bounded(256)] | None = Field(default=None, description="Its branch.")
+
+
+class WorkspaceStatus(Told):
+    """What is known about a Workspace."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
+    conditions: Conditions = ()
+    mirror: Mirror | None = Field(default=None, description="The gateway's copy of the remote.")
+    worktrees: Annotated[
+        tuple[Worktree, ...],
+        Field(
+            max_length=32,
+            json_schema_extra=keyed_by("run"),
+        ),
+    ] = Field(default=(), description="Worktrees in use, at most 32 of them.")
+
+
+class Workspace(Fields):
+    """Workspace is where work happens: a git repository by its URL, one on a volume, or an empty one.
+
+    AgentRuns name it in workspaceRef; it is read once, when a run is admitted. Each run works in a worktree and on a
+    branch of its own.
+    """
+
+    api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
+    kind: Literal["Workspace"] = "Workspace"
+    metadata: ObjectMeta = ObjectMeta()
+    spec: WorkspaceSpec = Field(description="The definition.")
+    status: WorkspaceStatus | None = Field(default=None, description="What is known about it; written by the operator.")
