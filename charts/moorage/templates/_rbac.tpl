@@ -36,7 +36,8 @@
   verbs: [get, patch]
 {{- end -}}
 
-{{/* A Role with its binding in one namespace. Takes root, name, component, namespace, account, rules. */}}
+{{/* A Role with its binding in one namespace. Takes root, name, component, namespace, account, rules; the account
+is in the release's namespace unless accountNamespace says otherwise. */}}
 {{- define "moorage.role" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -60,7 +61,7 @@ roleRef:
 subjects:
   - kind: ServiceAccount
     name: {{ .account }}
-    namespace: {{ .root.Release.Namespace }}
+    namespace: {{ .accountNamespace | default .root.Release.Namespace }}
 {{- end -}}
 
 {{/* The same for the whole cluster. */}}

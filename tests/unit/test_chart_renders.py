@@ -1,0 +1,361 @@
+"""The chart as Helm renders it: what must hold of every object, whatever the values."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.console import Console
+from e2e.cluster.paths import cache_root
+from e2e.cluster.programs import Programs
+
+pytestmark = pytest.mark.timeout(600)  # the first test may have to build Helm
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "moorage"
+NAMESPACED = ("tenancy.namespaced=true", "tenancy.namespaces={team-a,team-b}", "crds.install=false")
+FULL = (
+    "runtimeClass.create=true",
+    "rbac.readers[0].kind=Group",
+    "rbac.readers[0].name=reviewers",
+    "networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus",
+    "tenancy.namespaces={team-a}",
+    "image.pullSecrets={pull}",
+    "operator.nodeSelector.pool=system",
+)
+VARIANTS = {"default": (), "namespaced": NAMESPACED, "full": FULL}
+Objects = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """Helm from PATH, else the harness's own, built once."""
+    if found := shutil.which("helm"):
+        return found
+    programs = Programs(cache_root())
+    if programs.missing(("helm",)):
+        if shutil.which("go") is None:
+            pytest.skip("there is neither Helm nor Go to build it with")
+        programs.build(("helm",), Console())
+    return str(programs.path("helm"))
+
+
+def run_helm(helm: str, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    return subprocess.run([helm, *args], capture_output=True, text=True, check=False, env=env)
+
+
+def template(helm: str, values: tuple[str, ...] = (), chart: Path = CHART) -> subprocess.CompletedProcess[str]:
+    sets = [part for value in values for part in ("--set", value)]
+    return run_helm(helm, "template", "moorage", str(chart), "-n", "moorage-system", "--kube-version", "1.34.0", *sets)
+
+
+def render(helm: str, values: tuple[str, ...] = (), chart: Path = CHART) -> Objects:
+    done = template(helm, values, chart)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(params=sorted(VARIANTS))
+def objects(request: pytest.FixtureRequest, helm: str) -> Objects:
+    return render(helm, VARIANTS[request.param])
+
+
+def of_kind(objects: Objects, *kinds: str) -> Objects:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def named(objects: Objects, kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in of_kind(objects, kind) if each["metadata"]["name"] == name]
+    return found
+
+
+def rules(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:
+    for role in of_kind(objects, "Role", "ClusterRole"):
+        for rule in role["rules"]:
+            yield role["metadata"]["name"], rule
+
+
+def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in of_kind(objects, "Deployment"):
+        yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+    for each in of_kind(objects, "Pod"):
+        yield each["metadata"]["name"], each["spec"]
+
+
+def environment(objects: Objects, component: str) -> dict[str, Any]:
+    deployment = named(objects, "Deployment", f"moorage-{component}")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def test_lint_finds_nothing(helm: str) -> None:
+    done = run_helm(helm, "lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+def test_no_role_has_a_wildcard_or_can_widen_itself(objects: Objects) -> None:
+    seen = list(rules(objects))
+    assert seen
+    for name, rule in seen:
+        for field in ("apiGroups", "resources", "verbs"):
+            assert rule[field], f"{name}: {field} is empty"
+            assert "*" not in "".join(rule[field]), f"{name}: wildcard in {field}"
+        assert not {"bind", "escalate", "impersonate"} & set(rule["verbs"]), name
+        assert "rbac.authorization.k8s.io" not in rule["apiGroups"], name
+
+
+def test_the_operator_reads_no_secret_and_the_gateway_reads_them_one_by_one(objects: Objects) -> None:
+    holders = {name: rule["verbs"] for name, rule in rules(objects) if "secrets" in rule["resources"]}
+    assert holders
+    for name, verbs in holders.items():
+        assert name.endswith("moorage-gateway")
+        assert verbs == ["get"]
+
+
+def test_nobody_but_the_operator_makes_pods_and_nobody_runs_commands_in_them(objects: Objects) -> None:
+    for name, rule in rules(objects):
+        if "pods" in rule["resources"] and "create" in rule["verbs"]:
+            assert name.endswith("moorage-operator")
+        assert not {"pods/exec", "pods/attach", "nodes", "nodes/proxy", "services/proxy"} & set(rule["resources"])
+
+
+def test_every_pod_meets_the_restricted_standard(objects: Objects) -> None:
+    seen = list(pods(objects))
+    assert len(seen) == 3
+    for name, spec in seen:
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"] is True, name
+        assert security["runAsUser"] > 0, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
+        for volume in spec["volumes"]:
+            assert set(volume) - {"name"} <= {"emptyDir", "projected", "persistentVolumeClaim"}, name
+        for container in spec["containers"]:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["readOnlyRootFilesystem"] is True, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["requests"], name
+            assert container["resources"]["limits"]["memory"], name
+            assert not any(port.get("hostPort") for port in container.get("ports", [])), name
+
+
+def test_one_replica_each_and_never_two_writers_of_one_database(objects: Objects) -> None:
+    for deployment in of_kind(objects, "Deployment"):
+        assert deployment["spec"]["replicas"] == 1
+        assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_selectors_match_their_pods_and_never_the_other_ones(objects: Objects) -> None:
+    labels = {
+        each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"]
+        for each in of_kind(objects, "Deployment")
+    }
+
+    def selected(selector: dict[str, str]) -> list[str]:
+        return [name for name, has in labels.items() if selector.items() <= has.items()]
+
+    for deployment in of_kind(objects, "Deployment"):
+        assert selected(deployment["spec"]["selector"]["matchLabels"]) == [deployment["metadata"]["name"]]
+    for policy in of_kind(objects, "NetworkPolicy"):
+        assert selected(policy["spec"]["podSelector"]["matchLabels"]) == [policy["metadata"]["name"]]
+    for service in of_kind(objects, "Service"):
+        assert selected(service["spec"]["selector"]) == [service["metadata"]["name"]]
+
+
+def test_both_processes_are_probed_and_the_gateway_is_asked_for_readiness(helm: str) -> None:
+    objects = render(helm)
+    containers = {name: spec["containers"][0] for name, spec in pods(objects) if "test" not in name}
+    for container in containers.values():
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert container["startupProbe"]["httpGet"]["path"] == "/healthz"
+    assert containers["moorage-gateway"]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_only_sandboxes_the_operator_and_the_helm_test_may_knock_at_the_gateway(helm: str) -> None:
+    policy = named(render(helm), "NetworkPolicy", "moorage-gateway")
+    (ingress,) = policy["spec"]["ingress"]
+    assert ingress["ports"] == [{"port": 8080, "protocol": "TCP"}]
+    sandboxes, operator, test = ingress["from"]
+    assert sandboxes == {
+        "namespaceSelector": {},
+        "podSelector": {"matchExpressions": [{"key": "moorage.dev/role", "operator": "Exists"}]},
+    }
+    assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    assert test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    assert not any("ipBlock" in peer or peer == {} for peer in ingress["from"])
+
+
+def test_nobody_may_knock_at_the_operator_unless_metrics_are_asked_for(helm: str) -> None:
+    closed = named(render(helm), "NetworkPolicy", "moorage-operator")
+    assert closed["spec"]["policyTypes"] == ["Ingress"]
+    assert closed["spec"]["ingress"] == []
+    opened = named(render(helm, FULL), "NetworkPolicy", "moorage-operator")
+    assert opened["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+
+
+def test_the_operator_has_a_token_for_the_gateway_and_another_for_the_api_server(helm: str) -> None:
+    deployment = named(render(helm), "Deployment", "moorage-operator")
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    (source,) = volumes["gateway-token"]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "moorage-gateway"
+    assert "audience" not in volumes["api"]["projected"]["sources"][0]["serviceAccountToken"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    token_file = environment(render(helm), "operator")["MOORAGE_GATEWAY_TOKEN_FILE"]
+    assert token_file == f"{mounts['gateway-token']}/token"
+
+
+def test_the_gateway_knows_the_operator_by_the_account_that_it_has(helm: str) -> None:
+    objects = render(helm)
+    account = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]["serviceAccountName"]
+    assert (
+        environment(objects, "gateway")["MOORAGE_OPERATOR_ACCOUNT"] == f"system:serviceaccount:moorage-system:{account}"
+    )
+    assert named(objects, "ServiceAccount", account)
+
+
+def test_the_gateways_address_is_the_variable_that_the_kubelet_makes_of_its_service(helm: str) -> None:
+    objects = render(helm)
+    variable = named(objects, "Service", "moorage-gateway")["metadata"]["name"].upper().replace("-", "_")
+    url = environment(objects, "operator")["MOORAGE_GATEWAY_URL"]
+    assert url == f"http://$({variable}_SERVICE_HOST):$({variable}_SERVICE_PORT)"
+
+
+@pytest.mark.rule("T7")
+def test_namespaced_mode_holds_no_right_beyond_its_namespaces(helm: str) -> None:
+    objects = render(helm, NAMESPACED)
+    assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "RuntimeClass")
+    places = {each["metadata"]["namespace"] for each in of_kind(objects, "Role", "RoleBinding")}
+    assert places == {"team-a", "team-b", "moorage-system"}
+    own = [each for each in of_kind(objects, "Role") if each["metadata"]["namespace"] == "moorage-system"]
+    granted = {resource for role in own for rule in role["rules"] for resource in rule["resources"]}
+    assert granted == {"services", "leases", "pods", "pods/portforward"}
+    assert environment(objects, "operator")["MOORAGE_WATCH_NAMESPACES"] == "team-a,team-b"
+    assert environment(objects, "gateway")["MOORAGE_TOKEN_CHECK"] == "issuer-keys"
+
+
+def notes(helm: str, folder: Path, values: tuple[str, ...]) -> str:
+    """NOTES.txt as Helm renders it; without a cluster it shows only manifests, so the notes are put into one."""
+    chart = folder / "moorage"
+    shutil.copytree(CHART, chart)
+    source = chart / "templates" / "NOTES.txt"
+    defined = '{{- define "notes" }}' + source.read_text() + "{{ end }}\n"
+    source.with_name("notes.yaml").write_text(defined + 'kind: Notes\ntext: {{ include "notes" . | quote }}\n')
+    (shown,) = of_kind(render(helm, values, chart), "Notes")
+    return str(shown["text"])
+
+
+@pytest.mark.rule("T7")
+def test_namespaced_mode_says_by_name_what_is_not_proved(helm: str, tmp_path: Path) -> None:
+    text = notes(helm, tmp_path, NAMESPACED)
+    for said in ("team-a, team-b", "issuer's keys", "missing RuntimeClass", "other namespaces"):
+        assert said in text
+
+
+def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path) -> None:
+    assert "WARNING" not in notes(helm, tmp_path / "safe", ())
+    weak = notes(helm, tmp_path / "weak", ("sandbox.runtimeClassName=", "networkPolicy.enabled=false"))
+    assert weak.count("WARNING") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("typo=1",), "typo"),
+        (("operator.replicas=2",), "replicas"),
+        (("admission.maxLiveRuns=0",), "maxLiveRuns"),
+        (("admission.maxLiveRuns=many",), "maxLiveRuns"),
+        (("image.digest=sha256:short",), "digest"),
+        (("image.pullPolicy=Sometimes",), "pullPolicy"),
+        (("sandbox.resources.memory=2 gigabytes",), "memory"),
+        (("store.sqlite.size=-1Gi",), "size"),
+        (("tenancy.namespaced=true",), "namespaces"),
+        (("tenancy.namespaces={Team_A}",), "namespaces"),
+        (("rbac.readers[0].kind=Robot", "rbac.readers[0].name=x"), "kind"),
+        (("gateway.logLevel=loud",), "logLevel"),
+    ],
+)
+def test_the_schema_refuses_and_names_what_is_wrong(helm: str, values: tuple[str, ...], said: str) -> None:
+    done = template(helm, values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_an_older_kubernetes_is_refused(helm: str) -> None:
+    done = run_helm(helm, "template", "moorage", str(CHART), "--kube-version", "1.33.9")
+    assert done.returncode != 0
+    assert "kubeVersion" in done.stderr
+
+
+def test_every_value_is_described() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def walk(where: str, part: dict[str, Any], value: Any) -> None:
+        assert part.get("description"), f"{where} has no description"
+        if isinstance(value, dict) and "properties" in part:
+            assert part["additionalProperties"] is False, f"{where} takes unknown names"
+            assert set(value) <= set(part["properties"]), where
+            for name, inner in part["properties"].items():
+                walk(f"{where}.{name}", inner, value.get(name))
+
+    walk("values", schema, values)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_definitions_are_kept_on_uninstall_unless_told_otherwise(helm: str, tmp_path: Path, keep: bool) -> None:
+    chart = tmp_path / "moorage"
+    shutil.copytree(CHART, chart)
+    folder = chart / "files" / "crds"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.moorage.dev"},
+        "spec": {"limit": 262144, "text": "{{ not a template }}"},
+    }
+    (folder / "things.yaml").write_text(yaml.safe_dump(definition))
+    (crd,) = of_kind(render(helm, (f"crds.keep={str(keep).lower()}",), chart), "CustomResourceDefinition")
+    assert crd["spec"] == definition["spec"]
+    assert (crd["metadata"].get("annotations") == {"helm.sh/resource-policy": "keep"}) is keep
+
+
+def test_the_volume_with_the_evidence_is_kept_on_uninstall(helm: str) -> None:
+    claim = named(render(helm), "PersistentVolumeClaim", "moorage-gateway")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    gone = named(render(helm, ("store.sqlite.keepOnUninstall=false",)), "PersistentVolumeClaim", "moorage-gateway")
+    assert "annotations" not in gone["metadata"]
+
+
+def test_a_digest_outranks_a_tag(helm: str) -> None:
+    digest = "sha256:" + "a" * 64
+    objects = render(helm, (f"image.digest={digest}", "image.tag=v1", "image.repository=registry.example/control"))
+    images = {spec["containers"][0]["image"] for _, spec in pods(objects)}
+    assert images == {f"registry.example/control@{digest}"}
+
+
+def test_teams_get_rights_through_the_built_in_roles(helm: str) -> None:
+    objects = render(helm)
+    view, edit = (named(objects, "ClusterRole", f"moorage-{name}") for name in ("view", "edit"))
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert not any("status" in resource for rule in edit["rules"] for resource in rule["resources"])
+
+
+def test_a_reader_may_mint_tokens_of_the_reader_account_only(helm: str) -> None:
+    evidence = named(render(helm), "ClusterRole", "moorage-evidence")
+    (minting,) = [rule for rule in evidence["rules"] if rule["resources"] == ["serviceaccounts/token"]]
+    assert minting["resourceNames"] == ["moorage-reader"]
+    assert minting["verbs"] == ["create"]
