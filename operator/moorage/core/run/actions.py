@@ -59,17 +59,20 @@ class RegisterSandbox:
 
 @dataclass(frozen=True)
 class StopSandbox:
-    """Delete a sandbox; `grace_ms` 0 kills at once."""
+    """Remove a sandbox; `grace_ms` 0 kills at once. `force` gives up on hearing that its processes are gone: only for
+    one on a lost node, whose writes the fence refuses.
+    """
 
     name: str
     uid: str
     reason: str
     grace_ms: int = 30_000
+    force: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """Append one record as the operator. `record_id` follows from what it says, so that a repeated pass adds nothing."""
+    """Append one record as the operator. `record_id` follows from what it says, so that repeating it adds nothing."""
 
     record_id: str
     type: str

@@ -36,7 +36,17 @@ class SandboxView:
     node: str | None = None
     created_at: int | None = None
     started_at: int | None = None
-    stopping: bool = False
+    stop_by: int | None = None  # it is being removed, and was to be gone by then (ms)
+
+    @property
+    def stopping(self) -> bool:
+        """Somebody asked for its removal."""
+        return self.stop_by is not None
+
+    @property
+    def ended(self) -> bool:
+        """No process of it is left."""
+        return self.phase is SandboxPhase.ENDED
 
 
 @dataclass(frozen=True)
@@ -101,8 +111,15 @@ class Observed:
     gateway_up_since: int | None
     lease: LeaseView | None
     sandboxes: tuple[SandboxView, ...]
-    volume: bool
+    volume: bool  # stands and is not being removed
     heartbeat: Heartbeat | None = None
+    gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
+    released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
+
+    @property
+    def live_sandboxes(self) -> tuple[SandboxView, ...]:
+        """Those that may still do something."""
+        return tuple(v for v in self.sandboxes if not v.ended)
 
     def sandbox(self, epoch: int, role: str) -> SandboxView | None:
         """The sandbox of that epoch and role (verifiers: the newest)."""

@@ -36,6 +36,8 @@ def reduce(state: RunState, record: Record) -> RunState:
     """Return the state after `record`, which must be the next one of the same journal."""
     if state.phase in TERMINAL and record.type not in AFTER_END:
         raise IllegalMove(state.phase, state.phase, f"{record.type} after the end")
+    if state.phase is RunPhase.CANCELLING and record.type in NEW_WORK:
+        raise IllegalMove(state.phase, state.phase, f"{record.type} while the run is being cancelled")
     handler = HANDLERS.get(record.type)
     after = handler(state, record, record.payload or {}) if handler else state
     return replace(after, offset=record.seq, head=record.hash)
@@ -74,6 +76,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         attempt_safe_points=0,
         agent_end=None,
         progress_at=None,
+        verifications_lost=0,
         recovered=s.attempt > 0,
     )
 
@@ -155,7 +158,8 @@ def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunSta
 
 def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     if p.get("role") == "verifier":
-        return replace(s, verifications_lost=s.verifications_lost + 1)
+        trouble = f"{p['reason']}: {p.get('message', '')}"
+        return replace(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
     return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
@@ -203,10 +207,21 @@ def _cancel(stage: str) -> Handler:
     return handler
 
 
+def _demand_evidence(s: RunState) -> None:
+    """S3, N4: success needs a completed agent, no verdict against it, and a push that is known to have arrived."""
+    push, verdict = s.delivered(), s.verification
+    if s.agent_end is None or s.agent_end.outcome != "completed":
+        raise IllegalMove(s.phase, RunPhase.SUCCEEDED, "the agent has not completed")
+    if verdict is not None and (verdict.problem is not None or not verdict.passed):
+        raise IllegalMove(s.phase, RunPhase.SUCCEEDED, "acceptance has not passed")
+    if push is not None and push.status != "confirmed":
+        raise IllegalMove(s.phase, RunPhase.SUCCEEDED, f"the push to {push.target} is {push.status}")
+
+
 def _end(phase: RunPhase) -> Handler:
     def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-        if phase is RunPhase.SUCCEEDED and not (s.agent_end and s.agent_end.outcome == "completed"):
-            raise IllegalMove(s.phase, phase, "the agent has not completed")
+        if phase is RunPhase.SUCCEEDED:
+            _demand_evidence(s)
         end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
         return replace(s, phase=move(s.phase, phase, r.type), end=end)
 
@@ -243,5 +258,9 @@ HANDLERS: dict[str, Handler] = {
     RecordType.RUN_FAILED: _end(RunPhase.FAILED),
     RecordType.RUN_CANCELLED: _end(RunPhase.CANCELLED),
 }
+
+NEW_WORK = frozenset(
+    {RecordType.RUN_ADMITTED, RecordType.EPOCH_RAISED, RecordType.MODEL_REQUEST, RecordType.EFFECT_INTENT}
+)  # I5: what a cancelling run refuses; facts about work already begun are kept
 
 AFTER_END = frozenset({RecordType.TOMBSTONE, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED})

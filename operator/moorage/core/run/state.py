@@ -149,7 +149,8 @@ class RunState:
     checkpoint: Checkpoint | None = None
     agent_end: AgentEnd | None = None
     proposal: Proposal | None = None
-    verifications_lost: int = 0
+    verifications_lost: int = 0  # in this epoch
+    verifier_trouble: str | None = None
     verification: Verification | None = None
     sandboxes: tuple[SandboxRef, ...] = ()
     effects: tuple[Effect, ...] = ()

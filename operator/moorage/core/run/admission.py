@@ -1,0 +1,69 @@
+"""Policies before the first attempt: nothing has been spent, and nothing stands outside the object."""
+
+from __future__ import annotations
+
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.run.actions import Action, Admit, EnsureVolume, Plan, RaiseEpoch, StartSandbox, Verdict
+from moorage.core.run.observed import Observed, Problem
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+
+DEFAULT_SCHEDULE_TO_START_MS = 3_600_000
+PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
+UNRESOLVED = Problem("Unresolved", "the run's references have not been resolved", stalled=False)
+
+
+def not_admitted(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Cancelled, broken, too late, suspended or queued."""
+    if s.phase is not RunPhase.PENDING:
+        return None
+    if o.cancel or o.gone:
+        end = Verdict(RunPhase.CANCELLED, "Cancelled", "cancelled before it was admitted")
+        return Plan(verdict=None if o.gone else end)
+    if o.problem is not None or o.spec is None:
+        return _waiting_for_author(o, o.problem or UNRESOLVED, now)
+    return _enter(o, o.spec, s)
+
+
+def _enter(o: Observed, spec: ResolvedRun, s: RunState) -> Plan:
+    """Admit and begin, when the author lets it and there is a slot."""
+    if o.suspend:
+        return Plan(reason="Suspended", message="spec.suspend is true; set it to false to let the run start")
+    if not o.slots.free:
+        return _queued(o)
+    return Plan(actions=(Admit(spec), *begin(o, s)), reason="Provisioning", message="the sandbox is being created")
+
+
+def admitted(o: Observed, s: RunState, now: int) -> Plan | None:
+    """A pass died right after admission."""
+    if s.phase is RunPhase.QUEUED and s.epoch == 0:
+        return Plan(actions=begin(o, s), reason="Provisioning", message="the sandbox is being created")
+    return None
+
+
+def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
+    if problem.stalled:
+        return Plan(reason=problem.reason, message=problem.message)
+    limit = o.spec.timeouts.schedule_to_start_ms if o.spec else DEFAULT_SCHEDULE_TO_START_MS
+    left = o.created_at + limit - now
+    if left <= 0:
+        why = f"not started within {limit // 1000} s: {problem.message}"
+        return Plan(verdict=Verdict(RunPhase.FAILED, "ScheduleToStartTimeout", why))
+    return Plan(reason=problem.reason, message=problem.message, requeue_ms=min(left, PROBLEM_RECHECK_MS))
+
+
+def _queued(o: Observed) -> Plan:
+    at = o.slots.ahead + 1
+    message = f"position {at}: {o.slots.live} of {o.slots.limit} runs are live; next when one of them ends"
+    return Plan(reason="Queued", message=message)
+
+
+def begin(o: Observed, s: RunState, reason: str = "Start") -> tuple[Action, ...]:
+    """A new attempt, in the order of F2."""
+    epoch = next_epoch(o, s)
+    return (RaiseEpoch(epoch, s.attempt + 1, reason), EnsureVolume(), StartSandbox(epoch, Role.RUNNER))
+
+
+def next_epoch(o: Observed, s: RunState) -> int:
+    """F1: above both the Lease's epoch and the fence's."""
+    return max(s.epoch, o.lease.epoch if o.lease else 0) + 1

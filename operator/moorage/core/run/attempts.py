@@ -1,0 +1,163 @@
+"""Policies of an attempt: who owns the run, where its sandbox is, when it counts as lost, how the next one comes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.run.actions import (
+    Action,
+    EnsureLease,
+    EnsureVolume,
+    Plan,
+    RaiseEpoch,
+    RegisterSandbox,
+    ReleaseVolume,
+    StartSandbox,
+)
+from moorage.core.run.admission import next_epoch
+from moorage.core.run.ending import STOP_POLL_MS, stop
+from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
+from moorage.core.run.phases import LIVE, RunPhase
+from moorage.core.run.state import RunState
+from moorage.core.run.waiting import stuck, until_stuck
+from moorage.core.run.words import fail, give_up, lost
+
+BACKOFF_BASE_MS = 1_000
+BACKOFF_CAP_MS = 300_000
+FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
+LEASE_MS = 40_000
+VOLUME_UNREACHABLE = "VolumeUnreachable"
+
+
+def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Put back a Lease that is gone or behind: a deleted Lease restarts nothing (F1).
+
+    One that is ahead while an agent works was raised by somebody else: that attempt is no longer the owner. Once the
+    agent has ended only the fence counts, and nobody's work is thrown away.
+    """
+    if s.epoch == 0:
+        return None
+    if o.lease is None or o.lease.epoch < s.epoch:
+        return Plan(actions=(EnsureLease(s.epoch),), requeue_ms=1)
+    if o.lease.epoch > s.epoch and s.phase in LIVE and s.agent_end is None:
+        why = f"the Lease was raised to epoch {o.lease.epoch} from outside"
+        return Plan(actions=(give_up(s, "OwnerChanged", why),), requeue_ms=1)
+    return None
+
+
+def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
+    """R6: back off with full jitter, give up after maxAttempts. R1: the epoch is raised before anything else starts."""
+    if s.phase is not RunPhase.RECOVERING:
+        return None
+    loss = s.last_loss
+    if s.strikes >= (o.spec.max_attempts if o.spec else 1):
+        why = f"{loss.reason}: {loss.message}" if loss else "every attempt was lost"
+        message = f"given up after {s.attempt} attempts; the last ended with {why}"
+        return Plan(actions=(fail("CrashLoop", message),), requeue_ms=1)
+    wait = (loss.at if loss else 0) + backoff_ms(o.uid, s.attempt) - now
+    if wait > 0:
+        return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
+    return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Recovered"),), requeue_ms=1)
+
+
+def backoff_ms(uid: str, attempt_number: int) -> int:
+    """Full jitter without chance: uniform in [0, min(cap, base * 2^(attempt-1))) by a hash of run and attempt."""
+    top = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(max(0, attempt_number - 1), 20))
+    digest = hashlib.sha256(f"{uid}:{attempt_number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") * top // 2**64
+
+
+def attempt(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Start, register, watch or give up the sandbox of the current epoch."""
+    known = s.sandbox(s.epoch, Role.RUNNER)
+    view = o.sandbox(s.epoch, Role.RUNNER)
+    if known is None:
+        if view is not None:
+            return Plan(actions=(RegisterSandbox(view.name, view.uid, s.epoch, Role.RUNNER),), requeue_ms=1)
+        return _start(o, s, now)
+    if view is None or view.uid != known.pod_uid or view.ended:
+        return Plan(actions=(lost(s, Role.RUNNER, view if view and view.uid == known.pod_uid else None),), requeue_ms=1)
+    return _watch(o, s, view, now)
+
+
+def _start(o: Observed, s: RunState, now: int) -> Plan:
+    """No sandbox starts while an older one of the same run may still write the volume."""
+    older = [v for v in o.live_sandboxes if v.epoch < s.epoch]
+    if older:
+        stops = tuple(action for v in older for action in stop(v, now, "Fenced", 0))
+        why = "waiting for the old sandbox to go"
+        return Plan(actions=stops, requeue_ms=STOP_POLL_MS, reason="Recovering", message=why)
+    fresh: tuple[Action, ...] = ()
+    if o.volume and s.last_loss is not None and s.last_loss.reason == VOLUME_UNREACHABLE:
+        fresh = (ReleaseVolume(),)  # R1: a new one from the last checkpoint
+    return Plan(
+        actions=(*fresh, EnsureVolume(), StartSandbox(s.epoch, Role.RUNNER)),
+        reason="Provisioning",
+        message="the sandbox is being created",
+    )
+
+
+def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
+    if view.phase is SandboxPhase.WAITING:
+        return _watch_start(o, s, view, now)
+    if o.spec is None:
+        return Plan()
+    checks = (_attempt_timeout(o.spec, s, now), _owner_lost(o, s, view, now), _no_progress(o, o.spec, s, now))
+    return next((p for p in checks if p is not None), Plan(requeue_ms=o.lease.duration_ms if o.lease else LEASE_MS))
+
+
+def _watch_start(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
+    if view.reason == VOLUME_UNREACHABLE and s.attempt > 1:
+        return Plan(actions=(give_up(s, VOLUME_UNREACHABLE, view.message),), requeue_ms=1)
+    hopeless = stuck(o, view, now)
+    if hopeless is not None or o.spec is None:
+        return hopeless or Plan()
+    volume: tuple[Action, ...] = () if o.volume else (EnsureVolume(),)
+    return Plan(
+        actions=volume,
+        reason=view.reason or "Provisioning",
+        message=view.message,
+        requeue_ms=until_stuck(o.spec, view, now),
+    )
+
+
+def _attempt_timeout(spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
+    limit = spec.timeouts.attempt_ms
+    if s.attempt_began_at is None or now - s.attempt_began_at < limit:
+        return None
+    return Plan(actions=(give_up(s, "AttemptTimeout", f"the attempt took more than {limit // 1000} s"),), requeue_ms=1)
+
+
+def _owner_lost(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan | None:
+    """F4: expiry starts no takeover until heartbeats had a full period to come back after the gateway was away."""
+    if o.lease is None or o.gateway_up_since is None:
+        return None
+    silent = now - _last_sign(o, o.lease, s, view)
+    heard = o.heartbeat is not None and o.heartbeat.epoch == s.epoch
+    patience = o.lease.duration_ms if heard or s.attempt_started else max(FIRST_CONTACT_MS, o.lease.duration_ms)
+    if silent < patience:
+        return None
+    return Plan(actions=(give_up(s, "OwnerLost", f"no heartbeat for {silent // 1000} s"),), requeue_ms=1)
+
+
+def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) -> int:
+    """When the owner was last known, or could not have been heard."""
+    beat = o.heartbeat
+    return max(
+        lease.renewed_at,
+        o.gateway_up_since or 0,
+        view.started_at or 0,
+        s.progress_at or 0,
+        beat.heard_at if beat is not None and beat.epoch == s.epoch else 0,
+    )
+
+
+def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
+    limit = spec.timeouts.no_progress_ms
+    beat = o.heartbeat
+    marks = (s.progress_at, beat.progress_at if beat is not None and beat.epoch == s.epoch else None)
+    last = max((m for m in marks if m is not None), default=None)
+    if last is None or now - last < limit:
+        return None
+    return Plan(actions=(give_up(s, "NoProgress", f"alive, but nothing new for {limit // 1000} s"),), requeue_ms=1)

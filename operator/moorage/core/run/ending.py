@@ -1,0 +1,109 @@
+"""Policies of the end: cancellation as a protocol (X1), cleaning up, retention (W5)."""
+
+from __future__ import annotations
+
+from moorage.api.wire import ResolvedRetention, Role
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Action, DeleteObject, Deliver, Plan, ReleaseRun, ReleaseVolume, StopSandbox
+from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+from moorage.core.run.words import report
+
+CANCEL_GRACE_MS = 30_000
+STOP_POLL_MS = 2_000
+STOP_PATIENCE_MS = 30_000  # a removal this far behind its time: the node's kubelet is gone
+DELIVERY_RETRY_MS = 5_000
+OBJECT_DELETED = "ObjectDeleted"
+
+
+def ended(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Stop what still runs, let go of the volume and, after the TTL, of everything but the object and its evidence."""
+    if s.end is None:
+        return None
+    retention = o.spec.retention if o.spec else ResolvedRetention()
+    stops = tuple(stop for v in o.live_sandboxes if not _hands_over(v, s, now) for stop in _stop(v, now, s))
+    left = 0 if o.gone else _left(retention, s, now)
+    if left == 0:
+        return Plan(actions=(*stops, *_release_all(o, retention)), requeue_ms=STOP_POLL_MS if stops else None)
+    waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes)
+    drop = o.volume and not waiting and _drops_volume(retention, s.phase)
+    requeue = STOP_POLL_MS if o.live_sandboxes else left
+    return Plan(actions=(*stops, *((ReleaseVolume(),) if drop else ())), requeue_ms=requeue)
+
+
+def _left(retention: ResolvedRetention, s: RunState, now: int) -> int | None:
+    """Milliseconds until the TTL; None keeps for good."""
+    if retention.ttl_ms is None or s.end is None:
+        return None
+    return max(0, s.end.at + retention.ttl_ms - now)
+
+
+def _release_all(o: Observed, retention: ResolvedRetention) -> tuple[Action, ...]:
+    standing = o.volume or o.lease is not None or bool(o.sandboxes) or not o.released
+    release: tuple[Action, ...] = (ReleaseRun(),) if standing else ()
+    return (*release, DeleteObject()) if retention.delete_object and not o.gone else release
+
+
+def _drops_volume(retention: ResolvedRetention, phase: RunPhase) -> bool:
+    keep = retention.keep_worktree
+    return keep == "Never" or (keep == "OnFailure" and phase is RunPhase.SUCCEEDED)
+
+
+def _hands_over(v: SandboxView, s: RunState, now: int) -> bool:
+    """A runner that has told its result exits by itself; only one that doesn't is stopped."""
+    told = s.agent_end is not None and v.epoch == s.epoch and v.role == Role.RUNNER
+    return told and s.end is not None and now - s.end.at < CANCEL_GRACE_MS
+
+
+def _stop(v: SandboxView, now: int, s: RunState) -> tuple[StopSandbox, ...]:
+    return stop(v, now, "RunEnded", CANCEL_GRACE_MS if s.phase is RunPhase.SUCCEEDED else 0)
+
+
+def stop(v: SandboxView, now: int, reason: str, grace_ms: int) -> tuple[StopSandbox, ...]:
+    """Ask for removal once; force it where the node never confirms."""
+    if v.stop_by is None:
+        return (StopSandbox(v.name, v.uid, reason, grace_ms),)
+    if now - v.stop_by >= STOP_PATIENCE_MS:
+        return (StopSandbox(v.name, v.uid, "NodeLost", 0, force=True),)
+    return ()
+
+
+def cancelling(o: Observed, s: RunState, now: int) -> Plan | None:
+    """X1: requested, propagated, acknowledged, quiesced, reconciled, and only then cancelled."""
+    if s.cancel_stage is None:
+        if not (o.cancel or o.gone):
+            return None
+        why = OBJECT_DELETED if o.gone else "user"
+        return Plan(actions=(report(RecordType.CANCEL_REQUESTED, {"reason": why}, why),), requeue_ms=1)
+    if o.live_sandboxes:
+        return _quiesce(o, s, now)
+    if s.open_effects:
+        commit = s.proposal.commit if s.proposal else ""
+        return Plan(actions=(Deliver(commit),), requeue_ms=DELIVERY_RETRY_MS, reason="Reconciling")
+    return Plan(actions=_cancelled(s), requeue_ms=1)
+
+
+def _quiesce(o: Observed, s: RunState, now: int) -> Plan:
+    """A runner gets its grace to stop by itself; what has none to use is stopped at once."""
+    left = (s.cancel_at or 0) + CANCEL_GRACE_MS - now
+    stops = tuple(
+        action
+        for v in o.live_sandboxes
+        if left <= 0 or o.gone or v.phase is SandboxPhase.WAITING or v.role != Role.RUNNER or v.epoch < s.epoch
+        for action in stop(v, now, "Cancelled", 0)
+    )
+    wait = STOP_POLL_MS if left <= 0 else min(STOP_POLL_MS, left)
+    return Plan(actions=stops, requeue_ms=wait, reason="Cancelling", message="waiting for the sandbox to stop")
+
+
+def _cancelled(s: RunState) -> tuple[Action, ...]:
+    unknown = [e.effect_id for e in s.unknown_effects]
+    reason = "Cancelled" if s.cancel_reason in {None, "user"} else s.cancel_reason
+    message = f"{len(unknown)} effects may or may not have happened" if unknown else ""
+    end = {"reason": reason, "message": message, "commit": None, "effects_closed": not unknown}
+    return (
+        report(RecordType.CANCEL_QUIESCED, {}, "quiesced"),
+        report(RecordType.CANCEL_RECONCILED, {"unknown": unknown}, "reconciled"),
+        report(RecordType.RUN_CANCELLED, end, "end"),
+    )

@@ -1,0 +1,121 @@
+"""Policies after the agent's end: judge, verify and deliver what it proposes. Its own word is not success (N4, V3)."""
+
+from __future__ import annotations
+
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
+from moorage.core.run.ending import DELIVERY_RETRY_MS
+from moorage.core.run.observed import Observed, SandboxView
+from moorage.core.run.state import Proposal, RunState
+from moorage.core.run.waiting import stuck, until_stuck
+from moorage.core.run.words import attempt_ended, fail, lost, report
+
+MAX_VERIFIER_LOSSES = 3
+VERIFIER_SLACK_MS = 600_000  # checkout and set-up, beside the commands' own limits
+
+
+def agent_ended(o: Observed, s: RunState, now: int) -> Plan | None:
+    """The run's way from its agent's last word to a verdict."""
+    end = s.agent_end
+    if end is None or end.outcome == "unknown":
+        return None
+    if end.outcome != "completed":
+        reason = "BudgetExhausted" if end.outcome == "exhausted" else end.reason or "AgentFailed"
+        return Plan(actions=(fail(reason, end.message or f"the agent ended with exit code {end.exit_code}"),))
+    if s.proposal is None or o.spec is None:
+        return None
+    return _judge(o, s, o.spec, s.proposal, now)
+
+
+def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan:
+    delivery = spec.delivery
+    if proposal.empty and delivery is not None and not delivery.allow_empty:
+        why = "the agent ended without a change; set delivery.allowEmpty if that can be right"
+        return Plan(actions=(fail("NoChange", why),))
+    if spec.acceptance:
+        unproved = _verify(o, s, spec, proposal, now)
+        if unproved is not None:
+            return unproved
+    if delivery is not None and delivery.push and not proposal.empty:
+        return _deliver(s, proposal)
+    return Plan(actions=(_succeed(proposal),), requeue_ms=1)
+
+
+def _succeed(proposal: Proposal) -> Report:
+    commit = None if proposal.empty else proposal.commit
+    return report(RecordType.RUN_SUCCEEDED, {"reason": "Completed", "message": "", "commit": commit}, "end")
+
+
+def _verify(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan | None:
+    """None once the proposed commit has passed; else the plan that leads there or ends the run."""
+    verdict = s.verification
+    if verdict is not None and verdict.commit == proposal.commit and verdict.problem is None:
+        if verdict.passed:
+            return None
+        return Plan(actions=(fail("AcceptanceFailed", verdict.summary, proposal.commit),), requeue_ms=1)
+    if s.verifications_lost >= MAX_VERIFIER_LOSSES:
+        why = _last_trouble(s)
+        return Plan(actions=(fail("VerifierLost", f"acceptance could not be run: {why}", proposal.commit),))
+    return _verifier(o, s, spec, proposal.commit, now)
+
+
+def _last_trouble(s: RunState) -> str:
+    if s.verification is not None and s.verification.problem:
+        return s.verification.problem
+    return s.verifier_trouble or "the verifier's sandbox died"
+
+
+def _verifier(o: Observed, s: RunState, spec: ResolvedRun, commit: str, now: int) -> Plan:
+    """Bring up the verifier number `serial` of this epoch, then wait for its verdict."""
+    serial = s.verifications_lost
+    mine = [x for x in s.sandboxes if x.role == Role.VERIFIER and x.epoch == s.epoch]
+    known = mine[-1] if len(mine) > serial else None
+    if known is None:
+        return _start_verifier(o, s, commit, serial)
+    view = next((v for v in o.sandboxes if v.uid == known.pod_uid), None)
+    if view is None or view.ended:
+        return Plan(actions=(lost(s, Role.VERIFIER, view, serial),), requeue_ms=1)
+    return stuck(o, view, now) or _await_verdict(s, spec, view, serial, now)
+
+
+def _start_verifier(o: Observed, s: RunState, commit: str, serial: int) -> Plan:
+    registered = {x.pod_uid for x in s.sandboxes}
+    stray = next((v for v in _verifiers(o, s) if v.uid not in registered and not v.ended), None)
+    if stray is not None:
+        return Plan(actions=(RegisterSandbox(stray.name, stray.uid, s.epoch, Role.VERIFIER, commit),), requeue_ms=1)
+    return Plan(
+        actions=(StartSandbox(s.epoch, Role.VERIFIER, serial, commit),),
+        reason="Verifying",
+        message="acceptance commands run on the proposed commit",
+    )
+
+
+def _verifiers(o: Observed, s: RunState) -> list[SandboxView]:
+    return [v for v in o.sandboxes if v.role == Role.VERIFIER and v.epoch == s.epoch]
+
+
+def _await_verdict(s: RunState, spec: ResolvedRun, view: SandboxView, serial: int, now: int) -> Plan:
+    if view.started_at is None:
+        return Plan(reason=view.reason or "Verifying", message=view.message, requeue_ms=until_stuck(spec, view, now))
+    limit = sum(check.timeout_ms for check in spec.acceptance) + VERIFIER_SLACK_MS
+    left = view.started_at + limit - now
+    if left > 0:
+        return Plan(reason="Verifying", message="acceptance commands run on the proposed commit", requeue_ms=left)
+    why = f"no verdict after {limit // 1000} s"
+    end = attempt_ended(s, Role.VERIFIER, "VerifierTimeout", why, serial)
+    return Plan(actions=(StopSandbox(view.name, view.uid, "VerifierTimeout", 0), end), requeue_ms=1)
+
+
+def _deliver(s: RunState, proposal: Proposal) -> Plan:
+    effect = s.delivered()
+    push = Deliver(proposal.commit)
+    if effect is None or effect.open or effect.status == "not_dispatched":
+        return Plan(actions=(push,), requeue_ms=DELIVERY_RETRY_MS, reason="Delivering")
+    if effect.status == "confirmed":
+        return Plan(actions=(_succeed(proposal),), requeue_ms=1)
+    if effect.status == "unknown":
+        why = f"the push to {effect.target} may or may not have happened; the remote is asked again"
+        return Plan(actions=(push,), requeue_ms=DELIVERY_RETRY_MS, reason="EffectUnknown", message=why)
+    reason, _, message = effect.detail.partition(": ")
+    return Plan(actions=(fail(reason or "DeliveryRejected", message or effect.detail, proposal.commit),), requeue_ms=1)

@@ -1,0 +1,41 @@
+"""The records that the operator writes, with ids that follow from what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Report
+from moorage.core.run.observed import SandboxView
+from moorage.core.run.state import RunState
+
+
+def report(kind: RecordType, payload: dict[str, Any], *key: object) -> Report:
+    """A record of the operator's whose id follows from `key`, so that saying it again changes nothing."""
+    return Report(":".join(["op", kind.value, *(str(k) for k in key)]), kind.value, payload)
+
+
+def fail(reason: str, message: str, commit: str | None = None) -> Report:
+    """The end without success."""
+    return report(RecordType.RUN_FAILED, {"reason": reason, "message": message, "commit": commit}, "end")
+
+
+def attempt_ended(s: RunState, role: str, reason: str, message: str, serial: int = 0) -> Report:
+    """The sandbox of that role and epoch counts as lost from here on."""
+    payload = {"epoch": s.epoch, "role": role, "reason": reason, "message": message}
+    return report(RecordType.ATTEMPT_ENDED, payload, role, s.epoch, serial)
+
+
+def give_up(s: RunState, reason: str, message: str) -> Report:
+    """The attempt is lost though its sandbox may still run; the next epoch fences it off."""
+    return attempt_ended(s, "runner", reason, message)
+
+
+def lost(s: RunState, role: str, view: SandboxView | None, serial: int = 0) -> Report:
+    """The sandbox is gone or ended without the result that it was for."""
+    if role == "runner" and s.agent_end is not None and s.agent_end.outcome == "unknown":
+        return attempt_ended(s, role, s.agent_end.reason, s.agent_end.message, serial)
+    if view is None:
+        return attempt_ended(s, role, "SandboxDeleted", "the sandbox was deleted from outside", serial)
+    reason = view.reason or "SandboxEnded"
+    return attempt_ended(s, role, reason, view.message or "the sandbox ended without a result", serial)
