@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorage.core.journal.chain import head_at, same_fact, seal
+from moorage.core.journal.chain import check_draft, head_at, same_fact, seal
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, Stored, decode
 from moorage.store.errors import DuplicateMismatch, Fenced, OffsetConflict, PodConflict, RunSealed, VersionConflict
 from moorage.store.port import AppendResult, Execution, ExecutionStatus, Guard, Pod, Session
@@ -98,6 +98,13 @@ def plan_session(current: Session, session: Session, expected_version: int) -> S
     if current.version != expected_version:
         raise VersionConflict(f"session {session.session_id}", expected_version, current.version)
     return replace(session, created_at=current.created_at, version=current.version + 1)
+
+
+def record_ids(drafts: Sequence[Draft]) -> list[str]:
+    """Return the ids to look up, each once. Raise InvalidDraft for those that no record can have."""
+    for draft in drafts:
+        check_draft(draft)
+    return list(dict.fromkeys(draft.record_id for draft in drafts))
 
 
 def refuse_writer(row: Execution, epoch: int | None) -> None:

@@ -180,7 +180,8 @@ class MemoryStore:
         return run
 
     def _existing(self, run: _Run, drafts: Sequence[Draft]) -> dict[str, Stored]:
-        return {d.record_id: run.events[run.by_id[d.record_id]] for d in drafts if d.record_id in run.by_id}
+        ids = appending.record_ids(drafts)
+        return {record_id: run.events[run.by_id[record_id]] for record_id in ids if record_id in run.by_id}
 
     def _write(self, run: _Run, plan: AppendPlan) -> AppendResult:
         for record, stored in plan.rows:

@@ -201,7 +201,7 @@ _BLOB_FIELDS = tuple(f.name for f in fields(BlobRef))
 
 
 def _body(draft: Draft, run: RunIdentity, place: _Place) -> bytes:
-    _check_draft(draft)
+    check_draft(draft)
     body = canonical(_envelope(draft, run, place))
     if len(body) > MAX_INLINE:
         _check_sizes(draft, len(body))
@@ -228,9 +228,12 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, str) else v for k, v in values.items() if v is not None}
 
 
-def _check_draft(draft: Draft) -> None:
+def check_draft(draft: Draft) -> None:
+    """Refuse a draft with a field outside its bounds: raise InvalidDraft or PayloadTooLarge."""
     if not 1 <= len(draft.record_id) <= MAX_ID:
         raise InvalidDraft(f"record_id must have 1 to {MAX_ID} characters, it has {len(draft.record_id)}")
+    if not _is_text(draft.record_id):
+        raise InvalidDraft(f"record_id {draft.record_id!r} is not valid Unicode without NUL")
     if not draft.type:
         raise InvalidDraft(f"record {draft.record_id} has no type")
     if not 0 <= draft.recorded_at <= MAX_SAFE_INTEGER:
@@ -250,3 +253,8 @@ def _check_sizes(draft: Draft, total: int) -> None:
         raise PayloadTooLarge(
             f"record {draft.record_id}: fields beside the payload take {total - inline} bytes, at most {MAX_ENVELOPE}"
         )
+
+
+def _is_text(value: str) -> bool:
+    """Whether every database can keep it."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

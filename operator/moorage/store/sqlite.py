@@ -1,0 +1,251 @@
+"""The store in one SQLite file, for one gateway (J11).
+
+A call runs on the event loop's own thread: an append takes a third of a millisecond, and handing it to a thread would
+take longer than that. Whatever is written is on the disk before the call returns. Nothing is cached, so that what
+another process writes to the same file is seen, and a failed commit leaves no memory that runs ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from moorage.api.wire import Change
+from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.store import appending, sqlite_rows
+from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
+from moorage.store.port import (
+    AppendResult,
+    Execution,
+    ExecutionStatus,
+    Guard,
+    NewExecution,
+    Pod,
+    Session,
+    Snapshot,
+)
+from moorage.store.reading import recover
+from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, connect, transaction, translated
+
+T = TypeVar("T")
+CHUNK = 256
+"""Records that a stream reads at once; between chunks other tasks run."""
+
+
+class SqliteStore:
+    """DurableExecutionStore over one connection that belongs to it, used from the thread that opened it."""
+
+    def __init__(self, path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+        self._path = str(path)
+        self._db = connect(path, busy_timeout_ms)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def persist(self, new: NewExecution) -> Execution:
+        """See the port."""
+
+        def work() -> Execution:
+            if (found := sqlite_rows.find_execution(self._db, new.identity.run_uid)) is None:
+                sqlite_rows.insert_execution(self._db, new)
+                return sqlite_rows.get_execution(self._db, new.identity.run_uid)[1]
+            if found[1].spec_hash != new.spec_hash:
+                raise SpecConflict(new.identity.run_uid)
+            return found[1]
+
+        return self._write(work)
+
+    async def get(self, run_uid: str) -> Execution:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.get_execution(self._db, run_uid)[1])
+
+    async def spec(self, run_uid: str) -> Mapping[str, Any]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.get_spec(self._db, self._run(run_uid)))
+
+    async def recover(self, run_uid: str) -> Execution:
+        """See the port."""
+        return await recover(self, run_uid)
+
+    async def list_pending(self, tenant: str | None = None) -> list[Execution]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.pending_executions(self._db, tenant))
+
+    async def append(
+        self,
+        run_uid: str,
+        epoch: int | None,
+        drafts: Sequence[Draft],
+        expected_offset: int | None = None,
+        *,
+        status: ExecutionStatus | None = None,
+        guard: Guard | None = None,
+    ) -> AppendResult:
+        """See the port."""
+
+        def work() -> AppendResult:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            existing = self._existing(run, drafts)
+            plan = appending.plan_append(row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
+            return self._commit(run, row, plan)
+
+        return self._write(work)
+
+    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+        """See the port."""
+
+        def work() -> AppendResult:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            raised = appending.plan_fence(row, epoch)
+            plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts))
+            return self._commit(run, row, plan)
+
+        return self._write(work)
+
+    async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
+        """See the port."""
+
+        def work() -> Execution:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            after = appending.plan_status(row, status, expected_version)
+            sqlite_rows.update_execution(self._db, run, row, after)
+            return after
+
+        return self._write(work)
+
+    async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
+        """See the port."""
+        stored = self._read(lambda: sqlite_rows.events(self._db, self._run(run_uid), from_offset, limit))
+        return [decode(entry) for entry in stored]
+
+    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+        """See the port."""
+        run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
+        while from_offset <= row.head.offset:
+            limit = min(CHUNK, row.head.offset + 1 - from_offset)
+            entries = self._events(run, from_offset, limit)
+            for entry in entries:
+                yield entry
+            if len(entries) < limit:
+                return
+            from_offset += limit
+            await asyncio.sleep(0)
+
+    async def put_snapshot(self, snapshot: Snapshot) -> None:
+        """See the port."""
+
+        def work() -> None:
+            run = self._run(snapshot.run_uid)
+            if sqlite_rows.event_hash(self._db, run, snapshot.source_offset) != snapshot.source_hash:
+                raise SnapshotRefused(snapshot.run_uid, snapshot.source_offset)
+            sqlite_rows.put_snapshot(self._db, run, snapshot)
+
+        self._write(work)
+
+    async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.get_snapshot(self._db, self._run(run_uid), run_uid, reducer_version))
+
+    async def delete(self, run_uid: str, *, at: int, reason: str, actor: str | None = None) -> Execution:
+        """See the port."""
+
+        def work() -> Execution:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            if row.sealed:
+                return row
+            return self._commit(run, row, appending.plan_delete(row, at, reason, actor)).execution
+
+        return self._write(work)
+
+    async def register_pod(self, pod: Pod) -> Pod:
+        """See the port."""
+
+        def work() -> Pod:
+            run, row = sqlite_rows.get_execution(self._db, pod.run_uid)
+            existing = sqlite_rows.find_pod(self._db, pod.pod_uid)
+            appending.plan_pod(row, existing, pod)
+            if existing is None:
+                sqlite_rows.insert_pod(self._db, run, pod)
+            return pod
+
+        return self._write(work)
+
+    async def find_pod(self, pod_uid: str) -> Pod | None:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.find_pod(self._db, pod_uid))
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.changes(self._db, after, limit))
+
+    async def referenced_blobs(self, tenant: str) -> set[str]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.referenced_blobs(self._db, tenant))
+
+    async def open_session(self, session: Session) -> Session:
+        """See the port."""
+
+        def work() -> Session:
+            if (existing := sqlite_rows.find_session(self._db, session.tenant, session.session_id)) is not None:
+                return existing
+            fresh = replace(session, version=1)
+            sqlite_rows.put_session(self._db, fresh)
+            return fresh
+
+        return self._write(work)
+
+    async def get_session(self, tenant: str, session_id: str) -> Session:
+        """See the port."""
+        return self._read(lambda: self._session(tenant, session_id))
+
+    async def update_session(self, session: Session, expected_version: int) -> Session:
+        """See the port."""
+
+        def work() -> Session:
+            current = self._session(session.tenant, session.session_id)
+            after = appending.plan_session(current, session, expected_version)
+            sqlite_rows.put_session(self._db, after)
+            return after
+
+        return self._write(work)
+
+    async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.open_sessions(self._db, tenant, active_since))
+
+    async def close(self) -> None:
+        """See the port."""
+        self._db.close()
+
+    def _write(self, work: Callable[[], T]) -> T:
+        with translated(self._path), transaction(self._db):
+            return work()
+
+    def _read(self, work: Callable[[], T]) -> T:
+        with translated(self._path):
+            return work()
+
+    def _commit(self, run: int, row: Execution, plan: appending.AppendPlan) -> AppendResult:
+        sqlite_rows.insert_events(self._db, run, plan)
+        sqlite_rows.update_execution(self._db, run, row, plan.result.execution)
+        return plan.result
+
+    def _existing(self, run: int, drafts: Sequence[Draft]) -> dict[str, Stored]:
+        return sqlite_rows.events_by_id(self._db, run, appending.record_ids(drafts))
+
+    def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
+        return self._read(lambda: sqlite_rows.events(self._db, run, from_offset, limit))
+
+    def _run(self, run_uid: str) -> int:
+        return sqlite_rows.get_execution(self._db, run_uid)[0]
+
+    def _session(self, tenant: str, session_id: str) -> Session:
+        if (session := sqlite_rows.find_session(self._db, tenant, session_id)) is None:
+            raise UnknownSession(tenant, session_id)
+        return session

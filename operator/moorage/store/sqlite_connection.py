@@ -1,0 +1,95 @@
+"""One SQLite connection that is durable or refuses to be used, with SQLite's errors turned into the store's."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moorage.store.errors import NotDurable, StoreBusy, StoreError, StoreUnavailable
+from moorage.store.migrations import migrate, released
+
+BUSY_TIMEOUT_MS = 2000
+"""How long a call waits for another process's transaction. The event loop waits with it, so it is short."""
+
+_FULL, _EXTRA = 2, 3
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def connect(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
+    """Open or create the database at `path`, in WAL mode with `synchronous=FULL`, at this version's schema.
+
+    Raise NotDurable, StoreBusy, StoreUnavailable or SchemaMismatch.
+    """
+    with translated(str(path)):
+        connection = sqlite3.connect(path, timeout=busy_timeout_ms / 1000, isolation_level=None)
+        try:
+            _configure(connection, busy_timeout_ms)
+            check_durable(connection)
+            migrate(connection, released("sqlite"))
+        except BaseException:
+            connection.close()
+            raise
+    _sync_folder(path.parent)
+    return connection
+
+
+def check_durable(connection: sqlite3.Connection) -> None:
+    """J7: raise NotDurable unless a commit on this connection survives a power cut."""
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
+    if mode != "wal" or synchronous not in {_FULL, _EXTRA}:
+        raise NotDurable(
+            f"the database has journal_mode={mode} and synchronous={synchronous}, where wal and 2 (FULL) are needed: "
+            "give the path of a file on a local disk"
+        )
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Hold the write lock from the first statement on; commit at the end, roll back on any error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise the store's errors for SQLite's."""
+    try:
+        yield
+    except sqlite3.Error as e:
+        raise _translate(e, path) from e
+
+
+def _translate(error: sqlite3.Error, path: str) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _BUSY:
+        return StoreBusy(f"{path} is held by another process: nothing was written, try again")
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    return StoreUnavailable(f"{path} can't be used ({name}: {error}): check the disk's space, rights and health")
+
+
+def _configure(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(busy_timeout_ms)}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone stops at the drive's cache
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA recursive_triggers = ON")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the file's name as durable as its bytes."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
