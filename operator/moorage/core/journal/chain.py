@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical
@@ -108,12 +108,13 @@ def same_fact(draft: Draft, existing: Record, stored: Stored) -> bool:
         existing.schema_version,
         existing.criticality,
     )
-    then = {
-        "recorded_at": existing.recorded_at,
-        "trace_id": existing.trace_id,
-        "correlation_id": existing.correlation_id,
-    }
-    return canonical(_envelope(draft, run, place) | _present(then)) == stored.body
+    then = replace(
+        draft,
+        recorded_at=existing.recorded_at,
+        trace_id=existing.trace_id,
+        correlation_id=existing.correlation_id,
+    )
+    return canonical(_envelope(then, run, place)) == stored.body
 
 
 class ChainVerifier:
