@@ -9,7 +9,7 @@ from pydantic import Field
 from moorage.api.constraints import Constraints
 from moorage.api.meta import Conditions, Label, Name, ObjectMeta, ObjectRef
 from moorage.api.quantity import Quantity
-from moorage.api.rules import Fields, Rule, Told, keyed_by, matching, without
+from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
 MAX_ARGUMENTS = 64
 
@@ -72,13 +72,9 @@ class AgentTemplate(Fields):
         default=None, max_length=MAX_ARGUMENTS, description="Further arguments for the driver's program."
     )
     model: ModelChoice | None = Field(default=None, description="The model that the agent talks to.")
-    env: Annotated[
-        tuple[EnvVar, ...] | None,
-        Field(
-            max_length=64,
-            json_schema_extra=keyed_by("name"),
-        ),
-    ] = Field(default=None, description="Environment of the agent. Names are unique.")
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), KeyedBy("name")] | None = Field(
+        default=None, description="Environment of the agent. Names are unique."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -131,13 +127,9 @@ class Sandbox(Fields):
         " (gvisor). A class that isn't installed is told in the condition SandboxReady.",
     )
     resources: Resources | None = Field(default=None, description="Limits on cpu, memory and disk.")
-    egress: Annotated[
-        tuple[EgressHost, ...] | None,
-        Field(
-            max_length=64,
-            json_schema_extra=keyed_by("host"),
-        ),
-    ] = Field(default=None, description="Hosts that the agent may reach through the gateway. Nothing unless listed.")
+    egress: Annotated[tuple[EgressHost, ...], Field(max_length=64), KeyedBy("host")] | None = Field(
+        default=None, description="Hosts that the agent may reach through the gateway. Nothing unless listed."
+    )
 
 
 class AgentSpec(AgentTemplate):

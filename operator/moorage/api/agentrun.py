@@ -10,7 +10,7 @@ from moorage.api.agent import AgentTemplate, Sandbox
 from moorage.api.constraints import Constraints
 from moorage.api.meta import Bounded, Conditions, KeyRef, Label, ObjectMeta, ObjectRef, Time
 from moorage.api.quantity import Duration
-from moorage.api.rules import Fields, Rule, Told, exactly_one, keyed_by
+from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
 from moorage.api.transitions import only_widened, unchanged
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
@@ -82,8 +82,8 @@ class Delivery(Fields):
     branch: BranchName | None = Field(
         default=None,
         description="Branch that the commit goes to, for example moorage/fix-login. It must not exist, or be an"
-        " ancestor of the result: nothing is overwritten. Default: the Workspace's branchPrefix (moorage/) and the run's"
-        " name.",
+        " ancestor of the result: nothing is overwritten. Default: the Workspace's branchPrefix (moorage/) and the"
+        " run's name.",
     )
     push: bool = Field(
         default=True,
@@ -191,9 +191,7 @@ class AgentRunSpec(Fields):
         default=None, description="The program that works, described here: driver, image, model. This or agentRef."
     )
     agent_ref: ObjectRef | None = Field(default=None, description="Agent that works. This or agent.")
-    acceptance: Annotated[
-        tuple[AcceptanceCheck, ...] | None, Field(max_length=32, json_schema_extra=keyed_by("name"))
-    ] = Field(
+    acceptance: Annotated[tuple[AcceptanceCheck, ...], Field(max_length=32), KeyedBy("name")] | None = Field(
         default=None,
         description="Commands that decide whether the run succeeds, run in a sandbox of their own. All must exit 0; an"
         " agent's own word does not decide. Names are unique.",
@@ -213,15 +211,19 @@ class AgentRunSpec(Fields):
     )
     scheduling: Scheduling = Field(default=Scheduling(), description="When the run gets its turn.")
     timeouts: Timeouts = Field(default=Timeouts(), description="How long one thing may take.")
-    approvals: Annotated[
-        tuple[Approval, ...] | None,
-        Field(max_length=16, json_schema_extra=keyed_by("name")),
-        Rule(
-            "approvals aren't enforced by this version, so none can be asked for: leave approvals out",
-            "self.size() == 0",
-            lambda approvals: not approvals,
-        ),
-    ] = Field(default=None, description="What a person must allow first. Not enforced yet, and refused unless empty.")
+    approvals: (
+        Annotated[
+            tuple[Approval, ...],
+            Field(max_length=16),
+            KeyedBy("name"),
+            Rule(
+                "approvals aren't enforced by this version, so none can be asked for: leave approvals out",
+                "self.size() == 0",
+                lambda approvals: not approvals,
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="What a person must allow first. Not enforced yet, and refused unless empty.")
     recovery: Recovery = Field(default=Recovery(), description="What happens when an attempt is lost.")
     retention: Retention = Field(
         default=Retention(), description="What is kept after the end. It can be changed later."

@@ -11,7 +11,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from moorage.api.rules import Fields, Told, keyed_by, matching
+from moorage.api.rules import Fields, KeyedBy, Told, matching
 
 MAX_CONDITIONS = 16
 
@@ -127,9 +127,9 @@ Conditions = Annotated[
     tuple[Condition, ...],
     Field(
         max_length=MAX_CONDITIONS,
-        json_schema_extra=keyed_by("type"),
         description="Observations; Ready, Reconciling and Stalled are those of kstatus.",
     ),
+    KeyedBy("type"),
 ]
 
 

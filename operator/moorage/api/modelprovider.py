@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from moorage.api.meta import Conditions, KeyRef, ObjectMeta
-from moorage.api.rules import Fields, Told, keyed_by, matching, without
+from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 
 class ProvidedModel(Fields):
@@ -40,13 +40,9 @@ class ModelProviderSpec(Fields):
         description="Secret and key with the provider's API key; read by the gateway when it is used. The sandbox never"
         " sees it. Left out: the endpoint asks for none.",
     )
-    models: Annotated[
-        tuple[ProvidedModel, ...] | None,
-        Field(
-            max_length=64,
-            json_schema_extra=keyed_by("name"),
-        ),
-    ] = Field(default=None, description="Models that runs may use. Left out: the one that the run's agent names.")
+    models: Annotated[tuple[ProvidedModel, ...], Field(max_length=64), KeyedBy("name")] | None = Field(
+        default=None, description="Models that runs may use. Left out: the one that the run's agent names."
+    )
 
 
 class ModelProviderStatus(Told):

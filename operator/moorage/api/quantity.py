@@ -6,14 +6,15 @@ Each type is a `str` that has been checked; its property gives the integer. The 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from moorage.api.rules import Rule, broken, cel_string, with_rules
+from moorage.api.rules import Rule, broken, cel_matches, with_rules
 
 _DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
 _TOKENS = re.compile(r"([0-9]{1,15})|([0-9]{1,9})([kMG])")
@@ -77,6 +78,17 @@ def _positive(value: int, text: str) -> int:
     return value
 
 
+def cel_duration(value: str) -> str:
+    """CEL: whether `value` can be read as a duration."""
+    return f"{value} != '' && {cel_matches(value, _DURATION.pattern)}"
+
+
+def _positive_cel(pattern: re.Pattern[str]) -> str:
+    """CEL: written as `pattern` says, and above zero. What may be an integer has no type, so `string` comes first."""
+    text = "string(self)"
+    return f"{cel_matches(text, pattern.pattern)} && quantity({text}).isGreaterThan(quantity('0'))"
+
+
 class _Written(str):
     """A checked string. Subclasses say how it is read, how long it may be, and what the API server checks."""
 
@@ -91,11 +103,8 @@ class _Written(str):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A string (or an integer, where that is unambiguous) that obeys the rule."""
-        text: CoreSchema = core_schema.str_schema(strict=True, max_length=cls.max_length)
-        if cls.or_integer:
-            text = core_schema.union_schema([text, core_schema.int_schema(strict=True, ge=-(2**63), lt=2**63)])
-        return core_schema.no_info_after_validator_function(
-            cls._checked, text, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        return core_schema.no_info_plain_validator_function(
+            cls._checked, serialization=core_schema.plain_serializer_function_ser_schema(str)
         )
 
     @classmethod
@@ -105,14 +114,18 @@ class _Written(str):
         return with_rules({"x-kubernetes-int-or-string": True} if cls.or_integer else base, cls.rule)
 
     @classmethod
-    def _checked(cls, value: str | int) -> Self:
+    def _checked(cls, value: object) -> Self:
+        readable = isinstance(value, str) or (cls.or_integer and type(value) is int)
+        if not readable:
+            wanted = "a string or a whole number" if cls.or_integer else "a string"
+            raise PydanticCustomError("written", cast("Any", f"must be {wanted}; put it in quotes"))
         text = cls(value)
-        if cls.rule.holds is not None and not cls.rule.holds(text):
+        if len(text) > cls.max_length or not (cls.rule.holds and cls.rule.holds(text)):
             raise broken(cls.rule)
         return text
 
 
-def _reads(reader: Any) -> Any:
+def _reads(reader: Callable[[str], object]) -> Callable[[str], bool]:
     def holds(text: str) -> bool:
         try:
             reader(text)
@@ -130,8 +143,7 @@ class Duration(_Written):
     or_integer = False
     rule = Rule(
         "must be a duration greater than zero in hours, minutes and seconds, such as 10m, 2h or 1h30m",
-        f"self != '' && self.matches({cel_string('^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$')})"
-        " && duration(self) > duration('0s')",
+        f"{cel_duration('self')} && duration(self) > duration('0s')",
         _reads(duration_ms),
     )
 
@@ -147,7 +159,7 @@ class Tokens(_Written):
     __slots__ = ()
     rule = Rule(
         "must be a whole number greater than zero, such as 500000, 300k or 2M; leave it out for no limit",
-        f"string(self).matches({cel_string('^([0-9]{1,15}|[0-9]{1,9}[kMG])$')}) && quantity(string(self)).sign() == 1",
+        _positive_cel(_TOKENS),
         _reads(token_count),
     )
 
@@ -164,7 +176,7 @@ class Money(_Written):
     rule = Rule(
         'must be US dollars greater than zero with at most six decimals, in quotes, such as "8.00";'
         " leave it out for no limit",
-        f"string(self).matches({cel_string('^[0-9]{1,9}([.][0-9]{1,6})?$')}) && quantity(string(self)).sign() == 1",
+        _positive_cel(_DOLLARS),
         _reads(micro_dollars),
     )
 
@@ -180,8 +192,7 @@ class Quantity(_Written):
     __slots__ = ()
     rule = Rule(
         "must be a Kubernetes quantity greater than zero, such as 2, 500m or 4Gi",
-        f"string(self).matches({cel_string('^[0-9]{1,18}([.][0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$')})"
-        " && quantity(string(self)).sign() == 1",
+        _positive_cel(_AMOUNT),
         _reads(amount),
     )
 

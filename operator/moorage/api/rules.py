@@ -7,6 +7,7 @@ its CEL into `x-kubernetes-validations`, and a table of bad manifests sent to bo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
@@ -78,8 +79,7 @@ def broken(*rules: Rule) -> PydanticCustomError:
 def matching(pattern: str, message: str) -> Rule:
     """The whole string matches `pattern`, which RE2 and Python read alike."""
     compiled = re.compile(pattern)
-    cel = f"self.matches({cel_string(f'^(?:{pattern})$')})"
-    return Rule(message, cel, lambda text: compiled.fullmatch(text) is not None)
+    return Rule(message, cel_matches("self", pattern), lambda text: compiled.fullmatch(text) is not None)
 
 
 def without(pattern: str, message: str) -> Rule:
@@ -94,15 +94,36 @@ def exactly_one(message: str, *fields: str) -> Rule:
     return Rule(message, cel, lambda model: len(model.wire_fields_set().intersection(fields)) == 1)
 
 
+def cel_matches(value: str, pattern: str) -> str:
+    """CEL: the whole of `value` matches `pattern`."""
+    return f"{value}.matches({cel_string(f'^(?:{pattern})$')})"
+
+
 def cel_string(text: str) -> str:
     """A CEL string literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
-def keyed_by(field: str) -> dict[str, Any]:
-    """Schema of a list whose items are told apart by `field`: the API server refuses duplicates and merges by it."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+class KeyedBy:
+    """Annotation: a list whose items are told apart by one field; duplicates are refused, and updates merge by it."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Refuse duplicates after the list's own validation."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """State the key."""
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.field]}
+
+    def _check(self, items: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
+        seen = Counter(getattr(item, self.field) for item in items)
+        for key in (key for key, times in seen.items() if times > 1):
+            raise broken(Rule(f"{self.field} {key!r} is there twice: each {self.field} must be unique"))
+        return items
 
 
 class Fields(BaseModel):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from moorage.api.quantity import cel_duration
 from moorage.api.rules import Rule
-
-_DURATION = "^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 
 
 def _readable(new: str, kind: str) -> str:
     """Whether the new value can be compared at all."""
     if kind == "quantity":
         return f"isQuantity(string({new}))"
-    return f"({new} != '' && {new}.matches('{_DURATION}'))" if kind == "duration" else "true"
+    return f"({cel_duration(new)})" if kind == "duration" else "true"
 
 
 def _not_below(new: str, old: str, kind: str) -> str:

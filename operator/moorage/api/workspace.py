@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moorage.api.meta import Bounded, Conditions, Name, ObjectMeta, SecretKey, Time
 from moorage.api.quantity import Duration, Quantity
-from moorage.api.rules import Fields, Rule, Told, exactly_one, keyed_by, matching, without
+from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching, without
 
 DEFAULT_BRANCH_PREFIX = "moorage/"
 
@@ -222,13 +222,9 @@ class WorkspaceStatus(Told):
     observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
     conditions: Conditions = ()
     mirror: Mirror | None = Field(default=None, description="The gateway's copy of the remote.")
-    worktrees: Annotated[
-        tuple[Worktree, ...],
-        Field(
-            max_length=32,
-            json_schema_extra=keyed_by("run"),
-        ),
-    ] = Field(default=(), description="Worktrees in use, at most 32 of them.")
+    worktrees: Annotated[tuple[Worktree, ...], Field(max_length=32), KeyedBy("run")] = Field(
+        default=(), description="Worktrees in use, at most 32 of them."
+    )
 
 
 class Workspace(Fields):
