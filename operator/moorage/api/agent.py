@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moorage.api.constraints import Constraints
-from moorage.api.meta import Conditions, Label, Name, ObjectMeta, ObjectRef
+from moorage.api.meta import Conditions, Label, Name, ObjectRef, Resource
 from moorage.api.quantity import Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
@@ -150,7 +150,7 @@ class AgentStatus(Told):
     conditions: Conditions = ()
 
 
-class Agent(Fields):
+class Agent(Resource):
     """Agent is a reusable definition of a program that works: driver, image, model, arguments, sandbox and limits.
 
     AgentRuns name it in agentRef; it is read once, when a run is admitted.
@@ -158,6 +158,5 @@ class Agent(Fields):
 
     api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
     kind: Literal["Agent"] = "Agent"
-    metadata: ObjectMeta = ObjectMeta()
     spec: AgentSpec = Field(description="The definition.")
     status: AgentStatus | None = Field(default=None, description="What is known about it; written by the operator.")

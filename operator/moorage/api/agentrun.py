@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moorage.api.agent import AgentTemplate, Sandbox
 from moorage.api.constraints import Constraints
-from moorage.api.meta import Bounded, Conditions, KeyRef, Label, ObjectMeta, ObjectRef, Time
+from moorage.api.meta import Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
 from moorage.api.transitions import only_widened, unchanged
@@ -361,7 +361,7 @@ class AgentRunStatus(Told):
     finished_at: Time | None = Field(default=None, description="When the run ended.")
 
 
-class AgentRun(Fields):
+class AgentRun(Resource):
     """AgentRun is one durable piece of work: a goal, an agent, a workspace, and what decides whether it is done.
 
     It gets a sandbox, a worktree, an owner with a fencing epoch, a budget and a journal; whatever dies on the way, it
@@ -370,7 +370,6 @@ class AgentRun(Fields):
 
     api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
     kind: Literal["AgentRun"] = "AgentRun"
-    metadata: ObjectMeta = ObjectMeta()
     spec: AgentRunSpec = Field(description="What is wanted.")
     status: AgentRunStatus | None = Field(default=None, description="How far it is; written by the operator.")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from unicodedata import category
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PrivateAttr
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -97,6 +97,24 @@ class ObjectMeta(Told):
     def created_at(self) -> int:
         """Milliseconds since the epoch; 0 for what has not been created."""
         return parse_time(self.creation_timestamp) if self.creation_timestamp else 0
+
+
+class Resource(Fields):
+    """Base of the kinds: what stands beside spec and status."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    _unknown: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Paths of fields that a newer version (or a typo) wrote, and that were passed over."""
+        return self._unknown
+
+    def with_unknown(self, paths: tuple[str, ...]) -> Self:
+        """The same resource, telling that these fields were passed over."""
+        told = self.model_copy()
+        told._unknown = paths  # noqa: SLF001  its own copy
+        return told
 
 
 class ObjectRef(Fields):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from moorage.api.meta import Conditions, KeyRef, ObjectMeta
+from moorage.api.meta import Conditions, KeyRef, Resource
 from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 
@@ -52,7 +52,7 @@ class ModelProviderStatus(Told):
     conditions: Conditions = ()
 
 
-class ModelProvider(Fields):
+class ModelProvider(Resource):
     """ModelProvider is an endpoint that serves models.
 
     Agents reach it through the gateway, which adds the credential.
@@ -60,7 +60,6 @@ class ModelProvider(Fields):
 
     api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
     kind: Literal["ModelProvider"] = "ModelProvider"
-    metadata: ObjectMeta = ObjectMeta()
     spec: ModelProviderSpec = Field(description="The definition.")
     status: ModelProviderStatus | None = Field(
         default=None, description="What is known about it; written by the operator."

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from moorage.api.meta import Bounded, Conditions, Name, ObjectMeta, SecretKey, Time
+from moorage.api.meta import Bounded, Conditions, Name, Resource, SecretKey, Time
 from moorage.api.quantity import Duration, Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching, without
 
@@ -227,7 +227,7 @@ class WorkspaceStatus(Told):
     )
 
 
-class Workspace(Fields):
+class Workspace(Resource):
     """Workspace is where work happens: a git repository by its URL, one on a volume, or an empty one.
 
     AgentRuns name it in workspaceRef; it is read once, when a run is admitted. Each run works in a worktree and on a
@@ -236,6 +236,5 @@ class Workspace(Fields):
 
     api_version: Literal["moorage.dev/v1alpha1"] = "moorage.dev/v1alpha1"
     kind: Literal["Workspace"] = "Workspace"
-    metadata: ObjectMeta = ObjectMeta()
     spec: WorkspaceSpec = Field(description="The definition.")
     status: WorkspaceStatus | None = Field(default=None, description="What is known about it; written by the operator.")
