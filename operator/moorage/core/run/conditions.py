@@ -1,0 +1,149 @@
+"""The conditions of an AgentRun, one small function each: they are the truth, the phase is their summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moorage.api.meta import Condition, Status, get_condition
+from moorage.api.wire import Role
+from moorage.core.run.actions import Plan
+from moorage.core.run.observed import Observed, SandboxPhase
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+
+OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted"})
+SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
+
+
+def conditions(o: Observed, told: Plan, phase: str, previous: Iterable[Condition]) -> tuple[Condition, ...]:
+    """All but those of kstatus. `told` carries the run's reason and message, `phase` the one that is shown."""
+    s = o.journal
+    if s is None:
+        return _unheard(told, tuple(previous))
+    return (
+        _admitted(o, s, told),
+        _workspace_ready(s, told),
+        _sandbox_ready(o, s, told),
+        _owned(o, s),
+        _progressing(s, told, phase),
+        _within_budget(o, s),
+        _effects_closed(s),
+        _accepted(o, s),
+        _delivered(o, s),
+        _succeeded(told, phase),
+    )
+
+
+def _truth(kind: str, status: Status, reason: str, message: str = "") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message)
+
+
+def _unheard(told: Plan, previous: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """The gateway is away: what was known stays, and that it isn't known to progress is said."""
+    kept = () if get_condition(previous, "Admitted") else (_truth("Admitted", "Unknown", told.reason, told.message),)
+    return (*kept, _truth("Progressing", "Unknown", told.reason, told.message))
+
+
+def _admitted(o: Observed, s: RunState, told: Plan) -> Condition:
+    if s.admitted_at is not None:
+        return _truth("Admitted", "True", "Admitted", "the resolved spec is in the journal")
+    reason = o.problem.reason if o.problem else told.reason
+    return _truth("Admitted", "False", reason, o.problem.message if o.problem else told.message)
+
+
+def _workspace_ready(s: RunState, told: Plan) -> Condition:
+    if s.workspace_base is not None:
+        return _truth("WorkspaceReady", "True", "Ready", f"worktree at {s.workspace_base}")
+    if told.reason.startswith("Workspace"):
+        return _truth("WorkspaceReady", "False", told.reason, told.message)
+    return _truth("WorkspaceReady", "False", "NotReady")
+
+
+def _sandbox_ready(o: Observed, s: RunState, told: Plan) -> Condition:
+    kind = "SandboxReady"
+    if told.reason in SANDBOX_PROBLEMS:
+        return _truth(kind, "False", told.reason, told.message)
+    if s.end is not None:
+        return _truth(kind, "False", "RunEnded")
+    view = o.sandbox(s.epoch, Role.RUNNER)
+    if view is None:
+        loss = s.last_loss if s.phase is RunPhase.RECOVERING else None
+        return _truth(kind, "False", loss.reason if loss else "NotCreated", loss.message if loss else "")
+    if view.phase is SandboxPhase.RUNNING:
+        return _truth(kind, "True", "Running", f"pod {view.name}")
+    default = "Starting" if view.phase is SandboxPhase.WAITING else "Ended"
+    return _truth(kind, "False", view.reason or default, view.message)
+
+
+def _owned(o: Observed, s: RunState) -> Condition:
+    if s.end is not None:
+        return _truth("Owned", "False", "RunEnded")
+    if s.epoch > 0 and s.phase is not RunPhase.RECOVERING:
+        return _truth("Owned", "True", "Leased", f"attempt {s.attempt} owns it under epoch {s.epoch}")
+    return _truth("Owned", "False", "NoOwner")
+
+
+def _progressing(s: RunState, told: Plan, phase: str) -> Condition:
+    if s.end is not None or s.phase in {RunPhase.PENDING, RunPhase.PAUSED}:
+        return _truth("Progressing", "False", told.reason, told.message)
+    return _truth("Progressing", "True", phase)
+
+
+def _within_budget(o: Observed, s: RunState) -> Condition:
+    hard = o.spec.limits.tokens_hard if o.spec else None
+    if s.end is not None and s.end.reason in OVER_BUDGET:
+        return _truth("WithinBudget", "False", s.end.reason, s.end.message)
+    if hard is not None and s.usage.tokens >= hard:
+        return _truth("WithinBudget", "False", "TokensExhausted", f"{s.usage.tokens} of {hard} tokens are used")
+    return _truth("WithinBudget", "True", "WithinLimits")
+
+
+def _effects_closed(s: RunState) -> Condition:
+    unknown = s.unknown_effects
+    if unknown:
+        names = ", ".join(f"{e.kind} {e.target}" for e in unknown[:4])
+        return _truth("EffectsClosed", "False", "EffectUnknown", f"may or may not have happened: {names}")
+    if s.open_effects:
+        return _truth("EffectsClosed", "False", "EffectsOpen", f"{len(s.open_effects)} under way")
+    return _truth("EffectsClosed", "True", "NoneOpen")
+
+
+def _accepted(o: Observed, s: RunState) -> Condition:
+    verdict = s.verification
+    if o.spec is not None and not o.spec.acceptance:
+        return _truth("Accepted", "Unknown", "NothingAsked", "the run has no acceptance commands")
+    if verdict is None or verdict.problem is not None:
+        return _truth("Accepted", "Unknown", "NotVerified", (verdict.problem or "") if verdict else "")
+    if not verdict.passed:
+        return _truth("Accepted", "False", "AcceptanceFailed", verdict.summary)
+    if not verdict.isolated:
+        return _truth("Accepted", "True", "Unisolated", "the agent's own sandbox ran the commands: reported only")
+    return _truth("Accepted", "True", "Verified", f"acceptance passed on {verdict.commit}")
+
+
+def _delivered(o: Observed, s: RunState) -> Condition:
+    kind, push = "Delivered", s.delivered()
+    if push is not None:
+        if push.status == "confirmed":
+            return _truth(kind, "True", "Pushed", push.target)
+        status: Status = "Unknown" if push.status == "unknown" or push.open else "False"
+        reason = push.detail.partition(": ")[0] if push.status == "rejected" else f"Push{push.status.title()}"
+        return _truth(kind, status, _short(reason) or "PushRejected", push.detail or push.target)
+    delivery = o.spec.delivery if o.spec else None
+    if o.spec is not None and delivery is None:
+        return _truth(kind, "Unknown", "NothingAsked", "the run has no delivery")
+    if s.phase is RunPhase.SUCCEEDED and delivery is not None:
+        return _truth(kind, "True", "BranchKept", f"branch {delivery.branch} is in the run's repository")
+    return _truth(kind, "False", "NotDelivered")
+
+
+def _short(reason: str) -> str:
+    return "".join(c for c in reason.replace("_", "") if c.isalnum())
+
+
+def _succeeded(told: Plan, phase: str) -> Condition:
+    if phase == "Succeeded":
+        return _truth("Succeeded", "True", told.reason, told.message)
+    if phase in {"Failed", "Cancelled"}:
+        return _truth("Succeeded", "False", told.reason, told.message)
+    return _truth("Succeeded", "Unknown", phase)

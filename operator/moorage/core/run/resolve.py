@@ -1,0 +1,353 @@
+"""O6: every reference of a run is followed once, at admission. What comes out is what the run is, whatever changes.
+
+`resolve` returns the run as it will be journaled, or the first problem that keeps it from being admitted. A problem
+says what to do; `stalled` ones only the author can mend, the others may be mended by somebody else meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from moorage.api.agent import Agent, AgentTemplate, ModelChoice, Sandbox
+from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
+from moorage.api.constraints import Constraints
+from moorage.api.modelprovider import ModelProvider
+from moorage.api.names import digest
+from moorage.api.wire import (
+    ResolvedAgent,
+    ResolvedCheck,
+    ResolvedDelivery,
+    ResolvedLimits,
+    ResolvedModel,
+    ResolvedRetention,
+    ResolvedRun,
+    ResolvedSandbox,
+    ResolvedTimeouts,
+    ResolvedWorkspace,
+    SecretRef,
+)
+from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.run.observed import Problem
+
+Placement = Literal["local", "cluster"]
+SUPPORTED_PROTOCOLS = frozenset({"anthropic-messages"})
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A referenced object that is there and can't be read; the message says why."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class References:
+    """What the run's references led to: None where nothing was found, or nothing is named.
+
+    goal: text of the ConfigMap's key. runtime_classes: None where they may not be listed (namespaced mode); then the
+    pod's admission decides. drivers: those that the installed runner knows.
+    """
+
+    workspace: Workspace | Broken | None = None
+    agent: Agent | Broken | None = None
+    provider: ModelProvider | Broken | None = None
+    goal: str | None = None
+    runtime_classes: frozenset[str] | None = None
+    drivers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What an installation fills in. Quantities in Kubernetes notation; None leaves the choice to the cluster."""
+
+    placement: Placement = "cluster"
+    image: str | None = None
+    runtime_class: str | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    disk: str | None = None
+    storage_class: str | None = None
+
+
+class Unresolved(Exception):
+    """Carries the problem up to `resolve`; never seen outside this module."""
+
+    def __init__(self, reason: str, message: str, *, stalled: bool = False) -> None:
+        self.problem = Problem(reason, message, stalled)
+        super().__init__(message)
+
+
+def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> AgentRun | Problem:
+    """Parse an AgentRun. One that this version can't read is a problem of its author's, never a crash."""
+    try:
+        return AgentRun.model_validate(dict(body), context={"placement": placement})
+    except ValidationError as e:
+        return Problem(
+            "InvalidSpec", f"{explain(e)}; the spec can't be changed: delete the run and create it anew", True
+        )
+
+
+def explain(error: ValidationError) -> str:
+    """The first faults of an object, each with the path of its field."""
+    faults = error.errors(include_url=False, include_input=False)
+    lines = [f"{'.'.join(str(part) for part in fault['loc']) or 'object'}: {fault['msg']}" for fault in faults[:3]]
+    more = len(faults) - len(lines)
+    return "; ".join(lines) + (f"; and {more} more" if more else "")
+
+
+def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
+    """Follow everything, or say what is missing."""
+    try:
+        return _resolve(run, refs, defaults)
+    except Unresolved as found:
+        return found.problem
+
+
+def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun:
+    spec, meta = run.spec, run.metadata
+    _refuse_unsupported(run)
+    template, agent = _template(run, refs)
+    workspace, prefix = _workspace(run, refs, defaults)
+    sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, defaults)
+    _demand_runtime_class(sandbox.runtime_class, refs.runtime_classes)
+    return ResolvedRun(
+        uid=meta.uid,
+        tenant=meta.namespace,
+        name=meta.name,
+        session_id=meta.uid,
+        placement=defaults.placement,
+        goal=_goal(run, refs),
+        workspace=workspace,
+        agent=_agent(template, refs, defaults),
+        acceptance=tuple(
+            ResolvedCheck(name=check.name, run=check.run, timeout_ms=check.timeout.ms)
+            for check in spec.acceptance or ()
+        ),
+        delivery=_delivery(run, prefix),
+        limits=limits(spec.constraints, agent.spec.constraints if agent else None),
+        timeouts=_timeouts(run),
+        sandbox=sandbox,
+        retention=retention(run),
+        max_attempts=spec.recovery.max_attempts,
+    )
+
+
+def _refuse_unsupported(run: AgentRun) -> None:
+    """Fields that exist already and would be silently without effect."""
+    spec = run.spec
+    asked = {
+        "parentRef": spec.parent_ref is not None,
+        "continueFrom": spec.continue_from is not None,
+        "sandbox.egress": bool(spec.sandbox and spec.sandbox.egress),
+    }
+    for field, used in asked.items():
+        if used:
+            raise Unresolved(
+                "NotSupported", f"spec.{field} isn't supported by this version: leave it out", stalled=True
+            )
+
+
+# --- goal -------------------------------------------------------------------------------------------------------------
+
+
+def _goal(run: AgentRun, refs: References) -> str:
+    spec = run.spec
+    if spec.goal is not None:
+        return spec.goal
+    source = spec.goal_from.config_map_key_ref if spec.goal_from else None
+    if source is None:
+        raise Unresolved("GoalNotFound", "set goal or goalFrom", stalled=True)
+    if refs.goal is None:
+        why = f"ConfigMap {source.name} with the key {source.key} isn't there: create it in this namespace"
+        raise Unresolved("GoalNotFound", why)
+    size = len(refs.goal.encode(errors="replace"))
+    if size > MAX_GOAL_BYTES:
+        why = f"the goal in ConfigMap {source.name} has {size} bytes, at most {MAX_GOAL_BYTES} are taken: shorten it"
+        raise Unresolved("GoalTooLarge", why)
+    if not refs.goal.strip():
+        raise Unresolved("GoalNotFound", f"the goal in ConfigMap {source.name} is empty: write what is to be done")
+    return refs.goal
+
+
+# --- agent and model --------------------------------------------------------------------------------------------------
+
+
+def _template(run: AgentRun, refs: References) -> tuple[AgentTemplate, Agent | None]:
+    if run.spec.agent is not None:
+        return run.spec.agent, None
+    name = run.spec.agent_ref.name if run.spec.agent_ref else ""
+    agent = _found("Agent", name, refs.agent)
+    return agent.spec, agent
+
+
+def _found(kind: str, name: str, found: Any) -> Any:
+    if found is None:
+        raise Unresolved(f"{kind}NotFound", f"{kind} {name} isn't there: create it in this namespace")
+    if isinstance(found, Broken):
+        raise Unresolved(f"{kind}Invalid", f"{kind} {name} can't be used: {found.message}")
+    return found
+
+
+def model_choice(run: AgentRun, agent: Agent | Broken | None) -> ModelChoice | None:
+    """Which model the run's agent talks to; says which ModelProvider has to be read."""
+    if run.spec.agent is not None:
+        return run.spec.agent.model
+    return agent.spec.model if isinstance(agent, Agent) else None
+
+
+def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> ResolvedAgent:
+    if template.driver not in refs.drivers:
+        known = ", ".join(sorted(refs.drivers))
+        raise Unresolved("UnknownDriver", f"driver {template.driver} isn't installed; known are: {known}", stalled=True)
+    return ResolvedAgent(
+        driver=template.driver,
+        image=template.image or defaults.image,
+        command=template.command or (),
+        args=template.args or (),
+        env={variable.name: variable.value for variable in template.env or ()},
+        model=_model(template.model, refs) if template.model else None,
+    )
+
+
+def _model(choice: ModelChoice, refs: References) -> ResolvedModel:
+    name = choice.provider_ref.name
+    spec = _found("ModelProvider", name, refs.provider).spec
+    if spec.protocol not in SUPPORTED_PROTOCOLS:
+        known = ", ".join(sorted(SUPPORTED_PROTOCOLS))
+        why = f"ModelProvider {name} speaks {spec.protocol}, which this version doesn't relay; it relays: {known}"
+        raise Unresolved("ProtocolNotSupported", why)
+    allowed = tuple(model.name for model in spec.models or ())
+    if allowed and choice.name not in allowed:
+        why = f"ModelProvider {name} doesn't offer {choice.name}; it offers: {', '.join(allowed[:16])}"
+        raise Unresolved("ModelNotOffered", why)
+    secret = spec.credentials_secret_ref
+    return ResolvedModel(
+        provider=name,
+        protocol=spec.protocol,
+        base_url=spec.base_url,
+        name=choice.name,
+        credentials=SecretRef(name=secret.name, key=secret.key) if secret else None,
+        allowed=allowed,
+    )
+
+
+# --- workspace and delivery -------------------------------------------------------------------------------------------
+
+
+def _workspace(run: AgentRun, refs: References, defaults: Defaults) -> tuple[ResolvedWorkspace, str]:
+    """The workspace and the prefix of its branches."""
+    if run.spec.workspace is not None:
+        return _source(run, run.spec.workspace, defaults, None), DEFAULT_BRANCH_PREFIX
+    name = run.spec.workspace_ref.name if run.spec.workspace_ref else ""
+    found: Workspace = _found("Workspace", name, refs.workspace)
+    return _source(run, found.spec, defaults, found), found.spec.branch_prefix
+
+
+def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: Workspace | None) -> ResolvedWorkspace:
+    storage = named.spec.storage if named else None
+    common: dict[str, Any] = {
+        "name": named.metadata.name if named else None,
+        "storage": (storage.storage_class_name if storage else None) or defaults.storage_class,
+        "branch_prefix": named.spec.branch_prefix if named else None,
+    }
+    git, local = source.remote_git, source.local
+    if git is not None:
+        secret = git.credentials_secret_ref
+        return ResolvedWorkspace(
+            key=digest("remote_git", git.url, secret.name if secret else ""),
+            kind="remote_git",
+            url=git.url,
+            ref=git.ref,
+            credentials=SecretRef(name=secret.name, key=secret.key) if secret else None,
+            depth=git.depth,
+            filter=git.filter,
+            sparse=git.sparse or (),
+            submodules=git.submodules,
+            lfs=git.lfs,
+            **common,
+        )
+    if local is not None:
+        if local.path is None:
+            why = "local.claimName isn't supported by this version: use remoteGit or ephemeral"
+            raise Unresolved("NotSupported", why, stalled=named is None)
+        return ResolvedWorkspace(key=digest("local", local.path), kind="local", path=local.path, **common)
+    return ResolvedWorkspace(key=digest("ephemeral", run.metadata.uid), kind="ephemeral", **common)
+
+
+def _delivery(run: AgentRun, prefix: str) -> ResolvedDelivery | None:
+    asked, branch = run.spec.delivery, run.branch(prefix)
+    if asked is None or branch is None:
+        return None
+    return ResolvedDelivery(branch=branch, push=asked.push, allow_empty=asked.allow_empty, message=asked.message)
+
+
+# --- sandbox, limits, times -------------------------------------------------------------------------------------------
+
+
+def _sandbox(own: Sandbox | None, usual: Sandbox | None, defaults: Defaults) -> ResolvedSandbox:
+    """Each field the run's, else the Agent's, else the installation's."""
+    layers = [s for s in (own, usual) if s is not None]
+    resources = [s.resources for s in layers if s.resources is not None]
+    return ResolvedSandbox(
+        runtime_class=_first(*(s.runtime_class_name for s in layers), defaults.runtime_class),
+        cpu=_first(*(r.cpu for r in resources), defaults.cpu),
+        memory=_first(*(r.memory for r in resources), defaults.memory),
+        disk=_first(*(r.disk for r in resources), defaults.disk),
+    )
+
+
+def _first(*values: str | None) -> str | None:
+    return next((str(value) for value in values if value), None)
+
+
+def _demand_runtime_class(wanted: str | None, present: frozenset[str] | None) -> None:
+    if wanted is None or present is None or wanted in present:
+        return
+    known = f"installed are: {', '.join(sorted(present))}" if present else "none is installed"
+    why = f"RuntimeClass {wanted} isn't installed ({known}): ask an administrator for it, or name another one"
+    raise Unresolved("RuntimeClassNotFound", why)
+
+
+def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:
+    """Limits as integers; each the run's, else the Agent's, else none."""
+    layers = [c for c in (own, usual) if c is not None]
+    tokens = next((c.tokens for c in layers if c.tokens is not None), None)
+    cost = next((c.cost for c in layers if c.cost is not None), None)
+    clock = next((c.wall_clock for c in layers if c.wall_clock is not None), None)
+    return ResolvedLimits(
+        max_iterations=next((c.max_iterations for c in layers if c.max_iterations is not None), None),
+        tokens_soft=tokens.soft.number if tokens and tokens.soft else None,
+        tokens_hard=tokens.hard.number if tokens and tokens.hard else None,
+        cost_soft_micros=cost.soft.micros if cost and cost.soft else None,
+        cost_hard_micros=cost.hard.micros if cost and cost.hard else None,
+        wall_clock_ms=clock.ms if clock else None,
+    )
+
+
+def _timeouts(run: AgentRun) -> ResolvedTimeouts:
+    times, deadline = run.spec.timeouts, run.spec.scheduling.deadline
+    return ResolvedTimeouts(
+        schedule_to_start_ms=times.schedule_to_start.ms,
+        attempt_ms=times.attempt.ms,
+        no_progress_ms=times.no_progress.ms,
+        deadline_ms=deadline.ms if deadline else None,
+    )
+
+
+def retention(run: AgentRun) -> ResolvedRetention:
+    """W5: may be changed after admission, so it is read anew in each pass."""
+    kept = run.spec.retention
+    return ResolvedRetention(
+        ttl_ms=kept.ttl_after_finished.ms, keep_worktree=kept.keep_worktree, delete_object=kept.delete_object
+    )
+
+
+def amended(admitted: ResolvedRun, run: AgentRun) -> ResolvedRun:
+    """The admitted spec with what its author may change later: retention, and a wall clock that was widened."""
+    clock = run.spec.constraints.wall_clock
+    limited = admitted.limits.model_copy(update={"wall_clock_ms": clock.ms}) if clock else admitted.limits
+    return admitted.model_copy(update={"retention": retention(run), "limits": limited})

@@ -1,0 +1,223 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moorage.api.agent import Agent
+from moorage.api.agentrun import AgentRun
+from moorage.api.modelprovider import ModelProvider
+from moorage.api.wire import ResolvedRun
+from moorage.api.workspace import Workspace
+from moorage.core.run.observed import Problem
+from moorage.core.run.resolve import Broken, Defaults, References, amended, read_run, resolve
+
+DRIVERS = frozenset({"command", "builtin"})
+META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
+COMMAND = {"driver": "command", "command": ["sh", "-c", "true"]}
+GIT = {"remoteGit": {"url": "https://git.example/web.git", "credentialsSecretRef": {"name": "git"}}}
+
+
+def run_of(**spec: Any) -> AgentRun:
+    base: dict[str, Any] = {"workspace": GIT, "goal": "Mend it.", "agent": COMMAND}
+    merged = {k: v for k, v in (base | spec).items() if v is not None}
+    found = read_run({"metadata": META, "spec": merged})
+    assert isinstance(found, AgentRun), found
+    return found
+
+
+def workspace(**spec: Any) -> Workspace:
+    return Workspace.model_validate({"metadata": {"name": "web", "namespace": "team-a"}, "spec": GIT | spec})
+
+
+def agent(**spec: Any) -> Agent:
+    return Agent.model_validate({"metadata": {"name": "codex", "namespace": "team-a"}, "spec": COMMAND | spec})
+
+
+def provider(**spec: Any) -> ModelProvider:
+    base = {
+        "protocol": "anthropic-messages",
+        "baseURL": "https://models.example",
+        "credentialsSecretRef": {"name": "key", "key": "token"},
+    }
+    return ModelProvider.model_validate({"metadata": {"name": "models", "namespace": "team-a"}, "spec": base | spec})
+
+
+def resolved(run: AgentRun, refs: References | None = None, defaults: Defaults | None = None) -> ResolvedRun:
+    found = resolve(run, refs or References(drivers=DRIVERS), defaults or Defaults())
+    assert isinstance(found, ResolvedRun), found
+    return found
+
+
+def problem(run: AgentRun, refs: References | None = None, defaults: Defaults | None = None) -> Problem:
+    found = resolve(run, refs or References(drivers=DRIVERS), defaults or Defaults())
+    assert isinstance(found, Problem), found
+    return found
+
+
+BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "name": "m-1"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "refs", "reason", "says", "stalled"),
+    [
+        ({"workspace": None, "workspaceRef": {"name": "web"}}, {}, "WorkspaceNotFound", "create it", False),
+        (
+            {"workspace": None, "workspaceRef": {"name": "web"}},
+            {"workspace": Broken("spec.url: bad")},
+            "WorkspaceInvalid",
+            "spec.url: bad",
+            False,
+        ),
+        ({"agent": None, "agentRef": {"name": "codex"}}, {}, "AgentNotFound", "codex", False),
+        ({"agent": BUILTIN}, {}, "ModelProviderNotFound", "models", False),
+        ({"agent": BUILTIN}, {"provider": provider(models=[{"name": "other"}])}, "ModelNotOffered", "other", False),
+        (
+            {"agent": BUILTIN},
+            {"provider": provider(protocol="openai-chat")},
+            "ProtocolNotSupported",
+            "anthropic-messages",
+            False,
+        ),
+        ({"goal": None, "goalFrom": {"configMapKeyRef": {"name": "g", "key": "k"}}}, {}, "GoalNotFound", "g", False),
+        (
+            {"goal": None, "goalFrom": {"configMapKeyRef": {"name": "g", "key": "k"}}},
+            {"goal": "x" * (300 * 1024)},
+            "GoalTooLarge",
+            "262144",
+            False,
+        ),
+        (
+            {"goal": None, "goalFrom": {"configMapKeyRef": {"name": "g", "key": "k"}}},
+            {"goal": " \n"},
+            "GoalNotFound",
+            "empty",
+            False,
+        ),
+        ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, command", True),
+        (
+            {"sandbox": {"runtimeClassName": "kata"}},
+            {"runtime_classes": frozenset({"gvisor"})},
+            "RuntimeClassNotFound",
+            "installed are: gvisor",
+            False,
+        ),
+        (
+            {"sandbox": {"runtimeClassName": "kata"}},
+            {"runtime_classes": frozenset()},
+            "RuntimeClassNotFound",
+            "none is installed",
+            False,
+        ),
+        ({"workspace": {"local": {"claimName": "c"}}}, {}, "NotSupported", "claimName", True),
+        ({"continueFrom": {"name": "x"}}, {}, "NotSupported", "continueFrom", True),
+        ({"sandbox": {"egress": [{"host": "a.example.com"}]}}, {}, "NotSupported", "egress", True),
+    ],
+)
+def test_what_is_missing_is_named_with_what_to_do(
+    spec: dict[str, Any], refs: dict[str, Any], reason: str, says: str, stalled: bool
+) -> None:
+    found = problem(run_of(**spec), References(drivers=DRIVERS, **refs))
+    assert (found.reason, found.stalled) == (reason, stalled)
+    assert says in found.message
+
+
+def test_classes_that_may_not_be_listed_are_left_to_the_pods_admission() -> None:
+    assert resolved(run_of(sandbox={"runtimeClassName": "kata"})).sandbox.runtime_class == "kata"
+
+
+@pytest.mark.rule("O6")
+def test_all_references_are_followed_into_one_plain_run() -> None:
+    refs = References(
+        workspace=workspace(branchPrefix="bots/", storage={"storageClassName": "fast"}),
+        agent=agent(**BUILTIN, command=None, constraints={"maxIterations": 7}, sandbox={"resources": {"cpu": "2"}}),
+        provider=provider(),
+        goal="From a ConfigMap.",
+        runtime_classes=frozenset({"gvisor"}),
+        drivers=DRIVERS,
+    )
+    run = run_of(
+        workspace=None,
+        workspaceRef={"name": "web"},
+        agent=None,
+        agentRef={"name": "codex"},
+        goal=None,
+        goalFrom={"configMapKeyRef": {"name": "g", "key": "k"}},
+        acceptance=[{"name": "tests", "run": "pytest -q", "timeout": "5m"}],
+        delivery={},
+        constraints={"tokens": {"soft": "300k", "hard": "500k"}, "cost": {"hard": "8.00"}, "wallClock": "2h"},
+    )
+    defaults = Defaults(image="base:1", runtime_class="gvisor", cpu="1", memory="2Gi", disk="5Gi")
+    found = resolved(run, refs, defaults)
+    assert found.goal == "From a ConfigMap."
+    assert found.workspace.url == "https://git.example/web.git"
+    assert found.workspace.storage == "fast"
+    assert found.workspace.credentials is not None
+    assert found.workspace.credentials.name == "git"
+    assert found.delivery is not None
+    assert found.delivery.branch == "bots/fix"
+    assert found.agent.image == "base:1"
+    assert found.agent.model is not None
+    assert found.agent.model.credentials is not None
+    assert found.agent.model.credentials.key == "token"
+    assert found.acceptance[0].timeout_ms == 300_000
+    assert found.limits.max_iterations == 7
+    assert found.limits.tokens_hard == 500_000
+    assert found.limits.cost_hard_micros == 8_000_000
+    assert found.limits.wall_clock_ms == 7_200_000
+    assert (found.sandbox.cpu, found.sandbox.memory, found.sandbox.runtime_class) == ("2", "2Gi", "gvisor")
+    assert found.retention.ttl_ms == 168 * 3_600_000
+
+
+def test_two_urls_or_two_credentials_never_share_a_mirror() -> None:
+    keys = {
+        resolved(run_of()).workspace.key,
+        resolved(run_of(workspace={"remoteGit": {"url": "https://git.example/web.git"}})).workspace.key,
+        resolved(run_of(workspace={"remoteGit": {"url": "https://git.example/other.git"}})).workspace.key,
+        resolved(run_of(workspace={"ephemeral": {}})).workspace.key,
+    }
+    assert len(keys) == 4
+
+
+def test_nothing_is_delivered_unless_asked() -> None:
+    assert resolved(run_of()).delivery is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"metadata": META},
+        {"metadata": META, "spec": None},
+        {"metadata": META, "spec": {"goal": 7}},
+        {"metadata": META, "spec": {"goal": "x", "workspace": GIT, "agent": COMMAND, "bogus": 1}},
+        {"metadata": META, "spec": {"goal": "x" * 300_000, "workspace": GIT, "agent": COMMAND}},
+        {"metadata": META, "spec": {"goal": "x", "workspace": GIT, "agent": COMMAND, "timeouts": {"attempt": "-1h"}}},
+    ],
+)
+def test_an_object_that_cannot_be_read_is_its_authors_problem_and_no_crash(body: dict[str, Any]) -> None:
+    found = read_run(body)
+    assert isinstance(found, Problem)
+    assert found.reason == "InvalidSpec"
+    assert found.stalled
+    assert "create it anew" in found.message
+
+
+def test_only_retention_and_a_widened_wall_clock_reach_an_admitted_run() -> None:
+    admitted = resolved(run_of(constraints={"wallClock": "1h"}))
+    changed = amended(
+        admitted,
+        run_of(goal="Something else.", constraints={"wallClock": "3h"}, retention={"ttlAfterFinished": "1h"}),
+    )
+    assert changed.goal == "Mend it."
+    assert changed.limits.wall_clock_ms == 3 * 3_600_000
+    assert changed.retention.ttl_ms == 3_600_000
+    assert amended(admitted, run_of()).limits.wall_clock_ms == 3_600_000
+
+
+def test_a_local_run_keeps_its_path_and_its_placement() -> None:
+    found = read_run(
+        {"metadata": META, "spec": {"workspace": {"local": {"path": "/repo"}}, "goal": "x", "agent": COMMAND}}, "local"
+    )
+    assert isinstance(found, AgentRun)
+    local = resolved(found, defaults=replace(Defaults(), placement="local"))
+    assert (local.placement, local.workspace.kind, local.workspace.path) == ("local", "local", "/repo")
