@@ -98,3 +98,17 @@ class NotDurable(StoreError):
 
 class SchemaMismatch(StoreError):
     """The database's migrations are not those of this version."""
+
+
+class BlobMissing(StoreError):
+    """A dangling reference, or another tenant's."""
+
+    def __init__(self, tenant: str, sha256: str) -> None:
+        super().__init__(f"{tenant} has no blob {sha256[:64]}: it was erased or never stored")
+
+
+class BlobCorrupted(StoreError):
+    """Content that isn't what its name says."""
+
+    def __init__(self, tenant: str, sha256: str) -> None:
+        super().__init__(f"blob {sha256} of {tenant} doesn't match its hash: restore it from a backup")

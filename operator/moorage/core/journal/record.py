@@ -7,7 +7,7 @@ data. Times are integer milliseconds since the epoch (UTC) and are passed in; th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -227,7 +227,25 @@ def decode(stored: Stored) -> Record:
         raise Malformed(f"not JSON: {e}") from e
     if not isinstance(raw, dict):
         raise Malformed("not a JSON object")
-    return _Decoder(raw).record(stored.hash)
+    known: dict[str, Any] = {}
+    for name, value in raw.items():
+        if kind := _KINDS.get(name):
+            if type(value) is not kind:
+                raise Malformed(f"field {name} is not of type {kind.__name__}")
+            known[name] = value
+    if missing := _REQUIRED - known.keys():
+        raise Malformed(f"fields are missing: {', '.join(sorted(missing))}")
+    return _record(known, stored.hash)
+
+
+def _record(known: dict[str, Any], digest: str) -> Record:
+    if "payload_ref" in known:
+        known["payload_ref"] = _blob_ref(known["payload_ref"])
+    if "attachments" in known:
+        known["attachments"] = {name: _blob_ref(ref) for name, ref in known["attachments"].items()}
+    known.setdefault("prev_hash", None)
+    known["hash"] = digest
+    return Record(**known)
 
 
 def readable(records: Iterable[Record]) -> Iterator[Record]:
@@ -244,42 +262,14 @@ def refuse_unknown_critical(record: Record) -> None:
         raise UnknownCritical(record.seq, record.type)
 
 
-_FIELDS = frozenset(f.name for f in fields(Record))
-_REQUIRED_TEXT = ("record_id", "type", "source", "assurance", "tenant", "run_uid", "session_id", "criticality")
-_REQUIRED_INT = ("recorded_at", "epoch", "schema_version", "seq", "logical_time")
-
-
-@dataclass(slots=True)
-class _Decoder:
-    """Turns a parsed body into a record, and says what is missing."""
-
-    raw: dict[str, Any]
-
-    def record(self, digest: str) -> Record:
-        for name in _REQUIRED_TEXT:
-            self._demand(name, str)
-        for name in _REQUIRED_INT:
-            self._demand(name, int)
-        known = {k: v for k, v in self.raw.items() if k in _FIELDS}
-        known["hash"] = digest
-        known.setdefault("prev_hash", None)
-        if not isinstance(known.get("payload", {}), dict):
-            raise Malformed("payload is not a JSON object")
-        if "payload_ref" in known:
-            known["payload_ref"] = _blob_ref(known["payload_ref"])
-        if "attachments" in known:
-            known["attachments"] = _attachments(known["attachments"])
-        return Record(**known)
-
-    def _demand(self, name: str, kind: type) -> None:
-        if type(self.raw.get(name)) is not kind:
-            raise Malformed(f"field {name} is missing or not of type {kind.__name__}")
-
-
-def _attachments(raw: object) -> dict[str, BlobRef]:
-    if not isinstance(raw, dict):
-        raise Malformed("attachments is not a JSON object")
-    return {name: _blob_ref(ref) for name, ref in raw.items()}
+_INTEGERS = {"recorded_at", "attempt", "turn", "step", "epoch", "schema_version", "seq", "logical_time"}
+_OBJECTS = {"payload", "payload_ref", "attachments"}
+_KINDS: dict[str, type] = {
+    f.name: int if f.name in _INTEGERS else dict if f.name in _OBJECTS else str
+    for f in fields(Record)
+    if f.name != "hash"
+}
+_REQUIRED = frozenset(f.name for f in fields(Record) if f.default is MISSING) - {"prev_hash", "hash"}
 
 
 def _blob_ref(raw: object) -> BlobRef:

@@ -1,0 +1,270 @@
+"""J8: content beside the journal, named by its SHA-256, apart for each tenant, checked whenever it is read.
+
+Order makes it safe: the blob is durable first, then the record that names it. A crash between the two leaves an orphan,
+which is collected once it is old enough that no append can still be on its way; the other way round can't happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from moorage.core.journal.canonical import canonical
+from moorage.core.journal.chain import MAX_INLINE
+from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
+from moorage.store.errors import BlobCorrupted, BlobMissing
+
+Now = Callable[[], int]
+"""Returns milliseconds since the epoch: a blob's age decides only whether an orphan is collected yet."""
+
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_SAFE_TENANT = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
+_TEMPORARY = ".tmp-"
+
+
+class BlobStore(Protocol):
+    """Where content is kept. Tenants never see each other's, not even that it is there."""
+
+    async def put(
+        self,
+        tenant: str,
+        content: bytes,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """Make content durable and return its reference; the same content again is the same blob, and young again."""
+
+    async def get(self, tenant: str, ref: BlobRef) -> bytes:
+        """Return content whose hash was checked. Raise BlobMissing or BlobCorrupted."""
+
+    async def delete(self, tenant: str, sha256: str) -> bool:
+        """Erase content; return whether it was there."""
+
+    async def digests(self, tenant: str) -> list[str]:
+        """Return the SHA-256 of all content of a tenant, sorted."""
+
+    async def collect_orphans(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
+        """Erase and return what no record needs and was put before that time (ms)."""
+
+
+async def dangling(blobs: BlobStore, tenant: str, referenced: Iterable[str]) -> list[str]:
+    """Return what records need and isn't there: to be reported, since nothing can bring it back (J8)."""
+    return sorted(set(referenced) - set(await blobs.digests(tenant)))
+
+
+async def externalise(draft: Draft, blobs: BlobStore, tenant: str, keep: Collection[str] = ()) -> Draft:
+    """Return a draft that can be appended: its payload goes to the blob store where it is too big or erasable (J8).
+
+    `keep` names top-level fields that stay inline as well: those that the reducer reads.
+    """
+    if draft.payload is None or draft.payload_ref is not None:
+        return draft
+    content = canonical(draft.payload)
+    if len(content) <= MAX_INLINE and draft.retention != Retention.ERASABLE:
+        return draft
+    ref = await blobs.put(tenant, content, draft.privacy, draft.retention)
+    kept = {name: draft.payload[name] for name in keep if name in draft.payload}
+    return replace(draft, payload=kept or None, payload_ref=ref)
+
+
+@dataclass
+class _Held:
+    content: bytes
+    put_at: int
+
+
+class MemoryBlobs:
+    """BlobStore in memory."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+        self._held: dict[tuple[str, str], _Held] = {}
+
+    async def put(
+        self,
+        tenant: str,
+        content: bytes,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """See the port."""
+        ref = _reference(content, privacy, retention)
+        self._held[tenant, ref.sha256] = _Held(bytes(content), self._now())
+        return ref
+
+    async def get(self, tenant: str, ref: BlobRef) -> bytes:
+        """See the port."""
+        if (held := self._held.get((tenant, ref.sha256))) is None:
+            raise BlobMissing(tenant, ref.sha256)
+        return _checked(tenant, ref, held.content)
+
+    async def delete(self, tenant: str, sha256: str) -> bool:
+        """See the port."""
+        return self._held.pop((tenant, sha256), None) is not None
+
+    async def digests(self, tenant: str) -> list[str]:
+        """See the port."""
+        return sorted(sha for owner, sha in self._held if owner == tenant)
+
+    async def collect_orphans(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
+        """See the port."""
+        orphans = [
+            sha
+            for sha in await self.digests(tenant)
+            if sha not in referenced and self._held[tenant, sha].put_at < before
+        ]
+        for sha in orphans:
+            del self._held[tenant, sha]
+        return orphans
+
+
+class FileBlobs:
+    """BlobStore in a folder: `<root>/<tenant>/<first two digits>/<sha256>`, for one process.
+
+    A blob is written beside its place, synced, renamed, and its folder synced: it is whole or not there. Disk work is
+    done on threads, since content may be large. A file's modification time says when it was last put.
+    """
+
+    def __init__(self, root: Path, now: Now) -> None:
+        self._root, self._now = root, now
+        self._aging = threading.Lock()  # a put makes young what a collection is about to erase
+
+    async def put(
+        self,
+        tenant: str,
+        content: bytes,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """See the port."""
+        ref = _reference(content, privacy, retention)
+        await asyncio.to_thread(self._put, self._path(tenant, ref.sha256), content)
+        return ref
+
+    async def get(self, tenant: str, ref: BlobRef) -> bytes:
+        """See the port."""
+        try:
+            content = await asyncio.to_thread(_read, self._path(tenant, ref.sha256), ref.size)
+        except FileNotFoundError:
+            raise BlobMissing(tenant, ref.sha256) from None
+        return _checked(tenant, ref, content)
+
+    async def delete(self, tenant: str, sha256: str) -> bool:
+        """See the port."""
+        return await asyncio.to_thread(_unlink, self._path(tenant, sha256))
+
+    async def digests(self, tenant: str) -> list[str]:
+        """See the port."""
+        return await asyncio.to_thread(self._list, tenant)
+
+    async def collect_orphans(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
+        """See the port. Files that a crash left half written go as well."""
+        return await asyncio.to_thread(self._collect, tenant, referenced, before)
+
+    def _put(self, path: Path, content: bytes) -> None:
+        if not (self._refresh(path) and path.read_bytes() == content):
+            self._write(path, content)
+        _sync_folder(path.parent)
+
+    def _refresh(self, path: Path) -> bool:
+        with self._aging:
+            try:
+                os.utime(path, ns=self._times())
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _write(self, path: Path, content: bytes) -> None:
+        _make_folders(path.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.utime(descriptor, ns=self._times())
+                os.fsync(descriptor)
+            Path(temporary).replace(path)
+        except BaseException:
+            _unlink(Path(temporary))
+            raise
+
+    def _list(self, tenant: str) -> list[str]:
+        return sorted(path.name for path in self._files(tenant) if _DIGEST.match(path.name))
+
+    def _collect(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
+        unreferenced = [path for path in self._files(tenant) if path.name not in referenced]
+        erased = [path.name for path in unreferenced if self._erase_if_old(path, before)]
+        return sorted(name for name in erased if _DIGEST.match(name))
+
+    def _erase_if_old(self, path: Path, before: int) -> bool:
+        with self._aging:
+            try:
+                old = path.stat().st_mtime_ns < before * 1_000_000
+            except FileNotFoundError:
+                return False
+            return old and _unlink(path)
+
+    def _files(self, tenant: str) -> Iterator[Path]:
+        return (self._root / _folder(tenant)).glob("??/*")
+
+    def _path(self, tenant: str, sha256: str) -> Path:
+        if not _DIGEST.match(sha256):
+            raise BlobMissing(tenant, sha256)
+        return self._root / _folder(tenant) / sha256[:2] / sha256
+
+    def _times(self) -> tuple[int, int]:
+        nanoseconds = self._now() * 1_000_000
+        return nanoseconds, nanoseconds
+
+
+def _reference(content: bytes, privacy: str, retention: str) -> BlobRef:
+    return BlobRef(hashlib.sha256(content).hexdigest(), len(content), str(privacy), str(retention))
+
+
+def _checked(tenant: str, ref: BlobRef, content: bytes) -> bytes:
+    if len(content) != ref.size or hashlib.sha256(content).hexdigest() != ref.sha256:
+        raise BlobCorrupted(tenant, ref.sha256)
+    return content
+
+
+def _folder(tenant: str) -> str:
+    """A namespace as it is; anything else hashed, under a name that no namespace can have."""
+    return tenant if _SAFE_TENANT.match(tenant) else "_" + hashlib.sha256(tenant.encode()).hexdigest()[:40]
+
+
+def _read(path: Path, size: int) -> bytes:
+    """At most one byte more than expected, so that a damaged file can't fill the memory."""
+    with path.open("rb") as file:
+        return file.read(size + 1)
+
+
+def _unlink(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it, durably, outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
