@@ -17,6 +17,7 @@ import rfc8785
 from moorage.core.journal.errors import NotCanonical
 
 MAX_SAFE_INTEGER = 2**53 - 1
+_EXPONENT_FROM = 1e21  # floats below it and without a fraction are written, and so read back, as integers
 MAX_DEPTH = 64
 """Nesting of objects and arrays. Deeper input is somebody's attack on the parser's stack."""
 
@@ -24,8 +25,8 @@ MAX_DEPTH = 64
 def canonical(value: Any) -> bytes:
     """Return the canonical JSON of dicts with string keys, lists, tuples, strings, ints, floats, bools and None.
 
-    Raise NotCanonical for NaN, infinities, integers past ±(2^53-1), lone surrogates, other types and nesting past
-    MAX_DEPTH.
+    What is read back has the same bytes again. Raise NotCanonical for NaN, infinities, integers past ±(2^53-1), floats
+    that would read back as such integers, lone surrogates, other types and nesting past MAX_DEPTH.
     """
     try:
         if _plain(value, MAX_DEPTH):
@@ -65,6 +66,8 @@ def _plain_key(key: Any) -> bool:
 
 def _check(value: Any, where: str, depth: int) -> None:
     """Refuse, with its place, what the library would refuse without one or would fail on."""
+    if isinstance(value, float) and MAX_SAFE_INTEGER < abs(value) < _EXPONENT_FROM:
+        raise NotCanonical(f"{where[:200]} is {value}, past the integers that JSON keeps: give it as text")
     if isinstance(value, str | int | float) or value is None:
         return
     if depth == 0:
