@@ -1,0 +1,86 @@
+"""Reading what the gateway kept of one run: journal, output and diff, whether it is in a cluster or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import httpx
+from pydantic import ValidationError
+
+from moorage.api.wire import ErrorBody
+from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
+
+TIMEOUTS = httpx.Timeout(30.0, read=60.0)
+FOLLOWING = httpx.Timeout(30.0, read=None)
+
+Reason = Callable[[], str]
+
+
+def no_reason() -> str:
+    """Nothing is known beyond what HTTP says."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP."""
+
+    client: httpx.AsyncClient
+    uid: str
+    name: str
+    why: Reason = no_reason
+
+    def journal(self) -> AsyncIterator[bytes]:
+        """The exported journal, in chunks of any size."""
+        return self._stream("journal", TIMEOUTS)
+
+    def logs(self, *, follow: bool) -> AsyncIterator[bytes]:
+        """The agent's output so far; with `follow` until the run ends."""
+        query = {"follow": "true"} if follow else {}
+        return self._stream("logs", FOLLOWING if follow else TIMEOUTS, query)
+
+    def diff(self) -> AsyncIterator[bytes]:
+        """The candidate against its base."""
+        return self._stream("diff", TIMEOUTS)
+
+    async def _stream(
+        self, door: str, patience: httpx.Timeout, query: dict[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        path = f"/v1/runs/{self.uid}/{door}"
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(
+                    self.client.stream("GET", path, params=query or {}, timeout=patience)
+                )
+                if answer.is_error:
+                    await answer.aread()
+                    raise refused(answer, self.name, door)
+                async for chunk in answer.aiter_bytes():
+                    yield chunk
+            except httpx.TransportError as error:
+                raise Unreachable(
+                    f"the gateway can't be reached: {self.why() or str(error) or type(error).__name__}",
+                    "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
+                ) from None
+
+
+def refused(answer: httpx.Response, name: str, door: str) -> CliError:
+    """What an error status means to the person who asked."""
+    told = _message(answer)
+    if answer.status_code in {401, 403}:
+        return Denied(f"the gateway refused to show the {door} of {name}: {told}", "you need get on agentruns there")
+    if answer.status_code == 404:
+        return NotFound(f"the gateway has no {door} of {name}: {told}")
+    if answer.status_code >= 500:
+        return Unreachable(f"the gateway has trouble: {told}", "try again in a moment")
+    return CliError(f"the gateway refused: {told}")
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        body = ErrorBody.model_validate_json(answer.content)
+    except ValidationError:
+        return f"HTTP {answer.status_code}"
+    return f"{body.message} ({body.reason})"

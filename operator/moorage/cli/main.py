@@ -1,0 +1,72 @@
+"""The entry point of `moorage` and of the plugin `kubectl moorage`, which are one program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from moorage.cli import reading, running
+from moorage.cli.doctor import doctor
+from moorage.cli.exits import CliError, Exit
+from moorage.cli.ports import App
+from moorage.cli.render import terminal
+from moorage.cli.session import Session
+
+PLUGIN = "kubectl-moorage"
+EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 130 interrupted."
+
+
+def program() -> typer.Typer:
+    """Return the whole program, without having run any of it."""
+    cli = typer.Typer(
+        help="Durable AI agent runs.",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+        epilog=EPILOG,
+    )
+    cli.callback()(_top)
+    for command in (running.run, reading.logs, reading.timeline, reading.diff, reading.verify, reading.export, doctor):
+        cli.command()(command)
+    for process in (running.operator, running.gateway):
+        cli.command(rich_help_panel="Processes")(process)
+    cli.command()(running.version)
+    return cli
+
+
+def _top() -> None:
+    """Durable AI agent runs: on this machine, or on the cluster that a namespace, context or kubeconfig names."""
+
+
+def load_app() -> App:
+    """Return the composition root; loaded only by commands that need it."""
+    from moorage import app  # noqa: PLC0415  brings the gateway, the store and the drivers with it
+
+    return app
+
+
+def invoke(argv: Sequence[str], session: Session) -> int:
+    """Run one command line (without the program's name); return its exit code."""
+    command = typer.main.get_command(program())
+    name = "kubectl moorage" if session.plugin else "moorage"
+    try:
+        command.main(args=list(argv), prog_name=name, obj=session)
+    except CliError as error:
+        session.terminal.fault(error)
+        return error.code
+    except BrokenPipeError:  # the reader of our output has gone: `moorage logs … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Exit.OK if end.code is None else Exit.FAILED
+    return Exit.OK
+
+
+def main() -> None:
+    """Run this process's command line."""
+    session = Session(terminal(), load_app, os.environ, plugin=Path(sys.argv[0]).name == PLUGIN)
+    sys.exit(invoke(sys.argv[1:], session))

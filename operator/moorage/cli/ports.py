@@ -1,0 +1,88 @@
+"""What the program asks of the composition root (`moorage.app`), and what it is told.
+
+The commands know neither stores nor gateways: a run on this machine is handed over whole, and past runs are read
+through the same doors as on a cluster, by an HTTP client that happens to end in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a local run stands. Told whenever one of the fields changed, and at the end."""
+
+    phase: str
+    reason: str = ""
+    message: str = ""
+    iteration: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """The end of a local run. `repository` is where `branch` can be looked at, None where nothing was delivered."""
+
+    name: str
+    uid: str
+    phase: str
+    reason: str
+    message: str = ""
+    summary: str = ""
+    branch: str | None = None
+    commit: str | None = None
+    repository: Path | None = None
+    tokens: int = 0
+    cost_micros: int = 0
+    journal_offset: int = -1
+    journal_hash: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Only this is exit code 0."""
+        return self.phase == "Succeeded"
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run that this machine's store knows."""
+
+    name: str
+    uid: str
+    created_at: int
+
+
+class ManifestRefused(ValueError):
+    """The manifest isn't a run that can be started here; the message says what to change. Raised by `run_local`."""
+
+
+class LocalRuns(Protocol):
+    """The past runs of one state folder. `client` speaks to the gateway's reader doors."""
+
+    client: httpx.AsyncClient
+
+    async def runs(self) -> Sequence[LocalRun]:
+        """All runs that the store knows, newest first."""
+
+
+class App(Protocol):
+    """The module `moorage.app`, as this room sees it."""
+
+    async def run_local(self, manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
+        """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused."""
+
+    def open_local(self, state: Path) -> AbstractAsyncContextManager[LocalRuns]:
+        """Open the store of past runs for reading."""
+
+    def run_operator(self) -> None:
+        """Be the operator until told to stop; settings come from MOORAGE_* variables."""
+
+    def run_gateway(self) -> None:
+        """Be the gateway until told to stop; settings come from MOORAGE_* variables."""

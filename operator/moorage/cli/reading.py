@@ -1,0 +1,264 @@
+"""The commands that read what was kept of a run: logs, timeline, diff, verify, export."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from moorage.cli.exits import CliError, NotFound, Usage
+from moorage.cli.render import Output, Terminal, timeline_table
+from moorage.cli.session import (
+    SYSTEM_NAMESPACE,
+    Context,
+    Format,
+    Kubeconfig,
+    Namespace,
+    RunName,
+    Session,
+    State,
+    System,
+    Where,
+    evidence_of,
+    session_of,
+    wait,
+)
+from moorage.cli.timeline import Row, row
+from moorage.core.journal.chain import Broken
+from moorage.core.journal.errors import Malformed
+from moorage.core.journal.export import Verdict, parse_header, parse_record, read_lines, verify_export
+from moorage.core.journal.record import Record, RecordType, decode
+
+CHUNK = 256 * 1024
+IN_MEMORY = 4 * 1024 * 1024  # an exported journal up to this size stays off the disk
+
+
+def logs(
+    ctx: typer.Context,
+    *,
+    run: RunName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """Print what the agent wrote."""
+    where = Where(namespace, context, kubeconfig, system_namespace, state)
+
+    async def work(session: Session) -> None:
+        async with evidence_of(session, where, run) as evidence:
+            await _pass_on(evidence.logs(follow=follow), session.terminal)
+
+    wait(work(session_of(ctx)))
+
+
+def diff(
+    ctx: typer.Context,
+    *,
+    run: RunName,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """Print what the run proposes, or delivered, against its base."""
+    where = Where(namespace, context, kubeconfig, system_namespace, state)
+
+    async def work(session: Session) -> None:
+        async with evidence_of(session, where, run) as evidence:
+            await _pass_on(evidence.diff(), session.terminal)
+
+    wait(work(session_of(ctx)))
+
+
+def timeline(
+    ctx: typer.Context,
+    *,
+    run: RunName,
+    output: Format = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Chunks of output too.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """Show the journal: what happened, when, under which epoch, and who saw it."""
+    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    session = session_of(ctx)
+    chosen = Output.JSON if as_json else output
+    if chosen is Output.NAME:
+        raise Usage("a timeline has no names to print", "use -o text, json or yaml")
+
+    async def work() -> None:
+        async with _exported(session, where, run) as file:
+            _show(file, session.terminal, chosen, everything=everything)
+
+    wait(work())
+
+
+def verify(
+    ctx: typer.Context,
+    *,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="An exported journal, checked offline.", show_default=False)
+    ] = None,
+    output: Format = Output.TEXT,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """Check the hash chain of a journal; exit code 1 names the first bad record."""
+    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    session = session_of(ctx)
+    if (run is None) == (file is None):
+        raise Usage("give either a RUN or -f FILE", "moorage verify RUN, or moorage verify -f exported.journal")
+
+    async def work() -> Verdict:
+        async with _exported(session, where, run or "") as exported:
+            return verify_export(_chunks(exported))
+
+    verdict = _verify_file(file) if file is not None else wait(work())
+    tell_verdict(session.terminal, verdict, output)
+
+
+def export(
+    ctx: typer.Context,
+    *,
+    run: RunName,
+    file: Annotated[Path, typer.Option("--output-file", "-o", help="File to write.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """Write a run's journal to a file that `moorage verify -f` checks without any cluster."""
+    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    session = session_of(ctx)
+
+    async def work() -> Verdict:
+        async with _exported(session, where, run) as exported:
+            _write(exported, file)
+            return verify_export(_chunks(exported))
+
+    verdict = wait(work())
+    session.terminal.note(f"wrote {file}")
+    tell_verdict(session.terminal, verdict, Output.TEXT)
+
+
+def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
+    """Print a verdict; a broken chain ends the command with exit code 1."""
+    chain, header = verdict.chain, verdict.header
+    intact = not isinstance(chain, Broken)
+    data = {
+        "run": header.name if header else None,
+        "namespace": header.tenant if header else None,
+        "runUid": header.run_uid if header else None,
+        "intact": intact,
+        "records": chain.offset + 1 if intact else chain.offset,
+        "head": None if isinstance(chain, Broken) else chain.hash,
+        "firstBadRecord": None
+        if not isinstance(chain, Broken)
+        else {"offset": chain.offset, "recordId": chain.record_id, "why": chain.why},
+    }
+    if output in {Output.JSON, Output.YAML}:
+        terminal.data(data, output)
+    elif output is Output.NAME:
+        terminal.write(f"agentrun/{data['run']}\n".encode())
+    elif not isinstance(chain, Broken):
+        terminal.out.print(f"intact: {chain.offset + 1} records, head {chain.hash}", highlight=False, soft_wrap=True)
+    if isinstance(chain, Broken):
+        raise CliError(
+            f"not intact: record {chain.offset} ({chain.record_id or 'unreadable'}) is the first bad one: {chain.why}",
+            f"records before it, if any, are sound: {chain.offset} of them" if chain.offset else "",
+        )
+
+
+async def _pass_on(chunks: AsyncIterator[bytes], terminal: Terminal) -> None:
+    async for chunk in chunks:
+        terminal.write(chunk)
+
+
+@contextlib.asynccontextmanager
+async def _exported(session: Session, where: Where, run: str) -> AsyncIterator[IO[bytes]]:
+    """A run's exported journal as a file, from its start. Memory is bounded, whatever the journal's length."""
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        async with evidence_of(session, where, run) as evidence:
+            async for chunk in evidence.journal():
+                file.write(chunk)
+        yield file
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _verify_file(path: Path) -> Verdict:
+    try:
+        with path.open("rb") as file:
+            return verify_export(_chunks(file))
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except OSError as error:
+        raise CliError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _write(source: IO[bytes], path: Path) -> None:
+    """Whole or not at all: written beside its place, then renamed."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}-", delete=False) as file:
+            partial = Path(file.name)
+            try:
+                for chunk in _chunks(source):
+                    file.write(chunk)
+                file.close()
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise CliError(f"{path} can't be written: {error.strerror}", "name a folder that exists and is yours") from None
+
+
+def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bool) -> None:
+    """Print the timeline up to the first bad record, and fail if there is one."""
+    verdict = verify_export(_chunks(file))
+    sound = verdict.chain.offset if isinstance(verdict.chain, Broken) else verdict.chain.offset + 1
+    shown = list(_rows(file, sound, everything=everything)) if verdict.header else []
+    if output is Output.TEXT:
+        terminal.out.print(timeline_table(shown))
+    else:
+        terminal.data([each.as_json() for each in shown], output)
+    if isinstance(verdict.chain, Broken):
+        tell_verdict(terminal, verdict, Output.TEXT)
+
+
+def _rows(file: IO[bytes], limit: int, *, everything: bool) -> Iterator[Row]:
+    for record in _records(file, limit):
+        if everything or record.type != RecordType.AGENT_OUTPUT:
+            yield row(record)
+
+
+def _records(file: IO[bytes], limit: int) -> Iterator[Record]:
+    """The first `limit` records, which have been verified."""
+    lines = read_lines(_chunks(file))
+    parse_header(next(lines))
+    for _, line in zip(range(limit), lines, strict=False):
+        try:
+            yield decode(parse_record(line))
+        except Malformed as error:
+            raise CliError(f"the journal can't be read: {error}") from None

@@ -1,0 +1,134 @@
+"""What commands write: tables and progress for people, JSON and YAML for programs.
+
+Results go to standard output, everything else to standard error, so that a pipe sees results alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, BinaryIO
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from moorage.cli.exits import CliError
+from moorage.cli.ports import LocalResult, Progress
+from moorage.cli.timeline import Row
+
+PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
+CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Output(StrEnum):
+    """`-o`: how an object is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+@dataclass
+class Terminal:
+    """Where a command writes to."""
+
+    out: Console
+    err: Console
+    raw: BinaryIO
+    started: float = field(default_factory=time.monotonic)
+
+    def note(self, text: str) -> None:
+        """Tell a person something beside the result."""
+        self.err.print(escape(text), style="dim", highlight=False)
+
+    def fault(self, error: CliError) -> None:
+        """Say what went wrong and what to do."""
+        self.err.print(Text.assemble(("error: ", "bold red"), error.message), highlight=False, soft_wrap=True)
+        if error.hint:
+            self.err.print(Text.assemble(("hint: ", "bold"), error.hint), highlight=False, soft_wrap=True)
+
+    def write(self, data: bytes) -> None:
+        """Pass bytes on as they are."""
+        self.raw.write(data)
+        self.raw.flush()
+
+    def data(self, value: Mapping[str, Any] | list[Any], output: Output) -> None:
+        """Print plain data as JSON or YAML."""
+        if output is Output.YAML:
+            text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        else:
+            text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        self.write(text.encode())
+
+    def progress(self, seen: Progress) -> None:
+        """One line per change of a local run."""
+        elapsed = f"{time.monotonic() - self.started:6.1f} s"
+        parts = [Text(f"[{elapsed}] "), Text(seen.phase, style=PHASE_STYLES.get(seen.phase, ""))]
+        details = [seen.reason] if seen.reason and seen.reason != seen.phase else []
+        details += [f"iteration {seen.iteration}"] if seen.iteration else []
+        details += [f"{seen.tokens} tokens"] if seen.tokens else []
+        details += [seen.message] if seen.message else []
+        if details:
+            parts.append(Text("  " + " · ".join(details)))
+        self.err.print(Text.assemble(*parts), highlight=False)
+
+
+def terminal() -> Terminal:
+    """This process's own streams."""
+    return Terminal(Console(), Console(stderr=True), sys.stdout.buffer)
+
+
+def timeline_table(rows: Iterable[Row]) -> Table:
+    """The timeline for people; reported facts are dim, since nobody trusted saw them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY"):
+        table.add_column(
+            name, no_wrap=name != "WHAT HAPPENED", justify="right" if name in {"EPOCH", "ITER"} else "left"
+        )
+    for row in rows:
+        at = row.as_json()["at"].replace("T", " ").removesuffix("Z")
+        iteration = "" if row.iteration is None else str(row.iteration)
+        seen = f"{row.seen_by} ({row.assurance})"
+        style = "dim" if row.assurance == "reported" else ""
+        table.add_row(at, str(row.epoch), iteration, Text(row.what), seen, style=style)
+    return table
+
+
+def result_data(result: LocalResult) -> dict[str, Any]:
+    """A local run's end as plain data, named as in an AgentRun's status."""
+    return {
+        "name": result.name,
+        "uid": result.uid,
+        "phase": result.phase,
+        "reason": result.reason,
+        "message": result.message,
+        "result": {"summary": result.summary, "commit": result.commit},
+        "workspace": {
+            "branch": result.branch,
+            "repository": str(result.repository) if result.repository else None,
+        },
+        "usage": {"tokens": result.tokens, "costMicros": result.cost_micros},
+        "journal": {"offset": result.journal_offset, "hash": result.journal_hash},
+    }
+
+
+def result_text(result: LocalResult) -> Text:
+    """A local run's end for people, with what to do next."""
+    text = Text.assemble((result.phase, PHASE_STYLES.get(result.phase, "")), f"  {result.reason}")
+    if result.message:
+        text.append(f": {result.message}")
+    if result.summary:
+        text.append(f"\n  summary  {result.summary}")
+    if result.branch and result.commit and result.repository:
+        text.append(f"\n  branch   {result.branch} at {result.commit[:12]} in {result.repository}")
+        text.append(f"\n  look     git -C {result.repository} log -p -1 {result.branch}")
+    text.append(f"\n  journal  moorage timeline {result.name}")
+    return text

@@ -1,0 +1,63 @@
+"""The commands that start something: a run on this machine, the operator, the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moorage import __version__
+from moorage.cli.exits import Exit, NotFound, Usage
+from moorage.cli.ports import LocalResult, ManifestRefused
+from moorage.cli.render import Output, Terminal, result_data, result_text
+from moorage.cli.session import Format, Session, State, session_of, state_folder, wait
+
+
+def run(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun.")],
+    output: Format = Output.TEXT,
+    state: State = None,
+) -> None:
+    """Run an AgentRun on this machine, without a cluster; exit code 0 only if it succeeded."""
+    session = session_of(ctx)
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
+    result = wait(_run(session, file, state_folder(session, state)))
+    tell_result(session.terminal, result, output)
+    if not result.succeeded:
+        raise typer.Exit(Exit.FAILED)
+
+
+async def _run(session: Session, file: Path, state: Path) -> LocalResult:
+    try:
+        return await session.app().run_local(file, state=state, tell=session.terminal.progress)
+    except ManifestRefused as error:
+        raise Usage(f"{file}: {error}") from None
+
+
+def tell_result(terminal: Terminal, result: LocalResult, output: Output) -> None:
+    """Print how a local run ended."""
+    if output is Output.TEXT:
+        terminal.out.print(result_text(result), highlight=False, soft_wrap=True)
+    elif output is Output.NAME:
+        terminal.write(f"agentrun/{result.name}\n".encode())
+    else:
+        terminal.data(result_data(result), output)
+
+
+def operator(ctx: typer.Context) -> None:
+    """Be the operator; settings come from MOORAGE_* variables, as the chart sets them."""
+    session_of(ctx).app().run_operator()
+
+
+def gateway(ctx: typer.Context) -> None:
+    """Be the gateway; settings come from MOORAGE_* variables, as the chart sets them."""
+    session_of(ctx).app().run_gateway()
+
+
+def version(ctx: typer.Context) -> None:
+    """Print the version."""
+    session_of(ctx).terminal.write(f"{__version__}\n".encode())

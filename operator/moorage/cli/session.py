@@ -1,0 +1,129 @@
+"""What one invocation has: its terminal, the composition root, and where runs are to be looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from moorage.cli.evidence import Evidence
+from moorage.cli.exits import CliError, Exit, NotFound
+from moorage.cli.ports import App, LocalRuns
+from moorage.cli.render import Output, Terminal
+
+T = TypeVar("T")
+SHOWN_RUNS = 5
+
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace of the run.", show_default=False)]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default=False)]
+Kubeconfig = Annotated[str | None, typer.Option("--kubeconfig", help="Path of the kubeconfig.", show_default=False)]
+System = Annotated[
+    str,
+    typer.Option("--system-namespace", envvar="MOORAGE_SYSTEM_NAMESPACE", help="Namespace of Moorage's own pods."),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        envvar="MOORAGE_STATE_DIR",
+        help="Folder of local runs. Default: $XDG_STATE_HOME/moorage, else ~/.local/state/moorage.",
+        show_default=False,
+    ),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+Format = Annotated[Output, typer.Option("--output", "-o", help="How objects are printed.")]
+SYSTEM_NAMESPACE = "moorage-system"
+
+
+@dataclass
+class Session:
+    """One invocation. `plugin` is true as `kubectl moorage`: then runs are on the cluster unless said otherwise."""
+
+    terminal: Terminal
+    app: Callable[[], App]
+    env: Mapping[str, str]
+    plugin: bool = False
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where to look for a run: on this machine, or on a cluster as soon as anything of a cluster is named."""
+
+    namespace: str | None
+    context: str | None
+    kubeconfig: str | None
+    system_namespace: str
+    state: Path | None
+
+    def on_cluster(self, session: Session) -> bool:
+        """The plugin means the cluster; `moorage` means this machine, until something of a cluster is named."""
+        named = any(each is not None for each in (self.namespace, self.context, self.kubeconfig))
+        return named or (session.plugin and self.state is None)
+
+
+def session_of(ctx: typer.Context) -> Session:
+    """The session that `main` put into the context."""
+    found = ctx.find_object(Session)
+    if found is None:
+        raise CliError("the command was called without a session")
+    return found
+
+
+def state_folder(session: Session, chosen: Path | None) -> Path:
+    """Folder of local runs, by the XDG base directories."""
+    if chosen is not None:
+        return chosen
+    base = session.env.get("XDG_STATE_HOME") or str(
+        Path(session.env.get("HOME", "~")).expanduser() / ".local" / "state"
+    )
+    return Path(base) / "moorage"
+
+
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end; Ctrl-C cancels it and is exit code 130."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+@contextlib.asynccontextmanager
+async def evidence_of(session: Session, where: Where, run: str) -> AsyncIterator[Evidence]:
+    """The gateway's reader doors for a run, wherever it is."""
+    opened = _on_cluster(session, where, run) if where.on_cluster(session) else _on_machine(session, where, run)
+    async with opened as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def _on_cluster(session: Session, where: Where, run: str) -> AsyncIterator[Evidence]:
+    from moorage.cli.cluster import Target, connected, evidence  # noqa: PLC0415  takes most of a second to load
+
+    target = Target(where.kubeconfig, where.context, where.namespace, where.system_namespace)
+    async with connected(target) as cluster, evidence(cluster, run, session.terminal.note) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator[Evidence]:
+    folder = state_folder(session, where.state)
+    if not folder.is_dir():
+        raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
+    async with session.app().open_local(folder) as local:
+        name, uid = await _chosen(local, run)
+        yield Evidence(local.client, uid, name)
+
+
+async def _chosen(local: LocalRuns, run: str) -> tuple[str, str]:
+    """The newest run of that name, or the one of that UID."""
+    runs = await local.runs()
+    for each in runs:
+        if run in {each.name, each.uid}:
+            return each.name, each.uid
+    latest = ", ".join(dict.fromkeys(each.name for each in runs[: SHOWN_RUNS * 4]))
+    raise NotFound(f"no run {run} was made on this machine", f"the latest are: {latest}" if latest else "there is none")

@@ -1,0 +1,247 @@
+"""A journal as people read it: one row per record, each saying what happened in a few words and who saw it.
+
+Pure: records in, rows out. Texts are bounded and carry no content but the typed reasons and messages of the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from moorage.core.journal.record import Record, RecordType
+
+Payload = Mapping[str, Any]
+MAX_TEXT = 160
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the timeline. `seen_by` is who wrote the record, `assurance` whether it saw or was told (V4)."""
+
+    seq: int
+    at: int
+    epoch: int
+    iteration: int | None
+    type: str
+    what: str
+    seen_by: str
+    assurance: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; `at` as RFC 3339 with milliseconds, UTC."""
+        return {
+            "seq": self.seq,
+            "at": rfc3339(self.at),
+            "epoch": self.epoch,
+            "iteration": self.iteration,
+            "type": self.type,
+            "what": self.what,
+            "seenBy": self.seen_by,
+            "assurance": self.assurance,
+        }
+
+
+def rfc3339(at: int) -> str:
+    """Milliseconds since the epoch as `2026-01-31T10:00:00.123Z`."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def row(record: Record) -> Row:
+    """One record as a row; types of a newer version keep their name and nothing more."""
+    payload = record.payload or {}
+    describe = DESCRIPTIONS.get(record.type)
+    return Row(
+        seq=record.seq,
+        at=record.recorded_at,
+        epoch=record.epoch,
+        iteration=_iteration(record, payload),
+        type=record.type,
+        what=bounded(describe(payload) if describe else record.type.lower().replace("_", " ")),
+        seen_by=record.source,
+        assurance=record.assurance,
+    )
+
+
+def bounded(text: str) -> str:
+    """One line without control characters, at most MAX_TEXT long: a record's text never drives the terminal."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= MAX_TEXT else flat[: MAX_TEXT - 1] + "…"
+
+
+def _iteration(record: Record, payload: Payload) -> int | None:
+    found = payload.get("iteration", record.turn)
+    return found if isinstance(found, int) else None
+
+
+def _short(commit: object) -> str:
+    return str(commit or "")[:12]
+
+
+def _because(payload: Payload) -> str:
+    reason, message = str(payload.get("reason") or ""), str(payload.get("message") or "")
+    return ": ".join(part for part in (reason, message) if part)
+
+
+def _admitted(p: Payload) -> str:
+    return f"admitted with spec {_short(p.get('spec_hash'))}"
+
+
+def _epoch(p: Payload) -> str:
+    return f"attempt {p.get('attempt')} owns the run ({p.get('reason') or 'Start'})"
+
+
+def _pod(p: Payload) -> str:
+    return f"{p.get('role')} sandbox {p.get('pod_name')} registered"
+
+
+def _started(p: Payload) -> str:
+    node = p.get("node")
+    return f"sandbox started on {node}" if node else "sandbox started"
+
+
+def _workspace(p: Payload) -> str:
+    return f"worktree ready at {_short(p.get('base'))} for branch {p.get('branch')}"
+
+
+def _tool(p: Payload) -> str:
+    return f"tool {p.get('tool') or p.get('name') or 'call'}"
+
+
+def _tool_done(p: Payload) -> str:
+    code = p.get("exit_code")
+    return _tool(p) + (" answered" if code is None else f" answered, exit {code}")
+
+
+def _model_request(p: Payload) -> str:
+    return f"asked {p.get('model') or 'the model'}"
+
+
+def _model_response(p: Payload) -> str:
+    usage = p.get("usage") or {}
+    tokens = sum(
+        int(usage.get(k, 0)) for k in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+    )
+    told = "recorded answer given again" if p.get("replayed") else "the model answered"
+    stop = p.get("stop_reason") or p.get("finish_reason") or p.get("error")
+    return told + (f", {tokens} tokens" if tokens else "") + (f" ({stop})" if stop else "")
+
+
+def _iteration_done(p: Payload) -> str:
+    return f"iteration {p.get('iteration')} complete" + ("" if p.get("changed", True) else ", nothing changed")
+
+
+def _checkpoint(p: Payload) -> str:
+    left_out = p.get("left_out") or ()
+    return f"checkpoint {_short(p.get('commit'))}" + (f", {len(left_out)} files left out" if left_out else "")
+
+
+def _output(p: Payload) -> str:
+    return f"{p.get('size', p.get('bytes', '?'))} bytes of {p.get('stream', 'output')}"
+
+
+def _agent_finished(p: Payload) -> str:
+    code = p.get("exit_code")
+    because = _because(p)
+    return (
+        f"agent {p.get('outcome')}"
+        + (f", exit {code}" if code is not None else "")
+        + (f" ({because})" if because else "")
+    )
+
+
+def _proposed(p: Payload) -> str:
+    if p.get("empty"):
+        return "proposed no change"
+    return f"proposed {_short(p.get('commit'))}, {p.get('files')} files"
+
+
+def _drift(p: Payload) -> str:
+    return f"unsaved work kept at {p.get('ref') or _short(p.get('commit'))}"
+
+
+def _attempt_ended(p: Payload) -> str:
+    return f"{p.get('role') or 'runner'} sandbox lost ({_because(p)})"
+
+
+def _verifying(p: Payload) -> str:
+    return f"acceptance started on {_short(p.get('commit'))}"
+
+
+def _verdict(p: Payload) -> str:
+    if p.get("problem"):
+        return f"acceptance could not be run: {p['problem']}"
+    verdict = "accepted" if p.get("passed") else "not accepted"
+    where = "" if p.get("isolated", True) else ", in the agent's own sandbox"
+    return f"{_short(p.get('commit'))} {verdict}{where}" + (f": {p['summary']}" if p.get("summary") else "")
+
+
+def _intent(p: Payload) -> str:
+    return f"means to {str(p.get('kind', 'act')).replace('_', ' ')} to {p.get('target')}"
+
+
+def _dispatched(p: Payload) -> str:
+    return f"effect {_short(p.get('effect_id'))} sent off"
+
+
+def _closed(p: Payload) -> str:
+    detail = p.get("detail")
+    return f"effect {_short(p.get('effect_id'))} {p.get('outcome')}" + (f": {detail}" if detail else "")
+
+
+def _fence(p: Payload) -> str:
+    return f"refused epoch {p.get('epoch', p.get('given', '?'))} at {p.get('door', 'a door')}"
+
+
+def _cancel(stage: str) -> Callable[[Payload], str]:
+    return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
+
+
+def _ended(word: str) -> Callable[[Payload], str]:
+    def describe(p: Payload) -> str:
+        commit = f" with {_short(p['commit'])}" if p.get("commit") else ""
+        because = _because(p)
+        return f"{word}{commit}" + (f" ({because})" if because else "")
+
+    return describe
+
+
+DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
+    RecordType.RUN_ADMITTED: _admitted,
+    RecordType.EPOCH_RAISED: _epoch,
+    RecordType.POD_REGISTERED: _pod,
+    RecordType.ATTEMPT_STARTED: _started,
+    RecordType.WORKSPACE_READY: _workspace,
+    RecordType.AGENT_STARTED: lambda p: f"agent started{' (' + str(p['driver']) + ')' if p.get('driver') else ''}",
+    RecordType.MODEL_REQUEST: _model_request,
+    RecordType.MODEL_RESPONSE: _model_response,
+    RecordType.TOOL_REQUEST: _tool,
+    RecordType.TOOL_RESPONSE: _tool_done,
+    RecordType.CONTEXT_COMPACTED: lambda p: f"context compacted ({p.get('stage')})",
+    RecordType.ITERATION_COMPLETE: _iteration_done,
+    RecordType.CHECKPOINT: _checkpoint,
+    RecordType.AGENT_OUTPUT: _output,
+    RecordType.AGENT_FINISHED: _agent_finished,
+    RecordType.RESULT_PROPOSED: _proposed,
+    RecordType.DRIFT_SAVED: _drift,
+    RecordType.ATTEMPT_ENDED: _attempt_ended,
+    RecordType.VERIFICATION_STARTED: _verifying,
+    RecordType.VERIFICATION_RESULT: _verdict,
+    RecordType.EFFECT_INTENT: _intent,
+    RecordType.EFFECT_DISPATCHED: _dispatched,
+    RecordType.EFFECT_RECEIPT: _closed,
+    RecordType.EFFECT_RECONCILED: _closed,
+    RecordType.CANCEL_REQUESTED: _cancel("requested"),
+    RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
+    RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),
+    RecordType.CANCEL_QUIESCED: _cancel("quiesced: nothing runs any more"),
+    RecordType.CANCEL_RECONCILED: _cancel("reconciled: every effect is classified"),
+    RecordType.CONSTRAINT_EVALUATED: lambda p: f"constraints say {p.get('action', 'ALLOW')}",
+    RecordType.FENCE_REFUSED: _fence,
+    RecordType.BUDGET_SETTLED: lambda _: "budget settled",
+    RecordType.RUN_SUCCEEDED: _ended("succeeded"),
+    RecordType.RUN_FAILED: _ended("failed"),
+    RecordType.RUN_CANCELLED: _ended("cancelled"),
+    RecordType.TOMBSTONE: lambda p: f"deleted and sealed ({_because(p) or 'asked for'})",
+}
