@@ -1,0 +1,369 @@
+"""The gateway's git store: one bare repository per tenant and workspace (W2, W3, W5).
+
+Refs in it:
+    refs/upstream/heads/*, refs/upstream/tags/*      what upstream has; the only refs that a fetch or prune touches
+    refs/moorage/runs/<run>/<epoch>/checkpoints      an attempt's checkpoints, each the child of the one before
+    refs/moorage/runs/<run>/<epoch>/candidate        what the attempt proposes; sandboxes push it as refs/heads/<branch>
+    refs/moorage/runs/<run>/pins/<name>              commits kept for the run by the gateway (its base)
+    refs/moorage/drift/<run>/<epoch>                 R3
+
+Objects and refs that a push brings are synced before its answer (P5). Reflogs keep what a moved ref left behind, for
+the retention that `gc` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.workspace import doors
+from moorage.workspace import upstream as far
+from moorage.workspace.doors import ReceivePolicy, ReceiveReport
+from moorage.workspace.errors import (
+    BadUrl,
+    BranchExists,
+    LockHeld,
+    NonFastForward,
+    NotFound,
+    RefMissing,
+    WorkspaceError,
+)
+from moorage.workspace.git import Git
+from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
+from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Upstream
+
+__all__ = [
+    "LocalUpstream",
+    "MirrorKey",
+    "MirrorState",
+    "Mirrors",
+    "PushKind",
+    "PushOutcome",
+    "ReceivePolicy",
+    "Upstream",
+]
+
+_STORE = (
+    ("core.fsync", "all"),
+    ("core.fsyncMethod", "fsync"),
+    ("core.logAllRefUpdates", "always"),
+    ("fetch.writeCommitGraph", "false"),
+    ("fetch.unpackLimit", "1"),
+)
+_AUTHOR = {
+    "GIT_AUTHOR_NAME": "Moorage",
+    "GIT_AUTHOR_EMAIL": "noreply@moorage.dev",
+    "GIT_AUTHOR_DATE": "@0 +0000",
+    "GIT_COMMITTER_NAME": "Moorage",
+    "GIT_COMMITTER_EMAIL": "noreply@moorage.dev",
+    "GIT_COMMITTER_DATE": "@0 +0000",
+}
+_STALE_LOCK_SECONDS = 3600.0
+_LOCK_WAIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """A mirror after a fetch. `revision` is the commit of the ref asked for; `fetched_at` in ms since the epoch."""
+
+    path: Path
+    revision: str
+    head_ref: str
+    fetched_at: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One changed file; None counts for binary content."""
+
+    path: str
+    added: int | None
+    removed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A unified diff; `truncated` when there was more than the limit."""
+
+    data: bytes
+    truncated: bool
+
+
+class Mirrors:
+    """All mirrors below one folder. One instance per process; several processes may share the folder."""
+
+    def __init__(
+        self, root: Path, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000, timeout: float = 600.0
+    ) -> None:
+        self._root = root
+        self._now_ms = now_ms
+        self._timeout = timeout
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def path(self, key: MirrorKey) -> Path:
+        """Where the mirror is or would be."""
+        return self._root / key.folder()
+
+    async def ensure(self, key: MirrorKey, upstream: AnyUpstream | None) -> MirrorState:
+        """Make the mirror if it is not there, fetch, and resolve the ref asked for. Without an upstream (ephemeral) it
+        has one empty root commit. Raises BadUrl, AuthFailed, NotFound, NetworkUnreachable, RefMissing, DiskFull."""
+        async with self._exclusive(key):
+            git = await self._created(key)
+            if upstream is None:
+                await _seed(git)
+            else:
+                await _fetch(git, upstream)
+            revision = await _resolve(git, upstream.ref if upstream else None)
+            head = await git.text("symbolic-ref", "HEAD")
+            return MirrorState(self.path(key), revision, head, self._now_ms(), await _size(git))
+
+    async def resolve(self, key: MirrorKey, ref: str | None) -> str:
+        """The commit of an upstream branch or tag, a full commit id, or the default branch. Raises RefMissing."""
+        return await _resolve(self._git(key), ref)
+
+    async def pin(self, key: MirrorKey, run: str, name: str, commit: str) -> None:
+        """Keep a commit for a run, and let the run fetch it, whatever becomes of the branch that it was on."""
+        await self._git(key).run("update-ref", pin_ref(run, name), commit)
+
+    async def ref(self, key: MirrorKey, name: str) -> str | None:
+        """What a ref of the store points at; None when it is not there."""
+        out = await self._git(key).run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", ok=(0, 1, 128))
+        return out.text if out.code == 0 else None
+
+    async def advertise(
+        self, key: MirrorKey, service: str, run: str | None, policy: ReceivePolicy | None = None
+    ) -> bytes:
+        """The body of `info/refs?service=…`. For `git-receive-pack` the policy is needed."""
+        return await doors.advertise(self._git(key), service, run, policy)
+
+    def upload_pack(self, key: MirrorKey, run: str | None, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Answer a fetch: upstream's refs and those of `run`, nothing else, also not by object id."""
+        return doors.upload_pack(self._git(key), run, body)
+
+    async def receive_pack(self, key: MirrorKey, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
+        """Take a push under a policy; what the report calls taken is on disk, synced."""
+        return await doors.receive_pack(self._git(key), policy, body)
+
+    async def has_commit(self, key: MirrorKey, commit: str) -> bool:
+        """The commit is in the store, whole."""
+        return await _is_commit(self._git(key), commit)
+
+    async def tree_of(self, key: MirrorKey, commit: str) -> str:
+        """The tree's id. Raises RefMissing."""
+        return await self._git(key).text("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")
+
+    async def is_ancestor(self, key: MirrorKey, ancestor: str, descendant: str) -> bool:
+        """`descendant` builds on `ancestor` (or is it)."""
+        return await self._git(key).test("merge-base", "--is-ancestor", ancestor, descendant)
+
+    async def diff(self, key: MirrorKey, base: str, head: str, limit: int = 8 << 20) -> Patch:
+        """The patch from base to head, its first `limit` bytes."""
+        git = self._git(key, limit)
+        flags = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index")
+        out = await git.run("diff", *flags, base, head, "--", truncate=True)
+        return Patch(out.stdout, out.truncated)
+
+    async def diff_stat(self, key: MirrorKey, base: str, head: str) -> tuple[FileStat, ...]:
+        """The changed files; a rename is a removal and an addition."""
+        out = await self._git(key).run("diff", "--numstat", "--no-renames", "-z", "--no-textconv", base, head, "--")
+        return tuple(_file_stat(entry) for entry in os.fsdecode(out.stdout).split("\0") if entry)
+
+    async def push_upstream(
+        self, key: MirrorKey, upstream: AnyUpstream, commit: str, branch: str, expected_old: str | None
+    ) -> PushOutcome:
+        """E5: move the upstream branch from `expected_old` (None: it must not exist) to `commit`, or say why not."""
+        git = self._git(key)
+        check_branch(branch)
+        if not await _is_commit(git, commit):
+            raise RefMissing(f"{commit} is not in the store")
+        if expected_old and not await _builds_on(git, expected_old, commit):
+            words = f"{commit} does not build on {expected_old}"
+            return PushOutcome(PushKind.CONFLICT, branch, expected_old, commit, NonFastForward.reason, words)
+        return await far.push(git, upstream, commit, branch, expected_old)
+
+    async def query_upstream(self, upstream: AnyUpstream, branch: str) -> str | None:
+        """What the branch points at upstream, now; with `closure` it settles a push that has no receipt."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        return await far.query(Git(self._root, timeout=self._timeout), upstream, branch)
+
+    async def check_branch_free(self, upstream: AnyUpstream, branch: str) -> None:
+        """Raises BranchExists where the branch that a run wants to create is there already."""
+        found = await self.query_upstream(upstream, check_branch(branch))
+        if found:
+            raise BranchExists(f"{branch} is at {found}")
+
+    async def drop_run(self, key: MirrorKey, run: str) -> int:
+        """Remove the run's refs, drift included; how many there were. Objects stay until `gc`."""
+        check_run(run)
+        with contextlib.suppress(NotFound):
+            git = self._git(key)
+            refs = await git.text("for-each-ref", "--format=%(refname)", f"{RUNS}{run}/", f"{DRIFT}{run}/")
+            commands = "".join(f"delete {name}\n" for name in refs.splitlines())
+            await git.run("update-ref", "--stdin", stdin=commands.encode("utf-8", "surrogateescape"))
+            return commands.count("\n")
+        return 0
+
+    async def gc(self, key: MirrorKey, retention_seconds: int, *, borrowed: bool = False) -> None:
+        """Repack, and forget what no ref has held for the retention. A mirror that worktrees borrow objects from
+        (`borrowed`) is repacked but nothing in it is ever forgotten."""
+        keep = f"{retention_seconds}.seconds.ago"
+        expire = ("never", "never") if borrowed else (keep, keep)
+        config = (("gc.reflogExpire", expire[0]), ("gc.reflogExpireUnreachable", expire[1]), ("gc.packRefs", "true"))
+        async with self._exclusive(key):
+            prune = "--no-prune" if borrowed else f"--prune={keep}"
+            await self._git(key).with_(*config).run("gc", "--quiet", prune)
+
+    def _git(self, key: MirrorKey, limit: int = 64 << 20) -> Git:
+        path = self.path(key)
+        if not path.is_dir():
+            raise NotFound("this workspace has no mirror yet")
+        return Git(path, {"GIT_DIR": str(path)}, _STORE, timeout=self._timeout, limit=limit)
+
+    async def _created(self, key: MirrorKey) -> Git:
+        path = self.path(key)
+        path.mkdir(parents=True, exist_ok=True)
+        _remove_stale_locks(path)
+        git = self._git(key)
+        if not (path / "config").is_file() or not (path / "HEAD").is_file():
+            await git.run("init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(path))
+        return git
+
+    @contextlib.asynccontextmanager
+    async def _exclusive(self, key: MirrorKey) -> AsyncIterator[None]:
+        """One fetch or repack of a mirror at a time, over all processes. Pushes and fetches by sandboxes go on."""
+        path = self.path(key).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._locks.setdefault(str(path), asyncio.Lock()):
+            with path.open("w") as file:
+                await _flock(file.fileno())
+                yield
+
+
+async def _flock(fd: int) -> None:
+    deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LockHeld("another process fetches this mirror") from None
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+def _remove_stale_locks(path: Path) -> None:
+    """Lock files of git processes that died; ours never hold one for as long as an hour."""
+    for lock in path.rglob("*.lock"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > _STALE_LOCK_SECONDS:
+                lock.unlink()
+
+
+async def _seed(git: Git) -> None:
+    """The empty root commit of an ephemeral workspace; the same id each time."""
+    if await _exists(git, f"{UPSTREAM}heads/main"):
+        return
+    tree = await git.text("hash-object", "-w", "-t", "tree", "--stdin")
+    commit = await git.with_(**_AUTHOR).text("commit-tree", "-m", "Empty workspace", tree)
+    await git.run("update-ref", f"{UPSTREAM}heads/main", commit)
+    await git.run("symbolic-ref", "HEAD", f"{UPSTREAM}heads/main")
+
+
+async def _fetch(git: Git, upstream: AnyUpstream) -> None:
+    branch = await far.default_branch(git, upstream)
+    tags = () if upstream.depth else (f"+refs/tags/*:{UPSTREAM}tags/*",)
+    await _fetch_refs(git, upstream, "--prune", f"+refs/heads/*:{UPSTREAM}heads/*", *tags)
+    if branch:
+        await git.run("symbolic-ref", "HEAD", UPSTREAM + branch.removeprefix("refs/"))
+    if upstream.ref and not await _found(git, upstream.ref):
+        await _fetch_refs(git, upstream, _single(upstream.ref))
+
+
+async def _fetch_refs(git: Git, upstream: AnyUpstream, *options: str) -> None:
+    flags = [option for option in options if option.startswith("--")]
+    refspecs = [option for option in options if not option.startswith("--")]
+    depth = await _depth(git, upstream.depth)
+    address = upstream.address("fetch")
+    common = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--quiet")
+    await upstream.reach(git).run("fetch", *common, *flags, *depth, *address, *refspecs)
+
+
+def _single(ref: str) -> str:
+    """The refspec for a ref that the wildcards did not bring: a tag of a shallow mirror, or a commit by its id."""
+    if is_sha(ref):
+        return f"+{ref}:{UPSTREAM}commits/{ref}"
+    name = ref.removeprefix("refs/tags/")
+    return f"+refs/tags/{check_branch(name)}:{UPSTREAM}tags/{name}"
+
+
+async def _depth(git: Git, wanted: int | None) -> tuple[str, ...]:
+    """A full mirror is never cut back, and a cut one is filled up when the workspace asks for all."""
+    if wanted is not None and wanted < 1:
+        raise BadUrl("depth is at least 1")
+    shallow = (git.cwd / "shallow").exists()
+    if wanted is None:
+        return ("--unshallow",) if shallow else ()
+    fresh = not (git.cwd / "refs/upstream").exists() and not (git.cwd / "packed-refs").exists()
+    return (f"--depth={wanted}",) if shallow or fresh else ()
+
+
+async def _resolve(git: Git, ref: str | None) -> str:
+    found = await _found(git, ref)
+    if found:
+        return found
+    if ref is None:
+        raise RefMissing("the repository has no default branch: it may be empty; push a first commit, or name a ref")
+    raise RefMissing(f"{ref[:300]!r} is neither a branch nor a tag nor a full commit id there")
+
+
+async def _found(git: Git, ref: str | None) -> str | None:
+    if ref is None:
+        names = ["HEAD"]
+    elif is_sha(ref):
+        return ref if await _is_commit(git, ref) else None
+    elif ref.startswith(("refs/heads/", "refs/tags/")):
+        names = [UPSTREAM + ref.removeprefix("refs/")]
+    else:
+        names = [f"{UPSTREAM}heads/{check_branch(ref)}", f"{UPSTREAM}tags/{ref}"]
+    for name in names:
+        out = await git.run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", ok=(0, 1, 128))
+        if out.code == 0:
+            return out.text
+    return None
+
+
+async def _exists(git: Git, ref: str) -> bool:
+    return await git.test("show-ref", "--verify", "--quiet", ref)
+
+
+async def _is_commit(git: Git, commit: str) -> bool:
+    if not is_sha(commit):
+        return False
+    out = await git.text("cat-file", "--batch-check=%(objecttype)", stdin=commit.encode() + b"\n")
+    return out == "commit"
+
+
+async def _builds_on(git: Git, old: str, new: str) -> bool:
+    try:
+        return await git.test("merge-base", "--is-ancestor", old, new)
+    except WorkspaceError:
+        return False  # `old` is not in the store, so nothing there builds on it
+
+
+async def _size(git: Git) -> int:
+    """Bytes on disk of the store's objects."""
+    fields = dict(line.split(": ", 1) for line in (await git.text("count-objects", "-v")).splitlines())
+    return 1024 * (int(fields["size"]) + int(fields["size-pack"]))
+
+
+def _file_stat(entry: str) -> FileStat:
+    added, removed, path = entry.split("\t", 2)
+    return FileStat(path, None if added == "-" else int(added), None if removed == "-" else int(removed))

@@ -1,0 +1,166 @@
+"""The far end: what a mirror is fed from and delivers to, and how a push to it ended (E5)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from moorage.workspace.errors import (
+    AuthFailed,
+    BadUrl,
+    BranchExists,
+    NonFastForward,
+    NotFound,
+    Protected,
+    WorkspaceError,
+    classify,
+)
+from moorage.workspace.git import Credential, Git, Output
+from moorage.workspace.refs import HEADS, check_branch, check_url, is_sha
+
+# A repository on this machine may belong to another user, and its hooks are not ours to run.
+_LOCAL = "git -c safe.directory=* -c core.hooksPath=/dev/null"
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A repository behind http(s). `ref`: branch, tag or commit wanted (None: its default branch)."""
+
+    url: str
+    ref: str | None = None
+    credential: Credential | None = None
+    depth: int | None = None
+
+    def reach(self, git: Git) -> Git:
+        """Git, ready to talk to it. Raises BadUrl."""
+        return git.authenticated(check_url(self.url), self.credential)
+
+    def address(self, verb: str) -> tuple[str, ...]:
+        """The arguments that name it, options first."""
+        del verb
+        return ("--", self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpstream:
+    """A repository on this machine's disk, for local runs."""
+
+    path: Path
+    ref: str | None = None
+    depth: int | None = None
+
+    def reach(self, git: Git) -> Git:
+        """Git, with the file transport that nothing else may use. Raises NotFound, BadUrl."""
+        if not self.path.is_absolute():
+            raise BadUrl("the path of a local repository is absolute")
+        if not self.path.is_dir():
+            raise NotFound(str(self.path))
+        return Git(git.cwd, git.env, (*git.config, ("protocol.file.allow", "always")), "file", git.timeout, git.limit)
+
+    def address(self, verb: str) -> tuple[str, ...]:
+        """The arguments that name it, options first."""
+        option = "--receive-pack" if verb == "push" else "--upload-pack"
+        return (f"{option}={_LOCAL} {option[2:]}", "--", str(self.path))
+
+
+AnyUpstream = Upstream | LocalUpstream
+
+
+async def default_branch(git: Git, upstream: AnyUpstream) -> str | None:
+    """The ref that HEAD names there; None when it names none. One request, and the first to find a wrong address."""
+    reached = upstream.reach(git)
+    out = await reached.text("ls-remote", "--symref", *upstream.address("ls-remote"), "HEAD")
+    match = re.search(r"^ref: (refs/heads/\S+)\tHEAD$", out, re.MULTILINE)
+    return match[1] if match else None
+
+
+async def query(git: Git, upstream: AnyUpstream, branch: str) -> str | None:
+    """What the branch points at upstream, now; None when there is none."""
+    ref = HEADS + check_branch(branch)
+    out = await upstream.reach(git).text("ls-remote", *upstream.address("ls-remote"), ref)
+    for line in out.splitlines():
+        sha, _, name = line.partition("\t")
+        if name == ref and is_sha(sha):
+            return sha
+    return None
+
+
+class PushKind(StrEnum):
+    """How a push ended. `unknown` is neither success nor failure: ask the remote (see `closure`)."""
+
+    CONFIRMED = "confirmed"
+    REJECTED = "rejected"
+    CONFLICT = "conflict"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PushOutcome:
+    """The receipt. `old` None: the branch was to be new. `reason` is the typed error's name unless confirmed."""
+
+    kind: PushKind
+    branch: str
+    old: str | None
+    new: str
+    reason: str = ""
+    message: str = ""
+
+
+class Closure(StrEnum):
+    """E5: what a look at the remote says about a push with no receipt."""
+
+    RECOVERED = "recovered"
+    AGAIN = "again"
+    CONFLICT = "conflict"
+
+
+def closure(found: str | None, *, target: str, expected_old: str | None) -> Closure:
+    """Ref at the target: it happened. Ref where it was: it did not, push again. Else somebody else moved it."""
+    if found == target:
+        return Closure.RECOVERED
+    return Closure.AGAIN if found == expected_old else Closure.CONFLICT
+
+
+async def push(git: Git, upstream: AnyUpstream, commit: str, branch: str, expected_old: str | None) -> PushOutcome:
+    """Compare-and-swap of the branch from `expected_old` (None: not there) to `commit`. Never raises for what the
+    remote says or fails to say; that is the outcome. The caller has checked ancestry: a lease alone permits rewriting.
+    """
+    ref = HEADS + check_branch(branch)
+    lease = f"--force-with-lease={ref}:{expected_old or ''}"
+    try:
+        out = await upstream.reach(git).run(
+            "push", "--porcelain", "--no-verify", lease, *upstream.address("push"), f"{commit}:{ref}", ok=(0, 1, 128)
+        )
+    except WorkspaceError as failure:
+        return PushOutcome(PushKind.UNKNOWN, branch, expected_old, commit, failure.reason, str(failure))
+    kind, error = judge(out, expected_old)
+    return PushOutcome(kind, branch, expected_old, commit, error.reason if error else "", str(error) if error else "")
+
+
+def judge(out: Output, expected_old: str | None) -> tuple[PushKind, WorkspaceError | None]:
+    """Read `git push --porcelain` of one ref. Git says "Everything up-to-date" also after a cut connection, so that
+    only a line about the ref counts."""
+    line = next((x for x in out.text.splitlines() if re.match(r"[ +*=!-]?\t\S+:refs/", x) or x[1:2] == "\t"), None)
+    if out.code == 0 and line and line[0] in "*= \t":
+        return PushKind.CONFIRMED, None
+    if line and line[0] == "!":
+        return _refusal(line.split("\t")[-1], out.stderr, expected_old)
+    error = classify(out.stderr or out.text)
+    refused = isinstance(error, AuthFailed | NotFound | BadUrl | Protected)
+    return (PushKind.REJECTED if refused else PushKind.UNKNOWN), error
+
+
+def _refusal(summary: str, stderr: str, expected_old: str | None) -> tuple[PushKind, WorkspaceError]:
+    moved = NonFastForward if expected_old else BranchExists
+    if re.search(r"stale info|fetch first|non-fast-forward", summary):
+        return PushKind.CONFLICT, moved(summary)
+    if re.search(r"cannot lock ref|already exists|failed to update|remote failure", summary):
+        # libcurl sends a request again when a connection dies under it: what is in the way may be this very push.
+        return PushKind.UNKNOWN, moved(f"{summary}\n{stderr}")
+    return PushKind.REJECTED, Protected(f"{summary}\n{_remote_words(stderr)}")
+
+
+def _remote_words(stderr: str) -> str:
+    return "\n".join(line for line in stderr.splitlines() if line.startswith("remote:"))

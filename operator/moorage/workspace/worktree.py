@@ -1,0 +1,480 @@
+"""The run's own worktree, inside the sandbox (W2, W4, R3).
+
+    <root>/.moorage/repo.git     bare; objects and refs; one worktree of it, `tree`
+    <root>/.moorage/index        the private index that checkpoints are taken with
+    <root>/.moorage/aside/       what a reset would have destroyed and no commit could hold
+    <root>/tree                  where the agent works, on the run's branch
+
+`prepare` is for the only live process on the volume: it breaks locks. It is idempotent, and takes over whatever a
+killed predecessor left: what stands in the tree and in no checkpoint is saved and pushed first, then the tree is put at
+the resume point. No credential comes here: the remote is a relay on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorage.workspace.errors import Corrupt, GitFailed, RefMissing, Refused, SubmodulesUnsupported, WorkspaceError
+from moorage.workspace.git import Git
+from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
+from moorage.workspace.snapshot import LeftOut, Shadow, printable
+
+DEFAULT_CAP = 256 << 20
+_BASE, _LAST = "refs/moorage/base", "refs/moorage/last"
+_MOORAGE = "Moorage <noreply@moorage.dev>"
+_HEAD_TRAILER = re.compile(r"^Moorage-Head: ([0-9a-f]{40,64})$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class WorktreeOptions:
+    """How much to bring. `alternates`: a repository on the same disk to borrow objects from, never pruned (local runs).
+    `submodules`: go on although there are some, their folders left empty."""
+
+    depth: int | None = None
+    filter: str | None = None
+    sparse: tuple[str, ...] = ()
+    submodules: bool = False
+    alternates: Path | None = None
+    size_cap_bytes: int = DEFAULT_CAP
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A picture of the tree at a safe point. `changed` False: the commit is the last one, and nothing was written."""
+
+    iteration: int
+    epoch: int
+    commit: str
+    tree: str
+    parent: str
+    changed: bool
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """R3: what stood in the tree and in no checkpoint. `aside`: files moved to .moorage/aside. `pushed` False: the
+    gateway would not take it and it is on this volume only."""
+
+    epoch: int
+    commit: str
+    tree: str
+    left_out: tuple[LeftOut, ...] = ()
+    aside: tuple[str, ...] = ()
+    pushed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The commit to deliver. `empty`: its tree is the base's, and the commit is the base."""
+
+    commit: str
+    tree: str
+    base: str
+    empty: bool
+    files: int
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(slots=True)
+class RunWorktree:
+    """A prepared worktree. `drift` is what `prepare` saved, `lfs_pointers` the files left as pointers."""
+
+    root: Path
+    remote_url: str
+    run: str
+    epoch: int
+    base: str
+    branch: str
+    options: WorktreeOptions
+    shadow: Shadow
+    last: str = ""
+    last_tree: str = ""
+    head: str = ""
+    drift: Drift | None = None
+    lfs_pointers: tuple[str, ...] = ()
+    _staged: bool = field(default=False, repr=False)
+
+    @classmethod
+    async def prepare(
+        cls,
+        root: Path,
+        remote_url: str,
+        *,
+        run: str,
+        epoch: int,
+        base: str,
+        branch: str,
+        resume: str | None = None,
+        options: WorktreeOptions = WorktreeOptions(),
+    ) -> RunWorktree:
+        """A worktree at `resume` (a checkpoint's commit) or at `base`, on `branch`. Raises RefMissing, DiskFull,
+        NetworkUnreachable, SubmodulesUnsupported, …; a damaged repository is fetched afresh once."""
+        check_run(run)
+        check_branch(branch)
+        if not is_sha(base):
+            raise RefMissing("the base is a full commit id")
+        state = root / ".moorage"
+        shadow = Shadow(state / "repo.git", root / "tree", state / "index")
+        worktree = cls(root, remote_url, run, epoch, base, branch, options, shadow)
+        try:
+            await worktree._take_over(resume or base)
+        except (Corrupt, GitFailed):
+            if not _put_aside(shadow, state / "aside" / f"{epoch}"):
+                raise
+            await worktree._take_over(resume or base)
+        return worktree
+
+    @property
+    def tree(self) -> Path:
+        """Where the agent works."""
+        return self.shadow.tree
+
+    @property
+    def agent_environment(self) -> dict[str, str]:
+        """What the agent's own git needs: no prompt, and no quarrel about who owns the volume."""
+        return {
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "safe.directory",
+            "GIT_CONFIG_VALUE_0": "*",
+        }
+
+    async def checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None = None) -> Checkpoint:
+        """Staged, unstaged and untracked files as a commit on the last checkpoint; ignored files are left out."""
+        left = await self._stage(size_cap_bytes)
+        tree = await self.shadow.write_tree() if self._staged else self.last_tree
+        self._staged = tree != self.last_tree
+        if not self._staged:
+            return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
+        parent, head = self.last, await self._agent_head() or self.head
+        message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head)
+        commit = await self.shadow.commit(tree, _distinct(parent, head), message, _identity(_MOORAGE))
+        await self._set_last(commit, tree, head)
+        self._staged = False
+        return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left))
+
+    async def push_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Bring a checkpoint to the gateway; when this returns it is synced there (P5). Raises Refused, …"""
+        if checkpoint.changed:
+            await self.push({checkpoint_ref(self.run, checkpoint.epoch): checkpoint.commit})
+
+    async def push_candidate(self, proposal: Proposal) -> None:
+        """Bring the commit to deliver to the gateway, as this attempt's candidate."""
+        await self.push({candidate_ref(self.run, self.epoch): proposal.commit}, force=True)
+
+    async def push(self, refs: Mapping[str, str], *, force: bool = False) -> None:
+        """Push commits to refs of the gateway. Raises Refused with the gateway's words, NetworkUnreachable, …"""
+        sign = "+" if force else ""
+        specs = [f"{sign}{commit}:{ref}" for ref, commit in refs.items()]
+        out = await self.shadow.git.run("push", "--porcelain", "--no-verify", self.remote_url, *specs, ok=(0, 1))
+        if out.code:
+            lines = [line.split("\t")[-1] for line in out.text.splitlines() if line.startswith("!")]
+            raise Refused("; ".join(lines) or out.stderr)
+
+    async def propose(self, message: str, author: str = _MOORAGE, size_cap_bytes: int | None = None) -> Proposal:
+        """The commit to deliver: the agent's own commits where they build on the base, and one more for what it did not
+        commit. `author` as `Name <email>`. Branch, index and HEAD stay as they are."""
+        left = await self._stage(size_cap_bytes)
+        await self.shadow.drop_ignored()
+        self._staged = True
+        tree = await self.shadow.write_tree()
+        git = self.shadow.git
+        base_tree = await _tree(git, self.base)
+        if tree == base_tree:
+            return Proposal(self.base, tree, self.base, True, 0, tuple(left))
+        parent = await self._deliverable_head()
+        commit = parent
+        if await _tree(git, parent) != tree:
+            commit = await self.shadow.commit(tree, [parent], message, _identity(author))
+        await git.run("update-ref", "refs/moorage/candidate", commit)
+        changed = await git.run("diff-tree", "-r", "-z", "--name-only", "--no-renames", base_tree, tree)
+        return Proposal(commit, tree, self.base, False, changed.stdout.count(b"\0"), tuple(left))
+
+    async def save_drift(self, epoch: int) -> Drift | None:
+        """Commit and push what stands in the tree and not in the last checkpoint; None when there is no such thing."""
+        _, left = await self.shadow.stage(self.options.size_cap_bytes)
+        tree, head = await self.shadow.write_tree(), await self._agent_head() or self.head
+        aside = await self._move_aside(left, epoch)
+        if tree == self.last_tree and head == self.head and not aside:
+            return None
+        message = _message("Drift", self.run, epoch, 0, head)
+        commit = await self.shadow.commit(tree, _distinct(self.last, head), message, _identity(_MOORAGE))
+        ref = drift_ref(self.run, epoch)
+        await self.shadow.git.run("update-ref", ref, commit)
+        pushed = True
+        try:
+            await self.push({ref: commit}, force=True)
+        except Refused:
+            pushed = False
+        return Drift(epoch, commit, tree, tuple(left), tuple(aside), pushed)
+
+    async def restore(self, commit: str) -> None:
+        """Put tree, branch and index at a checkpoint. The caller has saved what is to be kept."""
+        git = self.shadow.git
+        head = await _head_of(git, commit) or self.base
+        tree = await _tree(git, commit)
+        await self._attach(head)
+        await self.shadow.restore(tree)
+        admin = self.shadow.repo / "worktrees" / "tree"
+        shutil.copy2(self.shadow.index, admin / "index")
+        if await _tree(git, head) != tree:
+            await self._in_tree().run("reset", "--quiet", "--mixed", head)
+        await self._set_last(commit, tree, head)
+        self._staged = False
+
+    async def _take_over(self, start: str) -> None:
+        self._prepare_repository()
+        await self._fetch(start)
+        await self._check_submodules()
+        git = self.shadow.git
+        await self._set_last(start, await _tree(git, start), await _head_of(git, start) or self.base)
+        if any(self.tree.iterdir()):
+            await self._index_for_existing()
+            self.drift = await self.save_drift(self.epoch)
+        await self.restore(start)
+        await self._check_place()
+        self.lfs_pointers = await self._lfs()
+
+    def _prepare_repository(self) -> None:
+        """Folders, configuration and no locks. Everything here may be done again."""
+        repo = self.shadow.repo
+        self.tree.mkdir(parents=True, exist_ok=True)
+        for folder in ("objects/info", "objects/pack", "refs/heads", "info"):
+            (repo / folder).mkdir(parents=True, exist_ok=True)
+        _break_locks(self.root / ".moorage")
+        head = repo / "HEAD"
+        if not head.is_file() or not re.match(rb"ref: refs/|[0-9a-f]{40}", head.read_bytes()):
+            head.write_text("ref: refs/heads/none\n")
+        (repo / "config").write_text(_config(self.remote_url, self.options))
+        (repo / "config.worktree").unlink(missing_ok=True)
+        if self.options.alternates:
+            (repo / "objects/info/alternates").write_text(f"{self.options.alternates / 'objects'}\n")
+        _write_sparse(repo, self.options.sparse)
+
+    async def _fetch(self, start: str) -> None:
+        """Base and start point, unless they are there: their refs are written only once all their objects are."""
+        git = Git(self.shadow.repo, self.shadow.git.env, (*self.shadow.git.config, ("fetch.unpackLimit", "1")))
+        wanted = {_BASE: self.base, _LAST: start}
+        have = dict(line.split(" ") for line in (await _refs(git)).splitlines())
+        specs = [f"+{commit}:{ref}" for ref, commit in wanted.items() if have.get(ref) != commit]
+        if not specs:
+            return
+        options = self.options
+        flags = [
+            *([f"--depth={options.depth}"] if options.depth else []),
+            *([f"--filter={options.filter}"] if options.filter else []),
+        ]
+        common = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--quiet")
+        await git.run("fetch", *common, *flags, "origin", *specs)
+
+    async def _check_submodules(self) -> None:
+        if not self.options.submodules and await self.shadow.git.text("ls-tree", self.base, "--", ".gitmodules"):
+            raise SubmodulesUnsupported("there is a .gitmodules in the base commit")
+
+    async def _index_for_existing(self) -> None:
+        """A private index to compare the found tree with; the one that was left, if git can read it."""
+        if self.shadow.index.exists():
+            with contextlib.suppress(WorkspaceError):
+                await self.shadow.git.run("ls-files", "--error-unmatch", "--", ".", ok=(0, 1))
+                return
+        self.shadow.index.unlink(missing_ok=True)
+        await self.shadow.git.run("read-tree", self.last_tree)
+
+    async def _attach(self, head: str) -> None:
+        """Make `tree` the worktree of the run's branch at `head`, whatever stood in for it."""
+        state, repo = self.root / ".moorage", self.shadow.repo
+        _clear_git_file(self.tree, state / "aside" / f"{self.epoch}")
+        shutil.rmtree(repo / "worktrees" / "tree", ignore_errors=True)
+        shutil.rmtree(state / "new", ignore_errors=True)
+        bare, ref = self._bare(), HEADS + self.branch
+        new, admin = state / "new" / "tree", repo / "worktrees" / "tree"
+        await bare.run("worktree", "add", "--quiet", "--no-checkout", "--detach", str(new), head)
+        (new / ".git").rename(self.tree / ".git")
+        shutil.rmtree(state / "new")
+        (admin / "gitdir").write_text(f"{self.tree / '.git'}\n")
+        await bare.run("update-ref", ref, head)
+        (admin / "HEAD").write_text(f"ref: {ref}\n")  # also where the agent has the branch checked out elsewhere
+        _write_sparse(admin, self.options.sparse)
+
+    async def _check_place(self) -> None:
+        """The tree is this run's worktree on this run's branch, as the agent's git sees it; never a ghost folder."""
+        where = await self._in_tree().text("rev-parse", "--show-toplevel", "--symbolic-full-name", "HEAD")
+        top, _, ref = where.partition("\n")
+        if not _same(top, self.tree) or ref != HEADS + self.branch:
+            raise GitFailed(f"the worktree is at {top} on {ref}")
+
+    async def _lfs(self) -> tuple[str, ...]:
+        if not await self.shadow.git.text("ls-files", "--", ".gitattributes"):
+            return ()
+        git = self.shadow.git.with_(GIT_LITERAL_PATHSPECS="0")
+        out = await git.run("ls-files", "-z", "--", ":(attr:filter=lfs)")
+        return tuple(printable(path) for path in out.stdout.split(b"\0") if path)
+
+    async def _stage(self, cap: int | None) -> list[LeftOut]:
+        was, self._staged = self._staged, True
+        changed, left = await self.shadow.stage(self.options.size_cap_bytes if cap is None else cap)
+        self._staged = was or changed
+        return left
+
+    async def _agent_head(self) -> str | None:
+        """The agent's HEAD commit, also with the tree's .git file gone; None when it has none that is whole."""
+        out = await self._bare().run("rev-parse", "--verify", "--quiet", "worktrees/tree/HEAD^{commit}", ok=(0, 1, 128))
+        return out.text if out.code == 0 and is_sha(out.text) else None
+
+    async def _deliverable_head(self) -> str:
+        """The agent's HEAD where it builds on the base, else the base."""
+        head = await self._agent_head()
+        if head and await self.shadow.git.test("merge-base", "--is-ancestor", self.base, head):
+            return head
+        return self.base
+
+    async def _move_aside(self, left: list[LeftOut], epoch: int) -> list[str]:
+        paths = [entry.raw for entry in left]
+        touched = await self.shadow.known(paths, self.last_tree)
+        for path in sorted(touched):
+            name = os.fsdecode(path)
+            target = self.root / ".moorage" / "aside" / f"{epoch}" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.tree / name).rename(target)
+        return [printable(path) for path in sorted(touched)]
+
+    async def _set_last(self, commit: str, tree: str, head: str) -> None:
+        """Remember the checkpoint where `git gc` sees it, and where `status` compares with it."""
+        commands = f"update {_LAST} {commit}\noption no-deref\nupdate HEAD {commit}\n"
+        await self.shadow.git.run("update-ref", "--stdin", stdin=commands.encode())
+        self.last, self.last_tree, self.head = commit, tree, head
+
+    def _bare(self) -> Git:
+        git = self.shadow.git
+        return Git(self.shadow.repo, {"GIT_DIR": str(self.shadow.repo)}, git.config, timeout=git.timeout)
+
+    def _in_tree(self) -> Git:
+        """Git as the agent's finds its way: by the tree's .git file."""
+        git = self.shadow.git
+        config = tuple(item for item in git.config if item[0] != "core.bare")
+        return Git(self.tree, {}, config, timeout=git.timeout)
+
+
+def _same(one: str, other: Path) -> bool:
+    return Path(one).exists() and other.samefile(one)
+
+
+def _distinct(*commits: str) -> list[str]:
+    return list(dict.fromkeys(commits))
+
+
+def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str:
+    facts = f"Moorage-Run: {run}\nMoorage-Epoch: {epoch}\nMoorage-Iteration: {iteration}\nMoorage-Head: {head}\n"
+    return f"{title}\n\n{facts}"
+
+
+def _identity(author: str) -> dict[str, str]:
+    """Git's author and committer for `Name <email>`."""
+    match = re.fullmatch(r"\s*([^<>\n\0]*?)\s*<([^<>\s\0]*)>\s*", author)
+    name, email = match.groups() if match else (re.sub(r"[<>\n\0]", "", author).strip(), "")
+    name, email = name or "Moorage", email or "noreply@moorage.dev"
+    committer = {"GIT_COMMITTER_NAME": "Moorage", "GIT_COMMITTER_EMAIL": "noreply@moorage.dev"}
+    return {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, **committer}
+
+
+async def _tree(git: Git, commit: str) -> str:
+    """The tree of a commit that is known to be there. Raises Corrupt where it is not."""
+    try:
+        return await git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
+    except RefMissing as error:
+        raise Corrupt(error.detail) from None
+
+
+async def _head_of(git: Git, commit: str) -> str | None:
+    """The agent's HEAD as a checkpoint recorded it."""
+    raw = (await git.run("cat-file", "commit", commit)).stdout.decode("utf-8", "replace")
+    match = _HEAD_TRAILER.search(raw.partition("\n\n")[2])
+    return match[1] if match else None
+
+
+async def _refs(git: Git) -> str:
+    return await git.text("for-each-ref", "--format=%(refname) %(objectname)", "refs/moorage")
+
+
+def _break_locks(state: Path) -> None:
+    """What killed git processes left: locks, half-written packs. Only right where nobody else is alive."""
+    for pattern in (
+        "**/*.lock",
+        "repo.git/objects/pack/tmp_*",
+        "repo.git/objects/*/tmp_obj_*",
+        "repo.git/objects/tmp_*",
+    ):
+        for path in state.glob(pattern):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def _put_aside(shadow: Shadow, aside: Path) -> bool:
+    """Move a damaged repository away, once in an attempt: commits of the agent's may still be read from it."""
+    if (aside / "repo.git").exists() or not shadow.repo.exists():
+        return False
+    aside.mkdir(parents=True, exist_ok=True)
+    shadow.repo.rename(aside / "repo.git")
+    shadow.index.unlink(missing_ok=True)
+    return True
+
+
+def _clear_git_file(tree: Path, aside: Path) -> None:
+    """Make room for the worktree's .git; a repository that the agent put there instead is kept aside."""
+    found = tree / ".git"
+    if found.is_dir() and not found.is_symlink():
+        aside.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside / ".git", ignore_errors=True)
+        found.rename(aside / ".git")
+    else:
+        found.unlink(missing_ok=True)
+
+
+def _write_sparse(git_dir: Path, folders: tuple[str, ...]) -> None:
+    """The files at the top and these folders."""
+    target = git_dir / "info" / "sparse-checkout"
+    if not folders:
+        target.unlink(missing_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("\n".join(["/*", "!/*/", *(f"/{folder.strip('/')}/" for folder in folders)]) + "\n")
+
+
+def _config(remote_url: str, options: WorktreeOptions) -> str:
+    """The repository's configuration, in full: what a predecessor or its agent wrote there is gone."""
+    partial = bool(options.filter)
+    lines = [
+        "[core]",
+        f"\trepositoryformatversion = {int(partial)}",
+        "\tbare = true",
+        "\tfilemode = true",
+        "\tlogallrefupdates = true",
+        f"\tsparseCheckout = {str(bool(options.sparse)).lower()}",
+        "\tsparseCheckoutCone = false",
+        "[gc]",
+        "\tauto = 0",
+        "[log]",
+        "\texcludeDecoration = refs/moorage",
+        "[user]",
+        "\tname = Moorage agent",
+        "\temail = noreply@moorage.dev",
+        '[remote "origin"]',
+        f"\turl = {_quoted(remote_url)}",
+        "\tfetch = +refs/heads/*:refs/remotes/origin/*",
+    ]
+    if options.filter:
+        lines += ["\tpromisor = true", f"\tpartialclonefilter = {_quoted(options.filter)}"]
+        lines += ["[extensions]", "\tpartialClone = origin"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

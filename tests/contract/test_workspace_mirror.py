@@ -1,0 +1,407 @@
+"""The gateway's end of git against a real server over HTTP with a password."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moorage.testing.gitdoor import GitDoor
+from moorage.testing.gitserver import GitServer
+from moorage.testing.trees import git
+from moorage.workspace.errors import (
+    AuthFailed,
+    BadUrl,
+    BranchExists,
+    NetworkUnreachable,
+    NotFound,
+    RefMissing,
+)
+from moorage.workspace.git import Credential
+from moorage.workspace.mirror import LocalUpstream, MirrorKey, Mirrors, PushKind, ReceivePolicy, Upstream
+from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
+from moorage.workspace.upstream import Closure, closure
+
+KEY = MirrorKey("team-a", "shop")
+PASSWORD = "s3cret/with:odd@signs"
+
+
+async def agit(cwd: Path, *args: str, check: bool = True) -> str:
+    return await asyncio.to_thread(git, cwd, *args, check=check)
+
+
+def commit(work: Path, name: str, text: str) -> str:
+    (work / name).write_text(text)
+    git(work, "add", "-A")
+    git(work, "commit", "-qm", name)
+    return git(work, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "srv").mkdir()
+    with GitServer(tmp_path / "srv", "ada", PASSWORD) as running:
+        bare = running.create("shop.git")
+        work = tmp_path / "work"
+        git(tmp_path, "clone", "-q", str(bare), str(work))
+        git(work, "checkout", "-q", "-b", "main")
+        commit(work, "a.txt", "one\n")
+        git(work, "tag", "v1")
+        git(work, "push", "-q", "origin", "main", "v1")
+        yield running
+
+
+@pytest.fixture
+def work(tmp_path, server):
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def mirrors(tmp_path):
+    return Mirrors(tmp_path / "mirrors", timeout=30.0)
+
+
+@pytest.fixture
+def upstream(server):
+    return Upstream(server.url("shop.git"), credential=Credential("ada", PASSWORD))
+
+
+async def test_fetches_and_resolves_branch_tag_commit_and_default(mirrors, upstream, work):
+    first = git(work, "rev-parse", "HEAD")
+    second = commit(work, "b.txt", "two\n")
+    git(work, "push", "-q", "origin", "main", "main:refs/heads/side")
+    state = await mirrors.ensure(KEY, upstream)
+    assert state.revision == second
+    assert state.head_ref == "refs/upstream/heads/main"
+    assert state.size_bytes > 0
+    assert await mirrors.resolve(KEY, "v1") == first
+    assert await mirrors.resolve(KEY, "refs/heads/side") == second
+    assert await mirrors.resolve(KEY, first) == first
+    with pytest.raises(RefMissing, match="nope"):
+        await mirrors.resolve(KEY, "nope")
+
+
+@pytest.mark.rule("W3")
+async def test_fetch_prunes_what_upstream_dropped_and_never_a_run(mirrors, upstream, work):
+    git(work, "push", "-q", "origin", "main:refs/heads/side")
+    state = await mirrors.ensure(KEY, upstream)
+    await mirrors.pin(KEY, "run-1", "base", state.revision)
+    git(work, "push", "-q", "origin", ":refs/heads/side")
+    await mirrors.ensure(KEY, upstream)
+    with pytest.raises(RefMissing):
+        await mirrors.resolve(KEY, "side")
+    assert await mirrors.ref(KEY, "refs/moorage/runs/run-1/pins/base") == state.revision
+
+
+async def test_bad_addresses_and_passwords_have_names(mirrors, server, tmp_path):
+    async def ensure(url, credential=None, ref=None):
+        return await mirrors.ensure(MirrorKey("t", url), Upstream(url, ref, credential))
+
+    good = Credential("ada", PASSWORD)
+    with pytest.raises(AuthFailed):
+        await ensure(server.url("shop.git"))
+    with pytest.raises(AuthFailed):
+        await ensure(server.url("shop.git"), Credential("ada", "wrong"))
+    with pytest.raises(NotFound):
+        await ensure(server.url("none.git"), good)
+    with pytest.raises(RefMissing):
+        await ensure(server.url("shop.git"), good, "no-such-branch")
+    with pytest.raises(RefMissing):
+        await ensure(server.url("shop.git"), good, "0" * 39 + "1")
+    with pytest.raises(NetworkUnreachable):
+        await ensure("http://127.0.0.1:1/x.git")
+    for url in (
+        "file:///etc",
+        "ext::sh -c id",
+        "/etc",
+        "http://",
+        "git@host:x",
+        "http://u:p@h/x",
+        "-u",
+        "http://h:0/x",
+    ):
+        with pytest.raises(BadUrl):
+            await ensure(url)
+    server.create("empty.git")
+    with pytest.raises(RefMissing, match="empty"):
+        await ensure(server.url("empty.git"), good)
+    with pytest.raises(NotFound):
+        await mirrors.ensure(MirrorKey("t", "l"), LocalUpstream(tmp_path / "gone"))
+
+
+@pytest.mark.rule("T2")
+async def test_the_password_reaches_no_argument_environment_file_or_error(
+    mirrors, upstream, server, tmp_path, monkeypatch
+):
+    seen = tmp_path / "seen"
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    real = shutil.which("git")
+    (fake / "git").write_text(f'#!/bin/sh\n{{ env; echo "$0 $@"; }} >> {seen}\nexec {real} "$@"\n')
+    (fake / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
+    state = await mirrors.ensure(KEY, upstream)
+    outcome = await mirrors.push_upstream(KEY, upstream, state.revision, "moorage/x", None)
+    assert outcome.kind is PushKind.CONFIRMED
+    wrong = Credential("ada", "wrong-" + PASSWORD)
+    with pytest.raises(AuthFailed) as error:
+        await mirrors.ensure(KEY, Upstream(upstream.url, credential=wrong))
+    assert PASSWORD not in str(error.value)
+    assert PASSWORD not in repr(upstream)
+    assert "fetch" in seen.read_text()
+    for path in (seen, *tmp_path.joinpath("mirrors").rglob("*")):
+        assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
+
+
+async def test_a_redirect_does_not_carry_the_password_to_another_host(mirrors, upstream):
+    reached = upstream.reach(
+        mirrors._git.__self__ and __import__("moorage.workspace.git", fromlist=["Git"]).Git(Path("/"))
+    )
+    assert reached.credential_url == upstream.url
+
+
+async def test_ephemeral_starts_from_one_empty_commit(mirrors):
+    one = await mirrors.ensure(KEY, None)
+    two = await mirrors.ensure(KEY, None)
+    assert one.revision == two.revision
+    assert git(one.path, "ls-tree", "-r", one.revision) == ""
+
+
+async def test_local_repository_is_fetched_and_delivered_to(mirrors, work):
+    local = LocalUpstream(work)
+    state = await mirrors.ensure(KEY, local)
+    assert state.revision == git(work, "rev-parse", "main")
+    outcome = await mirrors.push_upstream(KEY, local, state.revision, "moorage/x", None)
+    assert outcome.kind is PushKind.CONFIRMED
+    assert git(work, "rev-parse", "moorage/x") == state.revision
+    onto_checked_out = await mirrors.push_upstream(KEY, local, state.revision, "main", state.revision)
+    assert onto_checked_out.kind is PushKind.CONFIRMED  # nothing to move
+
+
+async def test_shallow_mirror_is_cut_and_can_be_filled_up(mirrors, server, work):
+    for n in range(3):
+        commit(work, "a.txt", f"{n}\n")
+    git(work, "push", "-q", "origin", "main")
+    url, credential = server.url("shop.git"), Credential("ada", PASSWORD)
+    state = await mirrors.ensure(KEY, Upstream(url, None, credential, depth=1))
+    assert git(state.path, "rev-list", "--count", state.revision) == "1"
+    assert await mirrors.resolve(KEY, "main") == state.revision
+    tagged = await mirrors.ensure(KEY, Upstream(url, "v1", credential, depth=1))
+    assert tagged.revision == git(work, "rev-parse", "v1")
+    await mirrors.ensure(KEY, Upstream(url, None, credential))
+    assert git(state.path, "rev-list", "--count", state.revision) == "4"
+
+
+async def test_concurrent_ensures_of_two_processes_are_one_after_the_other(mirrors, upstream, tmp_path):
+    other = Mirrors(tmp_path / "mirrors")
+    states = await asyncio.gather(*(m.ensure(KEY, upstream) for m in (mirrors, other) * 3))
+    assert len({state.revision for state in states}) == 1
+
+
+async def candidate(mirrors: Mirrors, revision: str, parent: str | None) -> str:
+    path = mirrors.path(KEY)
+    tree = git(path, "rev-parse", f"{revision}^{{tree}}")
+    parents = ["-p", parent] if parent else []
+    return git(path, "commit-tree", "-m", "work", *parents, tree)
+
+
+@pytest.mark.rule("E5")
+async def test_push_is_compare_and_swap(mirrors, upstream, server, work):
+    base = (await mirrors.ensure(KEY, upstream)).revision
+    one = await candidate(mirrors, base, base)
+    done = await mirrors.push_upstream(KEY, upstream, one, "moorage/x", None)
+    assert (done.kind, done.old, done.new) == (PushKind.CONFIRMED, None, one)
+    assert await mirrors.query_upstream(upstream, "moorage/x") == one
+
+    taken = await mirrors.push_upstream(KEY, upstream, base, "moorage/x", None)
+    assert (taken.kind, taken.reason) == (PushKind.CONFLICT, "BranchExists")
+    with pytest.raises(BranchExists):
+        await mirrors.check_branch_free(upstream, "moorage/x")
+
+    two = await candidate(mirrors, base, one)
+    stale = await mirrors.push_upstream(KEY, upstream, two, "moorage/x", base)
+    assert (stale.kind, stale.reason) == (PushKind.CONFLICT, "NonFastForward")
+    assert (await mirrors.push_upstream(KEY, upstream, two, "moorage/x", one)).kind is PushKind.CONFIRMED
+
+    rewrite = await candidate(mirrors, base, base)
+    refused = await mirrors.push_upstream(KEY, upstream, rewrite if rewrite != one else base, "moorage/x", two)
+    assert (refused.kind, refused.reason) == (PushKind.CONFLICT, "NonFastForward")
+    assert await mirrors.query_upstream(upstream, "moorage/x") == two
+    assert [u.new for u in server.updates if u.ref == "refs/heads/moorage/x"] == [one, two]
+    assert not [u for u in server.updates if "moorage/runs" in u.ref or "upstream" in u.ref]
+
+
+@pytest.mark.rule("E5")
+async def test_a_lost_receipt_is_unknown_and_then_recovered_without_a_second_push(mirrors, upstream, server):
+    base = (await mirrors.ensure(KEY, upstream)).revision
+    one = await candidate(mirrors, base, base)
+    server.inject("drop", "git-receive-pack")
+    lost = await mirrors.push_upstream(KEY, upstream, one, "moorage/x", None)
+    assert lost.kind is PushKind.UNKNOWN
+    found = await mirrors.query_upstream(upstream, "moorage/x")
+    assert closure(found, target=one, expected_old=None) is Closure.RECOVERED
+    assert len(server.updates) == 1
+
+    server.inject("error", "git-receive-pack", times=1)
+    two = await candidate(mirrors, base, one)
+    never = await mirrors.push_upstream(KEY, upstream, two, "moorage/x", one)
+    assert never.kind is PushKind.UNKNOWN
+    found = await mirrors.query_upstream(upstream, "moorage/x")
+    assert closure(found, target=two, expected_old=one) is Closure.AGAIN
+    assert closure("f" * 40, target=two, expected_old=one) is Closure.CONFLICT
+
+
+async def test_a_denied_or_declined_push_is_rejected_by_name(mirrors, upstream, server):
+    base = (await mirrors.ensure(KEY, upstream)).revision
+    server.inject("deny", "git-receive-pack")
+    denied = await mirrors.push_upstream(KEY, upstream, base, "moorage/x", None)
+    assert (denied.kind, denied.reason) == (PushKind.REJECTED, "AuthFailed")
+    hook = server.root / "shop.git/hooks/update"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho 'branch is protected by policy 7'\nexit 1\n")
+    hook.chmod(0o755)
+    declined = await mirrors.push_upstream(KEY, upstream, base, "moorage/x", None)
+    assert (declined.kind, declined.reason) == (PushKind.REJECTED, "Protected")
+    assert "policy 7" in declined.message
+
+
+@pytest.fixture
+async def door(mirrors, upstream):
+    state = await mirrors.ensure(KEY, upstream)
+    await mirrors.pin(KEY, "run-1", "base", state.revision)
+    async with GitDoor(mirrors, KEY, "run-1", ReceivePolicy("run-1", 3, "moorage/run-1")).serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+async def clone(door, tmp_path):
+    await agit(tmp_path, "clone", "-q", door.url, "clone")
+    return tmp_path / "clone"
+
+
+async def test_a_plain_clone_sees_upstreams_branches(clone):
+    assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    assert "origin/main" in git(clone, "branch", "-r")
+    assert git(clone, "tag") == "v1"
+
+
+@pytest.mark.rule("W3", "F3")
+async def test_a_run_pushes_its_own_refs_and_nothing_else(door, clone, mirrors, server):
+    new = commit(clone, "new.txt", "x")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}", "HEAD:moorage/run-1")
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) == new
+    assert await mirrors.ref(KEY, candidate_ref("run-1", 3)) == new
+    await agit(clone, "push", "-q", "origin", f"HEAD:{drift_ref('run-1', 3)}")
+    for ref in (
+        "refs/heads/main",
+        "refs/heads/moorage/run-2",
+        "refs/tags/v2",
+        checkpoint_ref("run-1", 2),
+        checkpoint_ref("run-1", 4),
+        checkpoint_ref("run-2", 3),
+        drift_ref("run-2", 3),
+        "refs/moorage/runs/run-1/pins/base",
+        "refs/upstream/heads/main",
+        "refs/moorage/runs/run-1/3/a..b",
+    ):
+        said = await agit(clone, "push", "origin", f"+HEAD:{ref}", check=False)
+        assert "rejected" in said or "fatal" in said, (ref, said)
+    said = await agit(clone, "push", "origin", f":{checkpoint_ref('run-1', 3)}", check=False)
+    assert "can't be removed" in said
+    refs = git(mirrors.path(KEY), "for-each-ref", "--format=%(refname)").splitlines()
+    assert sorted(refs) == sorted(
+        [
+            candidate_ref("run-1", 3),
+            checkpoint_ref("run-1", 3),
+            drift_ref("run-1", 3),
+            "refs/moorage/runs/run-1/pins/base",
+            "refs/upstream/heads/main",
+            "refs/upstream/tags/v1",
+        ]
+    )
+    assert server.updates == []
+
+
+async def test_a_checkpoint_ref_only_goes_forward_and_a_candidate_may_be_replaced(door, clone, mirrors):
+    first = commit(clone, "new.txt", "x")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}", "HEAD:moorage/run-1")
+    git(clone, "reset", "-q", "--hard", "HEAD~1")
+    second = commit(clone, "other.txt", "y")
+    said = await agit(clone, "push", "origin", f"+HEAD:{checkpoint_ref('run-1', 3)}", check=False)
+    assert "non-fast-forward" in said
+    await agit(clone, "push", "-q", "origin", "+HEAD:moorage/run-1")
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) == first
+    assert await mirrors.ref(KEY, candidate_ref("run-1", 3)) == second
+
+
+async def test_another_runs_objects_can_be_fetched_neither_by_ref_nor_by_id(door, clone, mirrors, tmp_path):
+    secret = commit(clone, "secret.txt", "x")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}")
+    door.run, door.policy = "run-2", ReceivePolicy("run-2", 1, "moorage/run-2")
+    assert "run-1" not in await agit(tmp_path, "ls-remote", door.url)
+    git(tmp_path, "init", "-q", "thief")
+    for config in ((), ("-c", "protocol.version=2")):
+        said = await agit(tmp_path / "thief", *config, "fetch", door.url, secret, check=False)
+        assert "not our ref" in said or "unadvertised" in said
+    door.run, door.policy = "run-1", None
+    await agit(tmp_path / "thief", "fetch", "-q", door.url, secret)
+    said = await agit(clone, "push", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}", check=False)
+    assert "403" in said
+
+
+async def test_what_is_no_commit_or_too_large_or_malformed_is_refused(door, clone, mirrors):
+    blob = git(clone, "hash-object", "-w", "a.txt")
+    said = await agit(clone, "push", "origin", f"{blob}:{checkpoint_ref('run-1', 3)}", check=False)
+    assert "blob is no commit" in said
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) is None
+    (clone / "big").write_bytes(os.urandom(300_000))
+    git(clone, "add", "-A")
+    git(clone, "commit", "-qm", "big")
+    door.policy = ReceivePolicy("run-1", 3, "moorage/run-1", max_bytes=100_000)
+    said = await agit(clone, "push", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}", check=False)
+    assert "maximum allowed size" in said or "failed" in said
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) is None
+    door.policy = ReceivePolicy("run-1", 3, "moorage/run-1")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}")
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) == git(clone, "rev-parse", "HEAD")
+
+
+async def test_hostile_objects_are_refused(door, clone, mirrors):
+    blob = git(clone, "hash-object", "-w", "a.txt")
+    tree = git(clone, "mktree", "--missing", stdin=f"100644 blob {blob}\t.git\n")
+    evil = git(clone, "commit-tree", "-m", "evil", "-p", "HEAD", tree)
+    said = await agit(clone, "push", "origin", f"{evil}:{checkpoint_ref('run-1', 3)}", check=False)
+    assert "hasDotgit" in said or "rejected" in said or "unpack" in said
+    assert not await mirrors.has_commit(KEY, evil)
+
+
+async def test_questions_about_commits(door, clone, mirrors):
+    base = git(clone, "rev-parse", "HEAD")
+    new = commit(clone, "a.txt", "one\ntwo\n")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}")
+    assert await mirrors.has_commit(KEY, new)
+    assert not await mirrors.has_commit(KEY, "f" * 40)
+    assert not await mirrors.has_commit(KEY, await mirrors.tree_of(KEY, new))
+    assert await mirrors.is_ancestor(KEY, base, new)
+    assert not await mirrors.is_ancestor(KEY, new, base)
+    assert b"+two" in (await mirrors.diff(KEY, base, new)).data
+    assert (await mirrors.diff(KEY, base, new, limit=20)).truncated
+    (stat,) = await mirrors.diff_stat(KEY, base, new)
+    assert (stat.path, stat.added, stat.removed) == ("a.txt", 1, 0)
+
+
+@pytest.mark.rule("W5")
+async def test_refs_of_a_run_go_and_its_commits_stay_for_the_retention(door, clone, mirrors):
+    new = commit(clone, "new.txt", "x")
+    await agit(clone, "push", "-q", "origin", f"HEAD:{checkpoint_ref('run-1', 3)}")
+    await mirrors.gc(KEY, 3600)
+    assert await mirrors.ref(KEY, checkpoint_ref("run-1", 3)) == new
+    assert await mirrors.drop_run(KEY, "run-1") == 2
+    assert await mirrors.drop_run(KEY, "run-1") == 0
+    await mirrors.gc(KEY, 3600)
+    assert await mirrors.has_commit(KEY, new)
+    await mirrors.gc(KEY, 0, borrowed=True)
+    assert await mirrors.has_commit(KEY, new)
+    await mirrors.gc(KEY, 0)
+    assert not await mirrors.has_commit(KEY, new)
