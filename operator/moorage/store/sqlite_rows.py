@@ -25,6 +25,7 @@ _EXECUTION = f"run, {_IDENTITY}, name, spec_hash, created_at, {_STATE}"
 _PENDING = ", ".join(f"'{status}'" for status in sorted(PENDING))
 _NEXT_CURSOR = "(SELECT coalesce(max(change_cursor), 0) + 1 FROM executions)"
 _SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
+_STORED = "CAST(hash AS BLOB), CAST(body AS BLOB)"  # whatever type somebody gave them: verifying judges the bytes
 _SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash"
 _IDS_AT_ONCE = 500  # SQLite's bound parameters are limited
 
@@ -100,19 +101,19 @@ def events_by_id(db: Db, run: int, record_ids: Sequence[str]) -> dict[str, Store
         some = record_ids[start : start + _IDS_AT_ONCE]
         marks = ", ".join("?" * len(some))
         rows = db.execute(
-            f"SELECT record_id, hash, body FROM execution_events WHERE run = ? AND record_id IN ({marks})", (run, *some)
+            f"SELECT record_id, {_STORED} FROM execution_events WHERE run = ? AND record_id IN ({marks})", (run, *some)
         )
-        found.update((record_id, Stored(digest, body)) for record_id, digest, body in rows)
+        found.update((record_id, _stored(digest, body)) for record_id, digest, body in rows)
     return found
 
 
 def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
     """Return stored records in order."""
     rows = db.execute(
-        "SELECT hash, body FROM execution_events WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?",
+        f"SELECT {_STORED} FROM execution_events WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?",
         (run, from_offset, limit),
     )
-    return [Stored(digest, body) for digest, body in rows]
+    return [_stored(digest, body) for digest, body in rows]
 
 
 def event_hash(db: Db, run: int, offset: int) -> str | None:
@@ -214,6 +215,10 @@ def open_sessions(db: Db, tenant: str | None, active_since: int) -> list[Session
         (active_since, tenant) if tenant is not None else (active_since,),
     )
     return [_session(row) for row in rows]
+
+
+def _stored(digest: bytes, body: bytes) -> Stored:
+    return Stored(digest.decode("latin-1"), body)
 
 
 def _execution(row: Sequence[Any]) -> Execution:
