@@ -90,6 +90,8 @@ class Forward:
             self.failure = error
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _until_one_ends(*pumps: Awaitable[None]) -> None:

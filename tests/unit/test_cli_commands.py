@@ -1,0 +1,347 @@
+"""The program from its command line to its exit code, over a gateway in this process with a real sealed journal."""
+
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from moorage.cli.exits import Exit
+from moorage.cli.main import invoke
+from moorage.cli.ports import LocalResult, LocalRun, ManifestRefused, Progress
+from moorage.cli.render import Terminal
+from moorage.cli.session import Session
+from moorage.core.journal.chain import EMPTY, Head, seal
+from moorage.core.journal.export import Header, header_line, record_line
+from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
+
+UID = "11111111-2222-3333-4444-555555555555"
+COMMIT = "a" * 40
+IDENTITY = RunIdentity(tenant="local", run_uid=UID, session_id="s1")
+FACTS: Sequence[tuple[RecordType, Source, Mapping[str, Any]]] = (
+    (RecordType.RUN_ADMITTED, Source.OPERATOR, {"spec_hash": "f" * 64}),
+    (RecordType.EPOCH_RAISED, Source.OPERATOR, {"epoch": 1, "attempt": 1, "reason": "Start"}),
+    (RecordType.AGENT_STARTED, Source.RUNNER, {"driver": "command"}),
+    (RecordType.AGENT_OUTPUT, Source.RUNNER, {"stream": "stdout", "size": 12}),
+    (RecordType.ITERATION_COMPLETE, Source.GATEWAY, {"iteration": 1, "changed": True}),
+    (RecordType.VERIFICATION_RESULT, Source.GATEWAY, {"commit": COMMIT, "passed": True, "isolated": True}),
+    (RecordType.RUN_SUCCEEDED, Source.OPERATOR, {"reason": "Completed", "commit": COMMIT}),
+)
+
+
+def journal() -> bytes:
+    drafts = [
+        Draft(
+            record_id=f"r{i}",
+            type=kind,
+            recorded_at=1_800_000_000_000 + i,
+            source=source,
+            assurance=Assurance.REPORTED if source is Source.RUNNER else Assurance.OBSERVED,
+            payload=payload,
+        )
+        for i, (kind, source, payload) in enumerate(FACTS)
+    ]
+    sealed = seal(drafts, EMPTY, IDENTITY, 1)
+    head = Head(len(sealed) - 1, sealed[-1].hash)
+    header = Header(tenant="local", run_uid=UID, name="tidy", spec_hash="f" * 64, offset=head.offset, hash=head.hash)
+    return header_line(header) + b"".join(record_line(each) for each in sealed)
+
+
+@dataclass
+class Doors:
+    """A gateway's reader doors with one run behind them."""
+
+    exported: bytes = field(default_factory=journal)
+    status: int = 200
+    asked: list[str] = field(default_factory=list)
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/runs/{uid}/{door}", self._answer)])
+
+    async def _answer(self, request: Request) -> Response:
+        self.asked.append(str(request.url).removeprefix("http://gateway"))
+        if self.status != 200:
+            return JSONResponse({"reason": "Refused", "message": "because"}, self.status)
+        bodies = {"journal": self.exported, "logs": b"hello\xff\n", "diff": b"--- a\n+++ b\n"}
+        return Response(bodies[request.path_params["door"]])
+
+
+@dataclass
+class Local:
+    client: httpx.AsyncClient
+    known: Sequence[LocalRun]
+
+    async def runs(self) -> Sequence[LocalRun]:
+        return self.known
+
+
+SUCCEEDED = LocalResult(
+    name="tidy",
+    uid=UID,
+    phase="Succeeded",
+    reason="Completed",
+    summary="Formatted [3] files",
+    branch="moorage/tidy",
+    commit=COMMIT,
+    repository=Path("/repo"),
+    tokens=7,
+    journal_offset=6,
+    journal_hash="b" * 64,
+)
+
+
+@dataclass
+class Composition:
+    """A composition root that knows one past run and ends every new one as it is told."""
+
+    doors: Doors = field(default_factory=Doors)
+    result: LocalResult = SUCCEEDED
+    refuse: str = ""
+    started: list[str] = field(default_factory=list)
+
+    async def run_local(self, manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
+        if self.refuse:
+            raise ManifestRefused(self.refuse)
+        tell(Progress("Running", iteration=1, tokens=7))
+        self.started.append(f"{manifest.name} {state}")
+        return self.result
+
+    @contextlib.asynccontextmanager
+    async def open_local(self, state: Path) -> AsyncIterator[Local]:
+        assert state.name == "moorage"
+        transport = httpx.ASGITransport(self.doors.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield Local(client, [LocalRun("tidy", UID, 2), LocalRun("tidy", "older", 1)])
+
+    def run_operator(self) -> None:
+        self.started.append("operator")
+
+    def run_gateway(self) -> None:
+        self.started.append("gateway")
+
+
+@dataclass
+class Program:
+    """Command lines in, exit code and both streams out."""
+
+    state: Path
+    composition: Composition = field(default_factory=Composition)
+    plugin: bool = False
+    out: bytes = b""
+    err: str = ""
+
+    def __call__(self, *argv: str) -> int:
+        raw, err = io.BytesIO(), io.StringIO()
+        text = io.TextIOWrapper(raw, write_through=True)
+        terminal = Terminal(Console(file=text, width=160), Console(file=err, width=160), raw)
+        env = {"HOME": "/nonexistent", "XDG_STATE_HOME": str(self.state.parent), "KUBECONFIG": "/nonexistent"}
+        code = invoke(argv, Session(terminal, lambda: self.composition, env, self.plugin))
+        self.out, self.err = raw.getvalue(), err.getvalue()
+        return code
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    state = tmp_path / "moorage"
+    state.mkdir()
+    return Program(state)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("kind: AgentRun\n")
+    return path
+
+
+def test_timeline_shows_what_happened_and_who_saw_it(program: Program) -> None:
+    assert program("timeline", "tidy") == Exit.OK
+    lines = program.text.splitlines()
+    assert lines[0].split() == ["TIME", "EPOCH", "ITER", "WHAT", "HAPPENED", "SEEN", "BY"]
+    assert "agent started (command)" in program.text
+    assert "runner (reported)" in program.text
+    assert "2027-01-15 08:00:00.000" in program.text
+    assert f"succeeded with {COMMIT[:12]}" in lines[-1]
+    assert len(lines) == len(FACTS)  # a header, and every record but the chunk of output
+
+
+def test_timeline_as_json_and_yaml_is_plain_data(program: Program) -> None:
+    assert program("timeline", "tidy", "--json", "--all") == Exit.OK
+    rows = json.loads(program.out)
+    assert [row["type"] for row in rows] == [kind.value for kind, _, _ in FACTS]
+    assert rows[4]["iteration"] == 1
+    assert rows[2]["assurance"] == "reported"
+    assert program("timeline", "tidy", "-o", "yaml", "--all") == Exit.OK
+    assert yaml.safe_load(program.out) == rows
+
+
+def test_timeline_stops_at_the_first_bad_record_and_fails(program: Program) -> None:
+    program.composition.doors.exported = journal().replace(b'"driver":"command"', b'"driver":"comm4nd"')
+    assert program("timeline", "tidy") == Exit.FAILED
+    assert "attempt 1 owns the run" in program.text
+    assert "comm4nd" not in program.text
+    assert "record 2 (r2)" in program.err
+
+
+def test_verify_says_intact_and_with_one_byte_changed_names_the_record(program: Program, tmp_path: Path) -> None:
+    exported = tmp_path / "tidy.journal"
+    assert program("export", "tidy", "-o", str(exported)) == Exit.OK
+    assert exported.read_bytes() == journal()
+    assert program("verify", "-f", str(exported)) == Exit.OK
+    assert program.text.startswith(f"intact: {len(FACTS)} records, head ")
+    exported.write_bytes(journal().replace(b'"iteration":1', b'"iteration":2'))
+    assert program("verify", "-f", str(exported)) == Exit.FAILED
+    assert "record 4 (r4)" in program.err
+
+
+def test_verify_notices_a_journal_that_was_cut_short(program: Program, tmp_path: Path) -> None:
+    exported = tmp_path / "cut.journal"
+    exported.write_bytes(b"".join(journal().splitlines(keepends=True)[:-1]))
+    assert program("verify", "-f", str(exported)) == Exit.FAILED
+    assert f"record {len(FACTS) - 1}" in program.err
+
+
+def test_verify_of_a_stored_run_prints_data_for_programs(program: Program) -> None:
+    assert program("verify", "tidy", "-o", "json") == Exit.OK
+    said = json.loads(program.out)
+    assert (said["run"], said["intact"], said["records"], said["firstBadRecord"]) == ("tidy", True, len(FACTS), None)
+    program.composition.doors.exported = b"not a journal\n"
+    assert program("verify", "tidy", "-o", "json") == Exit.FAILED
+    assert json.loads(program.out)["intact"] is False
+
+
+@pytest.mark.parametrize("argv", [("verify",), ("verify", "tidy", "-f", "x"), ("timeline", "tidy", "-o", "name")])
+def test_what_cant_be_meant_is_a_usage_error(program: Program, argv: tuple[str, ...]) -> None:
+    assert program(*argv) == Exit.USAGE
+
+
+def test_logs_and_diff_pass_bytes_on_as_they_are(program: Program) -> None:
+    assert program("logs", "tidy") == Exit.OK
+    assert program.out == b"hello\xff\n"
+    assert program("logs", "-f", "tidy") == Exit.OK
+    assert program("diff", "tidy") == Exit.OK
+    assert program.out == b"--- a\n+++ b\n"
+    assert program.composition.doors.asked == [
+        f"/v1/runs/{UID}/logs",
+        f"/v1/runs/{UID}/logs?follow=true",
+        f"/v1/runs/{UID}/diff",
+    ]
+
+
+def test_a_name_means_the_newest_run_and_a_uid_that_very_one(program: Program) -> None:
+    program("diff", "older")
+    assert program.composition.doors.asked == ["/v1/runs/older/diff"]
+
+
+def test_an_unknown_run_is_not_found_and_the_known_ones_are_named(program: Program) -> None:
+    assert program("logs", "nothing") == Exit.NOT_FOUND
+    assert "the latest are: tidy" in program.err
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(401, Exit.DENIED), (403, Exit.DENIED), (404, Exit.NOT_FOUND), (503, Exit.UNREACHABLE), (418, Exit.FAILED)],
+)
+def test_a_refusal_of_the_gateway_has_its_exit_code_and_its_words(program: Program, status: int, code: Exit) -> None:
+    program.composition.doors.status = status
+    assert program("diff", "tidy") == code
+    assert "because" in program.err
+    assert program.out == b""
+
+
+def test_no_state_folder_is_not_found(program: Program) -> None:
+    program.state.rmdir()
+    assert program("logs", "tidy") == Exit.NOT_FOUND
+
+
+def test_the_plugin_means_the_cluster_and_the_program_does_once_one_is_named(program: Program) -> None:
+    for argv in (
+        ("logs", "tidy", "-n", "team-a"),
+        ("logs", "tidy", "--context", "c"),
+        ("diff", "tidy", "--kubeconfig", "/x"),
+    ):
+        assert program(*argv) == Exit.NOT_FOUND
+        assert "there is no kubeconfig at" in program.err
+    program.plugin = True
+    assert program("logs", "tidy") == Exit.NOT_FOUND
+    assert "there is no kubeconfig at" in program.err
+    assert program("logs", "tidy", "--state", str(program.state)) == Exit.OK
+
+
+def test_a_run_that_succeeded_says_where_its_branch_is(program: Program, manifest: Path) -> None:
+    assert program("run", "-f", str(manifest)) == Exit.OK
+    assert "moorage/tidy at aaaaaaaaaaaa in /repo" in program.text
+    assert "Formatted [3] files" in program.text
+    assert "Running  iteration 1 · 7 tokens" in program.err
+    assert program.composition.started == [f"run.yaml {program.state}"]
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Cancelled", "Paused"])
+def test_only_success_is_exit_code_zero(program: Program, manifest: Path, phase: str) -> None:
+    program.composition.result = LocalResult("tidy", UID, phase, "AcceptanceFailed", "tests: exit 1")
+    assert program("run", "-f", str(manifest)) == Exit.FAILED
+    assert f"{phase}  AcceptanceFailed: tests: exit 1" in program.text
+
+
+def test_a_result_for_programs_is_named_as_in_status(program: Program, manifest: Path) -> None:
+    assert program("run", "-f", str(manifest), "-o", "json") == Exit.OK
+    said = json.loads(program.out)
+    assert said["result"]["commit"] == COMMIT
+    assert said["workspace"] == {"branch": "moorage/tidy", "repository": "/repo"}
+    assert said["journal"] == {"offset": 6, "hash": "b" * 64}
+    assert program("run", "-f", str(manifest), "-o", "name") == Exit.OK
+    assert program.out == b"agentrun/tidy\n"
+
+
+def test_a_refused_manifest_is_a_usage_error_with_its_reason(program: Program, manifest: Path) -> None:
+    program.composition.refuse = "spec.goal is missing"
+    assert program("run", "-f", str(manifest)) == Exit.USAGE
+    assert "spec.goal is missing" in program.err
+    assert program("run", "-f", "/nonexistent/run.yaml") == Exit.NOT_FOUND
+
+
+def test_an_export_that_cant_be_written_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
+    assert program("export", "tidy", "-o", "/nonexistent/x.journal") == Exit.FAILED
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    (folder / "x").mkdir()
+    assert program("export", "tidy", "-o", str(folder / "x")) == Exit.FAILED
+    assert [each.name for each in folder.iterdir()] == ["x"]
+
+
+def test_the_two_processes_are_started_by_name(program: Program) -> None:
+    assert program("operator") == Exit.OK
+    assert program("gateway") == Exit.OK
+    assert program.composition.started == ["operator", "gateway"]
+
+
+def test_help_names_the_exit_codes_and_no_arguments_are_a_question(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("--help") == Exit.OK
+    assert "4 unreachable" in " ".join(capsys.readouterr().out.split())
+    assert program("frobnicate") == Exit.USAGE
+
+
+def test_doctor_checks_this_machine(program: Program) -> None:
+    assert program("doctor", "-o", "json") == Exit.OK
+    found = {check["name"]: check["state"] for check in json.loads(program.out)}
+    assert found["git"] == "ok"
+    assert found["state"] == "ok"
+    assert program("doctor") == Exit.OK
+    assert "bubblewrap" in program.text

@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.cli.timeline import DESCRIPTIONS, MAX_TEXT, bounded, row
+from moorage.core.journal.record import Criticality, Record, RecordType
+
+
+def record(kind: str, payload: dict[str, object] | None = None, turn: int | None = None) -> Record:
+    return Record(
+        record_id="r",
+        type=kind,
+        recorded_at=0,
+        source="gateway",
+        assurance="observed",
+        payload=payload,
+        turn=turn,
+        tenant="t",
+        run_uid="u",
+        session_id="s",
+        epoch=3,
+        schema_version=1,
+        criticality=Criticality.OPTIONAL,
+        seq=9,
+        logical_time=1,
+        prev_hash=None,
+        hash="h",
+    )
+
+
+def test_every_type_of_this_version_has_words_of_its_own() -> None:
+    assert set(DESCRIPTIONS) == set(RecordType)
+
+
+@pytest.mark.parametrize("kind", sorted(RecordType))
+def test_a_record_without_payload_still_makes_a_row(kind: str) -> None:
+    made = row(record(kind))
+    assert made.what
+    assert made.epoch == 3
+    assert made.as_json()["at"] == "1970-01-01T00:00:00.000Z"
+
+
+def test_a_type_of_a_newer_version_keeps_its_name() -> None:
+    assert row(record("MOON_PHASE_CHANGED", {"iteration": 4})).what == "moon phase changed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        (RecordType.RUN_FAILED, {"reason": "NoChange", "message": "nothing to do"}, "failed (NoChange: nothing to do)"),
+        (RecordType.RESULT_PROPOSED, {"empty": True}, "proposed no change"),
+        (
+            RecordType.VERIFICATION_RESULT,
+            {"commit": "c" * 40, "passed": False, "summary": "tests: exit 1"},
+            "not accepted",
+        ),
+        (RecordType.VERIFICATION_RESULT, {"commit": "c" * 40, "passed": True, "isolated": False}, "own sandbox"),
+        (RecordType.EFFECT_RECEIPT, {"effect_id": "e", "outcome": "unknown"}, "effect e unknown"),
+        (RecordType.MODEL_RESPONSE, {"replayed": True}, "recorded answer given again"),
+        (RecordType.MODEL_RESPONSE, {"usage": {"input_tokens": 3, "output_tokens": 4}}, "7 tokens"),
+        (RecordType.ATTEMPT_ENDED, {"reason": "OOMKilled", "role": "runner"}, "runner sandbox lost (OOMKilled)"),
+    ],
+)
+def test_a_row_says_what_happened(kind: str, payload: dict[str, object], said: str) -> None:
+    assert said in row(record(kind, payload)).what
+
+
+def test_the_iteration_is_the_payloads_else_the_turn() -> None:
+    assert row(record(RecordType.ITERATION_COMPLETE, {"iteration": 4}, turn=2)).iteration == 4
+    assert row(record(RecordType.TOOL_REQUEST, {}, turn=2)).iteration == 2
+    assert row(record(RecordType.RUN_ADMITTED)).iteration is None
+
+
+@given(st.text(max_size=2_000))
+def test_no_text_of_a_record_drives_the_terminal(text: str) -> None:
+    shown = bounded(text)
+    assert len(shown) <= MAX_TEXT
+    assert shown.isprintable()
+    assert bounded(shown) == shown
+
+
+def test_an_escape_sequence_in_a_message_is_text() -> None:
+    assert "\x1b" not in row(record(RecordType.RUN_FAILED, {"reason": "X", "message": "\x1b[2J\nboo"})).what
