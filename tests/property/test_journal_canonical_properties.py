@@ -15,11 +15,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 integers = st.integers(-MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
 floats = st.floats(allow_nan=False, allow_infinity=False).filter(lambda f: not MAX_SAFE_INTEGER < abs(f) < 1e21)
 scalars = st.none() | st.booleans() | integers | floats | texts
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=30)
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=12)
 anything = st.recursive(
     scalars | st.text() | st.integers() | st.floats() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
-    max_leaves=20,
+    max_leaves=12,
 )
 
 
