@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from e2e.cluster import backends
-from e2e.cluster.backends import Cluster
+from e2e.cluster import backend
+from e2e.cluster.backend import Backend
 
 _CASE_LIMIT_S = 300
 
@@ -21,9 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[Backend]:
     """A real cluster with gVisor, volumes and enforced network policies."""
-    chosen = backends.choose()
+    chosen = backend.choose()
     chosen.up()
     yield chosen
     if os.environ.get("MOORAGE_E2E_DOWN") == "1":
@@ -31,10 +31,39 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
+def namespace(cluster: Backend) -> Iterator[str]:
     """A namespace of the test's own, under the `restricted` Pod Security Standard."""
     name = f"case-{uuid4().hex[:10]}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def system(cluster: Backend) -> Upstream:
+    """Moorage, installed with Helm from this checkout, and an outside world for it."""
+    deploy(cluster)
+    return upstream.start(cluster)
+
+
+@pytest.fixture
+def tenant(cluster: Backend, system: Upstream) -> Iterator[Tenant]:
+    """A tenant of the test's own."""
+    name = f"case-{uuid4().hex[:10]}"
+    yield Tenant.create(cluster, system, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def moorage(cluster: Backend, system: Upstream) -> Callable[..., str]:
+    """`moorage …` against the cluster; `code` is the exit code that is expected."""
+
+    def call(*arguments: str, code: int = 0) -> str:
+        argv = [str(Path(sys.executable).parent / "moorage"), *arguments]
+        env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig())}
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False, timeout=60)
+        assert done.returncode == code, f"{argv} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    return call

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.backends import Cluster
+from e2e.cluster.backend import Backend
 from e2e.cluster.errors import CommandFailedError
 from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
 from e2e.cluster.node import TOOLS_IMAGE
@@ -47,17 +47,17 @@ def pod(name: str, command: str, *, runtime: str | None = "gvisor", claim: str |
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
-def apply(cluster: Cluster, namespace: str, *objects: dict[str, Any]) -> None:
+def apply(cluster: Backend, namespace: str, *objects: dict[str, Any]) -> None:
     document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=document)
 
 
-def wait_ready(cluster: Cluster, namespace: str, *names: str) -> None:
+def wait_ready(cluster: Backend, namespace: str, *names: str) -> None:
     pods = [f"pod/{name}" for name in names]
     cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=60s", *pods)
 
 
-def reaches(cluster: Cluster, namespace: str, name: str, address: str, port: int) -> bool:
+def reaches(cluster: Backend, namespace: str, name: str, address: str, port: int) -> bool:
     try:
         cluster.kubectl("exec", "-n", namespace, name, "--", "probe", address, str(port))
     except CommandFailedError:
@@ -65,7 +65,7 @@ def reaches(cluster: Cluster, namespace: str, name: str, address: str, port: int
     return True
 
 
-def test_a_restricted_gvisor_pod_writes_to_its_volume(cluster: Cluster, namespace: str) -> None:
+def test_a_restricted_gvisor_pod_writes_to_its_volume(cluster: Backend, namespace: str) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -81,7 +81,7 @@ def test_a_restricted_gvisor_pod_writes_to_its_volume(cluster: Cluster, namespac
 
 
 @pytest.mark.parametrize("runtime", ["gvisor", None])
-def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Cluster, namespace: str, runtime: str | None) -> None:
+def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Backend, namespace: str, runtime: str | None) -> None:
     server = pod("server", f"cd /work && echo hello > index.html && exec httpd -f -p {SERVER_PORT}", runtime=None)
     apply(cluster, namespace, server, pod("client", "exec sleep 3600", runtime=runtime))
     wait_ready(cluster, namespace, "server", "client")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import backends
+from e2e.cluster import backend
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
@@ -29,44 +29,63 @@ def programs(
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=2, help="How many nodes.")] = 1, name: Name = backends.DEFAULT_NAME
+    nodes: Annotated[int, typer.Option(min=1, max=2, help="How many nodes.")] = 1, name: Name = backend.DEFAULT_NAME
 ) -> None:
     """Bring the cluster up; a healthy one is kept, a half-dead one is started afresh."""
-    cluster = backends.choose(name)
+    cluster = backend.choose(name=name)
     cluster.up(nodes)
     print(cluster.kubeconfig())
 
 
 @app.command()
-def down(name: Name = backends.DEFAULT_NAME) -> None:
+def down(name: Name = backend.DEFAULT_NAME) -> None:
     """Take the cluster away; nothing happens when there is none."""
-    backends.choose(name).down()
+    backend.choose(name=name).down()
 
 
 @app.command()
-def status(name: Name = backends.DEFAULT_NAME) -> None:
+def status(name: Name = backend.DEFAULT_NAME) -> None:
     """Show the nodes and processes of the cluster built from source, as JSON; exit 1 unless it is healthy."""
-    found = backends.source(name).status()
+    found = backend.source(name=name).status()
     print(json.dumps(found, indent=2))
     raise typer.Exit(0 if found["healthy"] else 1)
 
 
 @app.command()
-def kubeconfig(name: Name = backends.DEFAULT_NAME) -> None:
+def kubeconfig(name: Name = backend.DEFAULT_NAME) -> None:
     """Print the path of the admin's kubeconfig."""
-    print(backends.choose(name).kubeconfig())
+    print(backend.choose(name=name).kubeconfig())
 
 
 @app.command()
-def partition(node: str, name: Name = backends.DEFAULT_NAME) -> None:
+def images(name: Name = backend.DEFAULT_NAME) -> None:
+    """Build the project's images where something changed, and bring them to the nodes of a running cluster."""
+    cluster, console = backend.choose(name=name), Console()
+    archives = cluster.build_images()
+    with console.step("bring the images to the nodes"):
+        cluster.load_images(archives)
+
+
+@app.command()
+def deploy(
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Further chart values, key=value.")] = None,
+    name: Name = backend.DEFAULT_NAME,
+) -> None:
+    """Install or upgrade the chart on the cluster."""
+    with Console().step("install the chart"):
+        backend.choose(name=name).deploy(*(settings or []))
+
+
+@app.command()
+def partition(node: str, name: Name = backend.DEFAULT_NAME) -> None:
     """Cut a node off the network (its pods live on)."""
-    backends.source(name).partition(node)
+    backend.source(name=name).partition(node)
 
 
 @app.command()
-def heal(node: str, name: Name = backends.DEFAULT_NAME) -> None:
+def heal(node: str, name: Name = backend.DEFAULT_NAME) -> None:
     """Join a node that was cut off."""
-    backends.source(name).heal(node)
+    backend.source(name=name).heal(node)
 
 
 def main() -> None:

@@ -71,12 +71,24 @@ def spawn(
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, handle) for handle in _inherited()),
         ],
         setsid=True,
     )
     process = identify(pid) or ProcessName(pid, 0, "")
     write_pid_file(pid_file, process)
     return process
+
+
+def _inherited() -> list[int]:
+    """Open files that this process would hand on: a lock among them would be held for as long as the daemon lives."""
+    handles = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    found = []
+    for handle in handles:
+        with suppress(OSError):  # the listing's own handle is closed by now
+            if handle > 2 and os.get_inheritable(handle):
+                found.append(handle)
+    return found
 
 
 def stop(process: ProcessName, *, grace_s: float = 5.0) -> None:

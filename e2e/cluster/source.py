@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import addons, cgroups, cleanup, controlplane, debian, network, node, pki
+from e2e.cluster import addons, cgroups, cleanup, controlplane, debian, helm, images, network, node, pki
 from e2e.cluster.console import Console
 from e2e.cluster.controlplane import ApiServerSpec, EtcdSpec, Identity
 from e2e.cluster.errors import HarnessError, NotReadyError
@@ -110,17 +110,35 @@ class SourceCluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as admin and return its output."""
-        return run([self.programs.path("kubectl"), f"--kubeconfig={self.kubeconfig()}", *arguments], stdin=stdin)
+        return run(self.kubectl_argv(*arguments), stdin=stdin)
+
+    def kubectl_argv(self, *arguments: str) -> list[str]:
+        """Return the command that `kubectl` would run."""
+        return [str(self.programs.path("kubectl")), f"--kubeconfig={self.kubeconfig()}", *arguments]
 
     def nodes(self) -> list[Node]:
         """Return the nodes of the running cluster."""
         record = self._read_record()
         return [self.layout.node(number) for number in range(1, (record.nodes if record else 0) + 1)]
 
-    def load_image(self, archive: Path) -> None:
-        """Import an OCI archive on every node."""
+    def build_images(self) -> list[Path]:
+        """Build the project's images where something changed; return their archives."""
+        cache = self.programs.cache
+        return images.build_all(images.install_builder(cache, self.console), cache, self.console)
+
+    def load_images(self, archives: Sequence[Path]) -> None:
+        """Import archives on every node that hasn't them yet (an archive's name tells its content)."""
         for each in self.nodes():
-            self._import(each, archive)
+            loaded = each.folder / "images"
+            loaded.mkdir(exist_ok=True)
+            for archive in archives:
+                if not (loaded / archive.name).exists():
+                    self._import(each, archive)
+                    (loaded / archive.name).touch()
+
+    def deploy(self, *settings: str) -> None:
+        """Install or upgrade the chart with the images built here."""
+        helm.install(self.programs.path("helm"), self.kubeconfig(), [*helm.DEV_IMAGES, *settings])
 
     def partition(self, name: str) -> None:
         """Cut a node off the network; its pods live on."""

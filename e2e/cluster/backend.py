@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from e2e.cluster import helm, images
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.layout import Layout
@@ -20,7 +21,7 @@ DEFAULT_NAME = "moorage"
 KIND_IMAGE = "kindest/node:v1.34.0"
 
 
-class Cluster(Protocol):
+class Backend(Protocol):
     """What the suite and the demo need of any cluster."""
 
     def up(self, nodes: int = 1) -> None:
@@ -35,8 +36,17 @@ class Cluster(Protocol):
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as admin."""
 
-    def load_image(self, archive: Path) -> None:
-        """Put an OCI archive's image on every node."""
+    def kubectl_argv(self, *arguments: str) -> list[str]:
+        """Return the command that `kubectl` would run, for programs that stay attached to it."""
+
+    def build_images(self) -> list[Path]:
+        """Build the project's images where something changed; return their archives."""
+
+    def load_images(self, archives: Sequence[Path]) -> None:
+        """Put the images of archives on every node that lacks them."""
+
+    def deploy(self, *settings: str) -> None:
+        """Install or upgrade the chart; `settings` are further ``--set`` values of Helm's (``key=value``)."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +71,32 @@ class CurrentCluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run the user's kubectl."""
-        return run(["kubectl", *arguments], stdin=stdin)
+        return run(self.kubectl_argv(*arguments), stdin=stdin)
 
-    def load_image(self, archive: Path) -> None:
-        """Refuse: nodes that aren't ours take images from a registry only.
+    def kubectl_argv(self, *arguments: str) -> list[str]:
+        """Name the user's kubectl; its context is the user's."""
+        return ["kubectl", *arguments]
+
+    def build_images(self) -> list[Path]:
+        """Build nothing: nodes that aren't ours take images from a registry, where the user has put them."""
+        return []
+
+    def load_images(self, archives: Sequence[Path]) -> None:
+        """Do nothing, as `build_images` says."""
+
+    def deploy(self, *settings: str) -> None:
+        """Install the chart with the user's helm; MOORAGE_HELM_SET names the images (``key=value,key=value``).
 
         Raises:
-            HarnessError: always.
+            HarnessError: no images are named.
         """
-        raise HarnessError(
-            f"push {archive.name} to a registry that your cluster reads, and set the chart's images to it"
-        )
+        chosen = [each for each in self.env.get("MOORAGE_HELM_SET", "").split(",") if each]
+        if not chosen:
+            raise HarnessError(
+                "push the images to a registry that your cluster reads, and name them: "
+                "MOORAGE_HELM_SET=image.repository=…,sandbox.image.repository=…"
+            )
+        helm.install(Path("helm"), None, [*chosen, *settings])
 
 
 @dataclass(frozen=True)
@@ -108,14 +133,28 @@ class KindCluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run the user's kubectl against this cluster."""
-        return run(["kubectl", f"--kubeconfig={self.kubeconfig()}", *arguments], stdin=stdin)
+        return run(self.kubectl_argv(*arguments), stdin=stdin)
 
-    def load_image(self, archive: Path) -> None:
-        """Load an archive on all nodes."""
-        run(["kind", "load", "image-archive", archive, "--name", self.name])
+    def kubectl_argv(self, *arguments: str) -> list[str]:
+        """Name the user's kubectl and this cluster's kubeconfig."""
+        return ["kubectl", f"--kubeconfig={self.kubeconfig()}", *arguments]
+
+    def build_images(self) -> list[Path]:
+        """Build with Docker, on the public base image."""
+        cache = cache_root()
+        return images.build_all(images.Docker(), cache, self.console)
+
+    def load_images(self, archives: Sequence[Path]) -> None:
+        """Load archives on all nodes."""
+        for archive in archives:
+            run(["kind", "load", "image-archive", archive, "--name", self.name])
+
+    def deploy(self, *settings: str) -> None:
+        """Install the chart with the user's helm."""
+        helm.install(Path("helm"), self.kubeconfig(), [*helm.DEV_IMAGES, *settings])
 
 
-def choose(name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ, console: Console | None = None) -> Cluster:
+def choose(console: Console | None = None, name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ) -> Backend:
     """Pick the back end: what ``MOORAGE_CLUSTER`` says, else kind where it can work, else from source.
 
     Raises:
@@ -128,12 +167,12 @@ def choose(name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ, consol
     if wanted == "kind":
         return KindCluster(name, state_root(name, env), talk)
     if wanted == "source":
-        return source(name, env, talk)
+        return source(talk, name, env)
     raise HarnessError(f"MOORAGE_CLUSTER={wanted}: use current, kind or source")
 
 
 def source(
-    name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ, console: Console | None = None
+    console: Console | None = None, name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ
 ) -> SourceCluster:
     """Return the cluster built from source, up or not."""
     return SourceCluster(Layout(name, state_root(name, env)), Programs(cache_root(env)), console or Console())
