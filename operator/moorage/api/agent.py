@@ -18,7 +18,8 @@ Image = Annotated[
     str,
     Field(max_length=512),
     matching(
-        "[a-zA-Z0-9][-a-zA-Z0-9._:/]*(@[a-z0-9]+:[a-f0-9]{32,128})?",
+        "[a-zA-Z0-9][-a-zA-Z0-9._]*(:[0-9]{1,5})?(/[a-z0-9][-a-z0-9._]*)*(:[a-zA-Z0-9_][-a-zA-Z0-9._]{0,127})?"
+        "(@[a-z0-9]+:[a-f0-9]{32,128})?",
         "must be an image reference such as registry.example/name@sha256:… , without a scheme or spaces",
     ),
 ]

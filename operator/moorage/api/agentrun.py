@@ -37,11 +37,6 @@ Goal = Annotated[
     str,
     Field(max_length=1024 * 1024),
     Rule(
-        "goal must be at most 256 KiB: put a longer one into a ConfigMap and name it in goalFrom",
-        f"size(bytes(self)) <= {MAX_GOAL_BYTES}",
-        lambda goal: len(goal.encode(errors="replace")) <= MAX_GOAL_BYTES,
-    ),
-    Rule(
         "goal must not be empty: say what the agent is to do, or name a ConfigMap in goalFrom",
         "self.matches('[^\\\\s]')",
         lambda goal: bool(goal.strip()),
@@ -184,7 +179,9 @@ class AgentRunSpec(Fields):
         default=None, description="Where to work, described here: remoteGit, local or ephemeral. This or workspaceRef."
     )
     goal: Goal | None = Field(
-        default=None, description="What the agent is to do, in words. At most 256 KiB. This or goalFrom."
+        default=None,
+        description="What the agent is to do, in words. At most 256 KiB; over 200 KiB, use kubectl apply"
+        " --server-side. This or goalFrom.",
     )
     goal_from: GoalSource | None = Field(default=None, description="Where the goal is kept. This or goal.")
     agent: AgentTemplate | None = Field(
@@ -259,6 +256,12 @@ class AgentRunSpec(Fields):
         _cluster_only("workspaceRef", "workspace_ref", "describe it in workspace: {local: {path: …}}"),
         _cluster_only("agentRef", "agent_ref", "describe it in agent"),
         _cluster_only("goalFrom", "goal_from", "write the text in goal"),
+        Rule(  # here and not at the goal, or the refusal would repeat the whole text
+            "goal must be at most 256 KiB: put a longer one into a ConfigMap and name it in goalFrom",
+            f"!has(self.goal) || size(bytes(self.goal)) <= {MAX_GOAL_BYTES}",
+            lambda spec: spec.goal is None or len(spec.goal.encode()) <= MAX_GOAL_BYTES,
+            field="goal",
+        ),
         *unchanged(
             "workspaceRef",
             "workspace",

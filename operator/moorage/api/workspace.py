@@ -50,6 +50,24 @@ GitUrl = Annotated[
 ]
 
 
+CloneFilter = Annotated[
+    str,
+    Field(max_length=64),
+    matching(
+        "blob:none|blob:limit=[0-9]{1,12}[kmg]?|tree:[0-9]{1,4}",
+        "must be a partial clone's filter: blob:none, blob:limit=1m or tree:0",
+    ),
+]
+Folder = Annotated[
+    str,
+    Field(max_length=512),
+    matching(
+        r"[^-/\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "must be a folder inside the repository, not beginning with '/' or '-'"
+    ),
+    without(r"(^|/)[.][.](/|$)", "must be a folder inside the repository, without '..'"),
+]
+
+
 class SecretRef(Fields):
     """A Secret in the same namespace; read by the gateway when it is used, and never in a sandbox."""
 
@@ -77,34 +95,12 @@ class RemoteGit(Fields):
     depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="Commits of history in the worktree; at least 1. Default: all."
     )
-    filter: (
-        Annotated[
-            str,
-            Field(max_length=64),
-            matching(
-                "blob:none|blob:limit=[0-9]{1,12}[kmg]?|tree:[0-9]{1,4}",
-                "must be a partial clone's filter: blob:none, blob:limit=1m or tree:0",
-            ),
-        ]
-        | None
-    ) = Field(default=None, description="Objects that are fetched when they are needed, for example blob:none.")
-    sparse: (
-        Annotated[
-            tuple[
-                Annotated[
-                    str,
-                    Field(max_length=512),
-                    matching(
-                        r"[^-/\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
-                        "must be a folder inside the repository, not beginning with '/' or '-'",
-                    ),
-                ],
-                ...,
-            ],
-            Field(max_length=128),
-        ]
-        | None
-    ) = Field(default=None, description="Folders that are checked out. Default: all.")
+    filter: CloneFilter | None = Field(
+        default=None, description="Objects that are fetched when they are needed, for example blob:none."
+    )
+    sparse: Annotated[tuple[Folder, ...], Field(max_length=128)] | None = Field(
+        default=None, description="Folders that are checked out. Default: all."
+    )
     submodules: bool = Field(default=False, description="Whether submodules are checked out.")
     lfs: bool = Field(default=False, description="Whether Git LFS files are fetched.")
 
