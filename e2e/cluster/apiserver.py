@@ -35,6 +35,7 @@ DEFAULT_CONTROLLERS = (
     "namespace-controller",
     "serviceaccount-controller",
     "resourcequota-controller",
+    "clusterrole-aggregation-controller",
     "root-ca-certificate-publisher-controller",
 )
 
