@@ -75,6 +75,8 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         attempt_started=False,
         attempt_safe_points=0,
         agent_end=None,
+        proposal=None,
+        verification=None,
         progress_at=None,
         verifications_lost=0,
         recovered=s.attempt > 0,
@@ -96,9 +98,8 @@ def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 
 def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return _to(
-        s, RunPhase.RUNNING, r.type, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at
-    )
+    started = replace(s, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at)
+    return started if s.agent_end is not None else _to(started, RunPhase.RUNNING, r.type)  # told late: no way back
 
 
 def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -140,6 +141,8 @@ def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
 
 
 def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    if s.agent_end is not None:  # an agent ends once per attempt, and its first word stands
+        return s
     end = AgentEnd(
         p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
     )
@@ -148,6 +151,12 @@ def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     proposal = Proposal(p["commit"], p["tree"], p["base"], p["empty"], p["files"])
+    if s.proposal == proposal:
+        return s
+    if s.proposal is not None:
+        raise IllegalMove(s.phase, s.phase, f"{proposal.commit} proposed after {s.proposal.commit}")
+    if s.agent_end is None or s.agent_end.outcome != "completed":
+        raise IllegalMove(s.phase, RunPhase.VERIFYING, "the agent has not completed")
     return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None)
 
 
@@ -167,6 +176,8 @@ def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended")
+    if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
+        raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
     after = replace(s, effects=_keep((*s.effects, effect)))
     return _to(after, RunPhase.DELIVERING, r.type) if effect.kind == "git_push" else after
 
