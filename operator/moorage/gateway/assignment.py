@@ -1,0 +1,209 @@
+"""What a sandbox is for: the first thing that it asks.
+
+The base commit is resolved once and pinned in the mirror, so that later attempts start from the same one, also while
+the remote is away. A remote that refuses ends the run with a typed reason: the gateway writes it as the agent's end,
+since no agent of this attempt will.
+"""
+
+from __future__ import annotations
+
+from moorage.api.wire import Assignment, GitAssignment, ResumePoint, Role
+from moorage.core.journal.record import RecordType
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
+from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
+from moorage.gateway.ledger import Run
+from moorage.gateway.upstream import PASSING, refusal_of, upstream_of
+from moorage.workspace.errors import NotFound, WorkspaceError
+from moorage.workspace.refs import drift_ref, pin_ref
+
+BASE = "base"
+GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
+
+
+class Assignments:
+    """Prepares the mirror and says what is to be done."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._mirrors = gate.deps.mirrors
+        self._unreachable_since: dict[tuple[str, int], int] = {}
+
+    async def assign(self, caller: Caller) -> Assignment:
+        """The assignment. Raise UpstreamRefused (the run ends), Unavailable (ask again), Refusal (nothing to do)."""
+        run = caller.run
+        refuse_idle(run)
+        if caller.pod.role == Role.VERIFIER:
+            return await self._verifier(caller)
+        await self._note_start(caller)
+        try:
+            async with run.preparing:
+                base = await self._base(run)
+        except (WorkspaceError, UpstreamRefused, Unavailable) as error:
+            raise await self._failed(caller, error) from None
+        self._unreachable_since.pop((run.uid, caller.epoch), None)
+        return _assignment(caller, self._git(run, base, _resume(run.state)))
+
+    async def base(self, run: Run) -> str | None:
+        """The commit that the run's attempts start from, once it is fixed."""
+        if run.state.workspace_base:
+            return run.state.workspace_base
+        try:
+            return await self._mirrors.ref(mirror_key(run), pin_ref(run.uid, BASE))
+        except NotFound:
+            return None
+
+    async def _note_start(self, caller: Caller) -> None:
+        payload = {"epoch": caller.epoch, "pod_uid": caller.pod.pod_uid}
+        if caller.identity.node:
+            payload["node"] = caller.identity.node
+        draft = self._gate.ledger.observed(
+            RecordType.ATTEMPT_STARTED, payload, caller.epoch, caller.pod.pod_uid, attempt=caller.run.state.attempt
+        )
+        await self._gate.ledger.append(caller.run, caller.epoch, [draft])
+
+    async def _verifier(self, caller: Caller) -> Assignment:
+        run = caller.run
+        base = await self.base(run) or (run.state.proposal.base if run.state.proposal else None)
+        if base is None or caller.pod.commit is None:
+            raise Refusal("there is nothing to verify yet", status=409, reason="NothingProposed")
+        git = self._git(run, base, None).model_copy(update={"commit": caller.pod.commit})
+        return _assignment(caller, git)
+
+    # --- the mirror ---------------------------------------------------------------------------------------------------
+
+    async def _base(self, run: Run) -> str:
+        """The base, its objects in the mirror. The remote is asked only where they aren't there yet."""
+        key, known = mirror_key(run), await self.base(run)
+        if known is not None and await self._there(run, known):
+            return known
+        upstream = await upstream_of(run.spec, self._gate.deps.secrets)
+        await self._refuse_taken(run)
+        delivery = run.spec.delivery
+        if known is None and upstream is not None and delivery is not None and delivery.push:
+            await self._mirrors.check_branch_free(upstream, delivery.branch)
+        fetched = await self._mirrors.ensure(key, upstream)
+        base = known or fetched.revision
+        if known is not None and not await self._mirrors.has_commit(key, known):
+            raise UpstreamRefused(f"the base {known} is gone from the remote", reason="GitRefNotFound")
+        await self._mirrors.pin(key, run.uid, BASE, base)
+        return base
+
+    async def _there(self, run: Run, commit: str) -> bool:
+        try:
+            return await self._mirrors.has_commit(mirror_key(run), commit)
+        except NotFound:
+            return False
+
+    async def _refuse_taken(self, run: Run) -> None:
+        """W2: one writer per branch. Of two live runs, the one that was admitted later is refused."""
+        if run.spec.delivery is None or not run.spec.delivery.push:
+            return
+        for row in await self._gate.deps.store.list_pending(run.tenant):
+            earlier = (row.created_at, row.run_uid) < (run.now.row.created_at, run.uid)
+            if row.identity.workspace != run.spec.workspace.key or not earlier:
+                continue
+            other, branch = (await self._gate.ledger.open(row.run_uid)).spec, run.spec.delivery.branch
+            if other.delivery is not None and other.delivery.push and other.delivery.branch == branch:
+                why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
+                raise UpstreamRefused(why, reason="BranchTaken")
+
+    async def _failed(self, caller: Caller, error: WorkspaceError | Refusal) -> Refusal:
+        """Ask again for as long as waiting may mend it; then the agent has failed before it began."""
+        refusal = refusal_of(error) if isinstance(error, WorkspaceError) else error
+        if isinstance(refusal, Unavailable):
+            if refusal.reason not in PASSING or self._patient(caller):
+                return refusal
+            refusal = UpstreamRefused(refusal.message, reason=refusal.reason)
+        self._unreachable_since.pop((caller.run.uid, caller.epoch), None)
+        payload = {"outcome": "failed", "reason": refusal.reason, "message": refusal.message[:4096]}
+        draft = self._gate.ledger.observed(
+            RecordType.AGENT_FINISHED, payload, caller.epoch, attempt=caller.run.state.attempt
+        )
+        await self._gate.ledger.append(caller.run, caller.epoch, [draft])
+        return refusal
+
+    def _patient(self, caller: Caller) -> bool:
+        now = self._gate.deps.clock.monotonic_ms()
+        since = self._unreachable_since.setdefault((caller.run.uid, caller.epoch), now)
+        return now - since < self._gate.deps.settings.upstream_patience_ms
+
+    # --- the answer ---------------------------------------------------------------------------------------------------
+
+    def _git(self, run: Run, base: str, resume: ResumePoint | None) -> GitAssignment:
+        space = run.spec.workspace
+        return GitAssignment(
+            base=base,
+            branch=branch_of(run),
+            depth=space.depth,
+            filter=space.filter,
+            sparse=space.sparse,
+            submodules=space.submodules,
+            lfs=space.lfs,
+            resume=resume,
+        )
+
+
+def refuse_idle(run: Run) -> None:
+    """Raise where a sandbox has nothing to do any more."""
+    state = run.state
+    if state.end is not None:
+        raise Refusal(f"the run has ended: {state.end.reason}", status=409, reason="RunEnded")
+    if state.phase is RunPhase.CANCELLING:
+        raise Refusal("the run is being cancelled", status=409, reason="Cancelling")
+
+
+def _resume(state: RunState) -> ResumePoint | None:
+    point = state.checkpoint
+    return ResumePoint(commit=point.commit, iteration=point.iteration, epoch=point.epoch) if point else None
+
+
+def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
+    spec, state = caller.run.spec, caller.run.state
+    return Assignment(
+        run_uid=spec.uid,
+        tenant=spec.tenant,
+        name=spec.name,
+        epoch=caller.epoch,
+        attempt=state.attempt,
+        role=Role(caller.pod.role),
+        goal=spec.goal,
+        agent=spec.agent,
+        acceptance=spec.acceptance,
+        delivery=spec.delivery,
+        limits=spec.limits,
+        timeouts=spec.timeouts,
+        git=git,
+        next_iteration=state.iteration + 1,
+        handoff=handoff(caller.run) if state.recovered and caller.pod.role == Role.RUNNER else None,
+        tokens_used=state.usage.tokens,
+    )
+
+
+def handoff(run: Run) -> str:
+    """R4: what a recovered agent is told, from facts alone."""
+    spec, state = run.spec, run.state
+    goal = spec.goal if len(spec.goal) <= GOAL_EXCERPT else spec.goal[:GOAL_EXCERPT] + " […]"
+    lines = [
+        f"This is attempt {state.attempt} at the same work; an earlier one was interrupted.",
+        f"Goal: {goal}",
+        f"Iterations done: {state.iteration}. Journal offset: {state.offset}.",
+    ]
+    if state.checkpoint:
+        point = state.checkpoint
+        lines.append(f"The worktree is at checkpoint {point.commit} of iteration {point.iteration}: go on from there.")
+    else:
+        lines.append("No checkpoint was taken: the worktree is at its base, start from the beginning.")
+    if state.last_loss:
+        lines.append(f"The last attempt ended with {state.last_loss.reason}: {state.last_loss.message[:300]}")
+    if state.drift:
+        last = drift_ref(run.uid, state.epoch)
+        lines.append(f"Files written after the checkpoint were saved below {last.rpartition('/')[0]}/ and then reset.")
+    if spec.acceptance:
+        lines.append("Acceptance: " + "; ".join(check.run for check in spec.acceptance)[:600])
+    if state.unknown_effects:
+        lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
+    if spec.limits.tokens_hard is not None:
+        lines.append(f"Tokens left: {max(0, spec.limits.tokens_hard - state.usage.tokens)}.")
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""What the doors need to know of a run beyond its state: reduced from the journal too, so that a restart loses nothing.
+
+`fold` is pure. Sizes are bounded: answers of models are kept since the last safe point only (R2), intents while their
+effect is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from moorage.core.journal.record import BlobRef, Record, RecordType
+
+KEPT_ANSWERS = 256
+KEPT_INTENTS = 16
+
+
+@dataclass(frozen=True)
+class Intent:
+    """E1, E5: a push as it was meant: `old` is what the branch must be at (None: it must not exist)."""
+
+    effect_id: str
+    commit: str
+    branch: str
+    old: str | None
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    """A complete answer of a model: what was asked by hash, and where the answer lies."""
+
+    bytes_hash: str
+    content: BlobRef
+    status: int
+    content_type: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """S1's neighbours."""
+
+    lease: str | None = None
+    holder: str | None = None
+    intents: tuple[Intent, ...] = ()
+    asked: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # request_id -> bytes_hash
+    answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
+
+    def intent(self, effect_id: str) -> Intent | None:
+        """The push of that effect."""
+        return next((i for i in self.intents if i.effect_id == effect_id), None)
+
+
+def fold(facts: Facts, record: Record) -> Facts:
+    """The facts after `record`."""
+    step = STEPS.get(record.type)
+    return step(facts, record, record.payload or {}) if step else facts
+
+
+def _epoch_raised(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
+    return replace(f, lease=p.get("lease") or f.lease, holder=p.get("holder"))
+
+
+def _intent(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
+    if "commit" not in p:
+        return f
+    intent = Intent(p["effect_id"], p["commit"], p["branch"], p.get("old"))
+    return replace(f, intents=(*f.intents, intent)[-KEPT_INTENTS:])
+
+
+def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    asked = {**f.asked, str(r.request_id): str(p.get("bytes_hash"))}
+    return replace(f, asked=_newest(asked))
+
+
+def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    bytes_hash = f.asked.get(str(r.request_id))
+    content = (r.attachments or {}).get("content")
+    asked = {key: value for key, value in f.asked.items() if key != r.request_id}
+    if bytes_hash is None or content is None or not p.get("complete"):
+        return replace(f, asked=asked)
+    answer = ModelAnswer(bytes_hash, content, p["status"], p.get("content_type", "application/json"), str(r.request_id))
+    return replace(f, asked=asked, answers=_newest({**f.answers, bytes_hash: answer}))
+
+
+def _newest(entries: dict[str, Any]) -> Mapping[str, Any]:
+    while len(entries) > KEPT_ANSWERS:
+        del entries[next(iter(entries))]
+    return MappingProxyType(entries)
+
+
+def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
+    """R2 looks no further back: what was answered before is in the checkpoint."""
+    return replace(f, asked=MappingProxyType({}), answers=MappingProxyType({}))
+
+
+STEPS = {
+    RecordType.EPOCH_RAISED.value: _epoch_raised,
+    RecordType.EFFECT_INTENT.value: _intent,
+    RecordType.MODEL_REQUEST.value: _model_request,
+    RecordType.MODEL_RESPONSE.value: _model_response,
+    RecordType.ITERATION_COMPLETE.value: _safe_point,
+}

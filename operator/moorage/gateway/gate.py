@@ -1,0 +1,131 @@
+"""What all doors share: the dependencies, and the question who is calling about which run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+
+from moorage.api.wire import Role
+from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
+from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
+from moorage.gateway.heartbeat import Heartbeats
+from moorage.gateway.ledger import Ledger, Run
+from moorage.gateway.ports import Clock, LeaseRenewer, Secrets
+from moorage.gateway.settings import GatewaySettings
+from moorage.store import errors as store_errors
+from moorage.store.blobs import BlobStore
+from moorage.store.port import DurableExecutionStore, Pod
+from moorage.telemetry.metrics import GatewayMetrics
+from moorage.workspace.mirror import MirrorKey, Mirrors
+
+
+@dataclass(frozen=True)
+class GatewayDeps:
+    """Everything that the gateway needs from outside; who makes them also closes them."""
+
+    store: DurableExecutionStore
+    blobs: BlobStore
+    mirrors: Mirrors
+    authenticator: Authenticator
+    secrets: Secrets
+    leases: LeaseRenewer
+    http: httpx.AsyncClient
+    clock: Clock
+    metrics: GatewayMetrics
+    log: Any
+    settings: GatewaySettings = field(default_factory=GatewaySettings)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A sandbox at a door: its registered pod, the run it works for, and whose token it was."""
+
+    identity: Identity
+    pod: Pod
+    run: Run
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the pod was registered with."""
+        return self.pod.epoch
+
+
+class Gate:
+    """Shared by all rooms of one application."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        self.deps = deps
+        self.ledger = Ledger(deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings)
+        self.heartbeats = Heartbeats(deps.leases, deps.clock, deps.metrics, deps.log, deps.settings.lease_renewal_ms)
+
+    async def identify(self, request: Request) -> Identity:
+        """Who is calling. Raise Unauthenticated, Unavailable."""
+        try:
+            identity = await self.deps.authenticator.authenticate(token_of(request))
+        except Refusal as error:
+            self.deps.metrics.tokens_checked.labels(error.reason).inc()
+            raise
+        self.deps.metrics.tokens_checked.labels(identity.kind.value).inc()
+        return identity
+
+    async def operator(self, request: Request) -> Identity:
+        """The operator, or Forbidden."""
+        return require(await self.identify(request), Kind.OPERATOR)
+
+    async def run_for_operator(self, request: Request) -> Run:
+        """The run of the path, for the operator."""
+        await self.operator(request)
+        return await self.ledger.open(request.path_params["uid"])
+
+    async def run_for_reader(self, request: Request) -> Run:
+        """The run of the path, for the operator and for those who may read AgentRuns of its namespace (I9, I10).
+
+        Who may not is told what one is told who asks for a run that isn't there.
+        """
+        identity = await self.identify(request)
+        uid = request.path_params["uid"]
+        try:
+            row = await self.deps.store.get(uid)
+        except store_errors.UnknownRun:
+            raise UnknownRun(f"there is no run {uid} here, or none that you may read") from None
+        allowed = identity.kind is Kind.OPERATOR or await self.deps.authenticator.may_read(identity, row.tenant)
+        if not allowed:
+            raise UnknownRun(f"there is no run {uid} here, or none that you may read")
+        return await self.ledger.open(uid)
+
+    async def pod(self, request: Request) -> Caller:
+        """The registered sandbox that calls, of whatever epoch. Raise NotRegistered, Forbidden."""
+        identity = require(await self.identify(request), Kind.SANDBOX)
+        pod = await self.deps.store.find_pod(identity.pod_uid or "")
+        if pod is None:
+            raise NotRegistered(identity.pod_name or identity.pod_uid or "?")
+        run = await self.ledger.open(pod.run_uid)
+        if identity.namespace not in {None, run.tenant}:
+            raise Forbidden(f"this pod is not of the run's namespace {run.tenant}")
+        return Caller(identity, pod, run)
+
+    async def sandbox(self, request: Request, door: str, *roles: Role) -> Caller:
+        """The sandbox that calls, under the current epoch and in one of `roles`. Raise Fenced and as `pod`."""
+        caller = await self.pod(request)
+        await self.demand_epoch(caller.run, caller.epoch, door, caller.pod.pod_uid)
+        if caller.pod.role not in roles:
+            raise Forbidden(f"a {caller.pod.role} has no business at this door; it is for: {', '.join(roles)}")
+        return caller
+
+    async def demand_epoch(self, run: Run, epoch: int, door: str, who: str = "operator") -> None:
+        """F3: raise Fenced, counted and journaled, where `epoch` isn't the run's."""
+        if epoch != run.state.epoch:
+            raise await self.ledger.refuse_fenced(run, epoch, door, who)
+
+
+def mirror_key(run: Run) -> MirrorKey:
+    """Where the run's git objects are."""
+    return MirrorKey(run.tenant, run.spec.workspace.key)
+
+
+def branch_of(run: Run) -> str:
+    """The branch that the run proposes on, also where nothing is delivered."""
+    return run.spec.delivery.branch if run.spec.delivery else f"moorage/{run.spec.name}"

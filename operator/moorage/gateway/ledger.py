@@ -1,0 +1,340 @@
+"""The journal service: the one writer of journals, and the reduced state of each run that follows from them.
+
+Invariants
+- Memory never runs ahead of the store: a state is swapped only after the append that leads to it is durable (J3).
+- A record that the reducer refuses is not appended: the reducer runs as the store's guard, under the row's lock (S2).
+- After any failure of the store the cached state is dropped and read anew, chain verified (J5).
+- Appends of one run come one after the other; runs don't wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from weakref import WeakValueDictionary
+
+from moorage.api.wire import ResolvedRun
+from moorage.core.journal.canonical import canonical_hash
+from moorage.core.journal.chain import Broken, ChainVerifier, seal
+from moorage.core.journal.record import (
+    Assurance,
+    BlobRef,
+    Draft,
+    Privacy,
+    Record,
+    RecordType,
+    Retention,
+    RunIdentity,
+    Source,
+    decode,
+    refuse_unknown_critical,
+)
+from moorage.core.run.phases import IllegalMove, RunPhase
+from moorage.core.run.reducer import reduce
+from moorage.core.run.state import RunState
+from moorage.gateway.errors import Fenced, Illegal, Invalid
+from moorage.gateway.facts import Facts, fold
+from moorage.gateway.ports import Clock
+from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.signals import Bell
+from moorage.store.blobs import BlobStore
+from moorage.store.errors import OffsetConflict, RunSealed, StoreError
+from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
+from moorage.telemetry.metrics import GatewayMetrics
+
+ENDS = {
+    RecordType.RUN_SUCCEEDED.value: ExecutionStatus.COMPLETED,
+    RecordType.RUN_FAILED.value: ExecutionStatus.FAILED,
+    RecordType.RUN_CANCELLED.value: ExecutionStatus.CANCELLED,
+}
+STATUSES = {
+    RunPhase.SUCCEEDED: ExecutionStatus.COMPLETED,
+    RunPhase.FAILED: ExecutionStatus.FAILED,
+    RunPhase.CANCELLED: ExecutionStatus.CANCELLED,
+    RunPhase.PAUSED: ExecutionStatus.PAUSED,
+    RunPhase.RECOVERING: ExecutionStatus.RECOVERING,
+}
+RETRIES = 3  # another gateway appended meanwhile: read on and try again
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A run at an offset: its row, its state, and what the doors know beside."""
+
+    row: Execution
+    state: RunState
+    facts: Facts
+
+
+@dataclass(eq=False)
+class Run:
+    """One run in memory. `at` is None until it was replayed, and again after the store failed."""
+
+    uid: str
+    spec: ResolvedRun
+    at: Reduced | None = None
+    bell: Bell = field(default_factory=Bell)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def now(self) -> Reduced:
+        """The last durable state. Callers got the run from `open`, which has read it."""
+        if self.at is None:
+            raise StoreError("the state of this run is being read again: ask again")
+        return self.at
+
+    @property
+    def state(self) -> RunState:
+        """The reduced state."""
+        return self.now.state
+
+    @property
+    def facts(self) -> Facts:
+        """What the doors know beside the state."""
+        return self.now.facts
+
+    @property
+    def tenant(self) -> str:
+        """The namespace."""
+        return self.spec.tenant
+
+
+class Trial:
+    """The store's guard: reduces new records before they are written, and holds what would follow."""
+
+    def __init__(self, start: Reduced) -> None:
+        self.state, self.facts = start.state, start.facts
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Raise Illegal or Invalid for what can't follow; nothing is appended then."""
+        for record in records:
+            try:
+                self.state, self.facts = reduce(self.state, record), fold(self.facts, record)
+            except IllegalMove as error:
+                raise Illegal(str(error)) from None
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise Invalid(
+                    f"{record.type}: the payload is not what it takes ({type(error).__name__}: {error})"
+                ) from None
+
+
+class Ledger:
+    """One object per process. `bell` rings whenever any run changed."""
+
+    def __init__(
+        self,
+        store: DurableExecutionStore,
+        blobs: BlobStore,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        settings: GatewaySettings,
+    ) -> None:
+        self.store, self.blobs = store, blobs
+        self.bell = Bell()
+        self.up_since = clock.now_ms()
+        self._clock, self._metrics, self._settings = clock, metrics, settings
+        self._alive: WeakValueDictionary[str, Run] = WeakValueDictionary()
+        self._recent: OrderedDict[str, Run] = OrderedDict()
+
+    # --- runs in memory -----------------------------------------------------------------------------------------------
+
+    async def open(self, uid: str) -> Run:
+        """The run, replayed where it isn't in memory. Raise UnknownRun, JournalCorrupted."""
+        run = self._alive.get(uid)
+        if run is None:
+            spec = ResolvedRun.model_validate(await self.store.spec(uid))
+            run = self._alive.setdefault(uid, Run(uid, spec))
+        if run.at is None:
+            async with run.writing:
+                await self._load(run)
+        self._touch(run)
+        return run
+
+    def _touch(self, run: Run) -> None:
+        self._recent[run.uid] = run
+        self._recent.move_to_end(run.uid)
+        while len(self._recent) > self._settings.cached_runs:
+            self._recent.popitem(last=False)
+
+    async def _load(self, run: Run) -> Reduced:
+        if run.at is None:
+            row = await self.store.get(run.uid)
+            run.at = await self._replay(row)
+            await self._settle_status(run)
+        return run.at
+
+    async def _replay(self, row: Execution) -> Reduced:
+        """Verify the chain and reduce it in one pass, one record in memory at a time."""
+        state, facts = RunState(), Facts()
+        verifier = ChainVerifier(run_uid=row.run_uid)
+        if row.head.offset >= 0:
+            async for entry in self.store.stored(row.run_uid):
+                if broken := verifier.feed(entry):
+                    raise broken.error()
+                if (record := verifier.last) is None:
+                    continue
+                refuse_unknown_critical(record)
+                state, facts = reduce(state, record), fold(facts, record)
+                if record.seq == row.head.offset:
+                    break
+        verdict = verifier.result(row.head)
+        if isinstance(verdict, Broken):
+            raise verdict.error()
+        self._metrics.replays.inc()
+        return Reduced(row, state, facts)
+
+    async def _settle_status(self, run: Run) -> None:
+        """S4: the status follows from the phase. A crash between the two is mended here."""
+        at = run.now
+        wanted = STATUSES.get(at.state.phase, ExecutionStatus.RUNNING)
+        if at.row.status is not wanted and not at.row.sealed:
+            row = await self.store.update_status(run.uid, wanted, at.row.version)
+            run.at = Reduced(row, at.state, at.facts)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    async def admit(self, spec: ResolvedRun) -> Run:
+        """Make a run known, once (O6). Raise SpecConflict where the uid came with another spec before."""
+        content = spec.model_dump(mode="json")
+        spec_hash = canonical_hash(content)
+        now = self._clock.now_ms()
+        identity = RunIdentity(
+            tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=spec.workspace.key
+        )
+        await self.store.persist(
+            NewExecution(identity=identity, name=spec.name, spec_hash=spec_hash, spec=content, created_at=now)
+        )
+        run = await self.open(spec.uid)
+        if run.state.phase is RunPhase.PENDING:
+            ref = await self.attach(run, spec.model_dump_json().encode())
+            draft = self.observed(RecordType.RUN_ADMITTED, {"spec_hash": spec_hash}, attachments={"spec": ref})
+            await self.append(run, None, [draft])
+        return run
+
+    async def append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
+        """Append all or none, durable on return. `epoch` None: a fact that belongs to no attempt.
+
+        Raise Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
+        """
+        async with run.writing:
+            return await self._append(run, epoch, drafts)
+
+    async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
+        status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)
+        for last in range(RETRIES, -1, -1):
+            at = await self._load(run)
+            self._refuse_older(at.state, epoch)
+            trial = Trial(at)
+            try:
+                with self._timed(run):
+                    result = await self.store.append(
+                        run.uid, epoch, drafts, at.state.offset, status=status, guard=trial
+                    )
+            except OffsetConflict:
+                if not last:
+                    raise
+            else:
+                return await self._advance(run, result, trial)
+        raise AssertionError("unreachable")
+
+    async def raise_fence(self, run: Run, epoch: int, draft: Draft) -> None:
+        """F2: fence and record in one step. The current epoch again is harmless. Raise Fenced for a lower one."""
+        async with run.writing:
+            at = await self._load(run)
+            self._refuse_older(at.state, epoch)
+            if epoch == at.state.epoch:
+                return
+            trial = Trial(at)
+            trial([decode(stored) for stored in seal([draft], at.row.head, at.row.identity, epoch)])
+            with self._timed(run):
+                result = await self.store.raise_fence(run.uid, epoch, [draft])
+            await self._advance(run, result, trial)
+
+    async def seal(self, run: Run, reason: str) -> None:
+        """J7: the run is over and let go of: a tombstone ends its journal."""
+        async with run.writing:
+            await self._load(run)
+            with self._timed(run):
+                await self.store.delete(run.uid, at=self._clock.now_ms(), reason=reason)
+            run.at = None
+            await self._load(run)
+        self._ring(run)
+
+    async def refuse_fenced(self, run: Run, epoch: int, door: str, pod_uid: str) -> Fenced:
+        """F3: count the call of an older epoch, have the owner's journal say so once, and return the refusal."""
+        current = run.state.epoch
+        self._metrics.fence_refusals.labels(door).inc()
+        payload = {"door": door, "epoch": epoch, "pod_uid": pod_uid}
+        draft = self.observed(RecordType.FENCE_REFUSED, payload, current, epoch, pod_uid, door)
+        with contextlib.suppress(RunSealed):
+            await self.append(run, None, [draft])
+        return Fenced(epoch, current)
+
+    async def _advance(self, run: Run, result: AppendResult, trial: Trial) -> AppendResult:
+        run.at = Reduced(result.execution, trial.state, trial.facts)
+        for record in result.appended:
+            self._metrics.records.labels(record.source).inc()
+        await self._settle_status(run)
+        self._ring(run)
+        return result
+
+    def _ring(self, run: Run) -> None:
+        run.bell.ring()
+        self.bell.ring()
+
+    def _refuse_older(self, state: RunState, epoch: int | None) -> None:
+        if epoch is not None and epoch < state.epoch:
+            raise Fenced(epoch, state.epoch)
+
+    def _timed(self, run: Run) -> _Append:
+        return _Append(run, self._metrics)
+
+    # --- drafts -------------------------------------------------------------------------------------------------------
+
+    async def attach(self, run: Run, content: bytes) -> BlobRef:
+        """Make erasable content durable, apart for each tenant, before the record that names it (J8)."""
+        return await self.blobs.put(run.tenant, content, Privacy.CONTENT, Retention.ERASABLE)
+
+    def observed(
+        self,
+        kind: RecordType,
+        payload: Mapping[str, Any],
+        *key: object,
+        source: Source = Source.GATEWAY,
+        **ids: Any,
+    ) -> Draft:
+        """A fact that this gateway saw itself. Its id follows from kind and `key`: saying it again adds nothing."""
+        return Draft(
+            record_id=":".join(["gw", kind.value, *(str(k) for k in key)]),
+            type=kind.value,
+            recorded_at=self._clock.now_ms(),
+            source=source,
+            assurance=Assurance.OBSERVED,
+            payload=payload,
+            **ids,
+        )
+
+
+class _Append:
+    """Times one write; a failure of the store drops what memory holds of the run."""
+
+    def __init__(self, run: Run, metrics: GatewayMetrics) -> None:
+        self._run, self._metrics = run, metrics
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self._metrics.append_seconds.observe(perf_counter() - self._began)
+            return
+        self._metrics.append_failures.labels(type(error).__name__).inc()
+        if isinstance(error, StoreError) or not isinstance(error, Exception):
+            self._run.at = None

@@ -1,0 +1,58 @@
+"""X1, F3: what a runner must obey. `seq` is the order's rank: an order is only ever followed by a graver one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.api.wire import Orders
+from moorage.core.journal.record import RecordType
+from moorage.gateway.errors import Fenced
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.signals import rung_within
+
+WORK: Final = 0
+CANCEL: Final = 1
+TERMINAL: Final = 2
+FENCED: Final = 3
+
+
+class OrderBook:
+    """Orders by long poll, woken by the journal."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._settings = gate.deps.settings
+
+    async def wait(self, caller: Caller, after: int) -> Orders:
+        """The orders as soon as their rank is above `after`, or what they are when the wait is over."""
+        clock = self._gate.deps.clock
+        deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
+        while True:
+            run = await self._gate.ledger.open(caller.run.uid)
+            bell = run.bell.arm()
+            orders = self.of(caller)
+            left = deadline - clock.monotonic_ms()
+            if orders.seq > after or left <= 0 or not await rung_within(bell, left):
+                return await self.hand_over(caller, orders)
+
+    def of(self, caller: Caller) -> Orders:
+        """What holds now for this very sandbox."""
+        state = caller.run.state
+        if caller.epoch < state.epoch:
+            return Orders(seq=FENCED, stop="fenced", message=str(Fenced(caller.epoch, state.epoch)), grace_ms=0)
+        if state.end is not None:
+            return Orders(seq=TERMINAL, stop="terminal", reason=state.end.reason, message="the run has ended")
+        if state.cancel_stage is not None:
+            grace = self._settings.cancel_grace_ms
+            return Orders(seq=CANCEL, stop="cancel", reason=state.cancel_reason, grace_ms=grace)
+        return Orders(seq=WORK)
+
+    async def hand_over(self, caller: Caller, orders: Orders) -> Orders:
+        """A cancel that a runner is about to hear is propagated; a fenced runner that asks is counted (F3)."""
+        run = caller.run
+        if orders.stop == "cancel" and run.state.cancel_stage == "requested":
+            draft = self._gate.ledger.observed(RecordType.CANCEL_PROPAGATED, {"pod_uid": caller.pod.pod_uid})
+            await self._gate.ledger.append(run, caller.epoch, [draft])
+        if orders.stop == "fenced":
+            await self._gate.ledger.refuse_fenced(run, caller.epoch, "orders", caller.pod.pod_uid)
+        return orders

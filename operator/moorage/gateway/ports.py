@@ -1,0 +1,82 @@
+"""What the gateway asks of its surroundings, apart from store, blobs and mirrors (which have rooms of their own)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from moorage.api.wire import SecretRef
+
+
+class Clock(Protocol):
+    """Time, so that tests can step it. The two readings are never mixed."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch, UTC: for records. May step."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some start: for waiting and expiry. Never steps back."""
+
+
+class SystemClock:
+    """This machine's clocks."""
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Monotonic clock."""
+        return time.monotonic_ns() // 1_000_000
+
+
+class SecretMissing(LookupError):
+    """The Secret or its key is not there. The message names both and never a value."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """The data of one Secret. Never logged: its repr is empty."""
+
+    data: dict[str, bytes]
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def text(self, *keys: str) -> str | None:
+        """The first of `keys` that is there, without surrounding white space."""
+        for key in keys:
+            if key in self.data:
+                return self.data[key].decode("utf-8", errors="strict").strip()
+        return None
+
+
+class Secrets(Protocol):
+    """T2: credentials are read at use, by the gateway alone, and kept by nobody."""
+
+    async def read(self, namespace: str, ref: SecretRef) -> Secret:
+        """Return the Secret; with `ref.key` only that key. Raises SecretMissing, Unavailable."""
+
+
+class LeaseRenewer(Protocol):
+    """F4: keeps the Lease of a live run."""
+
+    async def renew(self, namespace: str, name: str, epoch: int, now_ms: int) -> bool:
+        """Set the renew time where the Lease still is at `epoch`. False: it is gone or at another epoch."""
+
+
+class NoSecrets:
+    """Local runs: the user's own git configuration and environment hold the credentials; no Secret exists."""
+
+    async def read(self, namespace: str, ref: SecretRef) -> Secret:  # noqa: ARG002  the port's signature
+        """Nothing is there."""
+        raise SecretMissing(f"there are no Secrets on this machine, so {ref.name} can't be read")
+
+
+class NoLeases:
+    """Local runs: the one process is the owner, and its file lock is the lease."""
+
+    async def renew(self, namespace: str, name: str, epoch: int, now_ms: int) -> bool:  # noqa: ARG002  the port's
+        """Nothing to renew."""
+        return True

@@ -1,0 +1,168 @@
+"""The operator's doors: admit, look, fence, register, report, deliver, release."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, ResolvedRun
+from moorage.core.journal.record import RecordType
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
+from moorage.gateway.delivery import Delivery
+from moorage.gateway.errors import Invalid, Refusal
+from moorage.gateway.gate import Gate, mirror_key
+from moorage.gateway.http import JSON, answer, query_flag, read_model
+from moorage.gateway.ledger import Run
+from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
+from moorage.store.port import Execution, ExecutionStatus, Pod
+
+ENDED = {
+    ExecutionStatus.COMPLETED: RunPhase.SUCCEEDED,
+    ExecutionStatus.FAILED: RunPhase.FAILED,
+    ExecutionStatus.CANCELLED: RunPhase.CANCELLED,
+}
+PAGE = 1_000
+
+
+class RunsRoom:
+    """Doors below /v1/runs that only the operator may open, and the view that readers may see too."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._ledger = gate.ledger
+        self._limit = gate.deps.settings.max_body_bytes
+        self._delivery = Delivery(gate)
+
+    def routes(self) -> list[BaseRoute]:
+        """The doors."""
+        run = "/v1/runs/{uid}"
+        return [
+            Route("/v1/runs", self.index, methods=["GET"], name="runs"),
+            Route(run, self.admit, methods=["PUT"], name="admit"),
+            Route(run, self.look, methods=["GET"], name="run"),
+            Route(f"{run}/fence", self.fence, methods=["POST"], name="fence"),
+            Route(f"{run}/pods", self.register, methods=["POST"], name="pods"),
+            Route(f"{run}/records", self.report, methods=["POST"], name="operator-records"),
+            Route(f"{run}/deliver", self.deliver, methods=["POST"], name="deliver"),
+            Route(f"{run}/release", self.release, methods=["POST"], name="release"),
+        ]
+
+    async def admit(self, request: Request) -> Response:
+        """PUT ResolvedRun: idempotent on the spec's hash (O6)."""
+        await self._gate.operator(request)
+        spec = await read_model(request, ResolvedRun, self._limit)
+        if spec.uid != request.path_params["uid"]:
+            raise Invalid("uid: the path and the body name different runs")
+        return self._view(await self._ledger.admit(spec))
+
+    async def look(self, request: Request) -> Response:
+        """GET RunView."""
+        return self._view(await self._gate.run_for_reader(request))
+
+    async def index(self, request: Request) -> Response:
+        """GET RunList: with `pending=true`, the runs that somebody must still push on or clean up after (R7)."""
+        await self._gate.operator(request)
+        rows = await self._rows()
+        pending = query_flag(request, "pending")
+        briefs = [await self._brief(row) for row in rows if row.pending or not (pending and row.sealed)]
+        return Response(RUN_LIST.dump_json(RunList(tuple(briefs))), media_type=JSON)
+
+    async def fence(self, request: Request) -> Response:
+        """POST FenceRequest: the epoch rises, durably, together with its record (F2)."""
+        run = await self._gate.run_for_operator(request)
+        body = await read_model(request, FenceRequest, self._limit)
+        if body.epoch < run.state.epoch:
+            raise await self._ledger.refuse_fenced(run, body.epoch, "fence", "operator")
+        draft = self._ledger.observed(
+            RecordType.EPOCH_RAISED, body.model_dump(mode="json"), body.epoch, attempt=body.attempt
+        )
+        await self._ledger.raise_fence(run, body.epoch, draft)
+        return self._view(run)
+
+    async def register(self, request: Request) -> Response:
+        """POST PodRegistration: journaled first, then known to authentication; both may be repeated (F2)."""
+        run = await self._gate.run_for_operator(request)
+        body = await read_model(request, PodRegistration, self._limit)
+        await self._gate.demand_epoch(run, body.epoch, "pods")
+        payload = body.model_dump(mode="json", exclude_none=True)
+        draft = self._ledger.observed(
+            RecordType.POD_REGISTERED, payload, body.pod_uid, attempt=run.state.attempt or None
+        )
+        await self._ledger.append(run, body.epoch, [draft])
+        await self._gate.deps.store.register_pod(
+            Pod(
+                pod_uid=body.pod_uid,
+                run_uid=run.uid,
+                epoch=body.epoch,
+                role=body.role.value,
+                pod_name=body.pod_name,
+                commit=body.commit,
+            )
+        )
+        return self._view(run)
+
+    async def report(self, request: Request) -> Response:
+        """POST ReportRequest: facts that the operator saw in the cluster."""
+        run = await self._gate.run_for_operator(request)
+        body = await read_model(request, ReportRequest, self._limit)
+        bounded(body.records, self._gate.deps.settings.max_records)
+        refuse_foreign(body.records, OPERATOR_SAYS, "operator")
+        await self._gate.demand_epoch(run, body.epoch, "operator-records")
+        await self._ledger.append(run, body.epoch or None, operator_drafts(body.records))
+        if run.state.end is not None:
+            self._gate.heartbeats.forget(run.uid)
+        return self._view(run)
+
+    async def deliver(self, request: Request) -> Response:
+        """POST DeliverRequest: push, or settle an earlier push whose end isn't known (E5)."""
+        run = await self._gate.run_for_operator(request)
+        body = await read_model(request, DeliverRequest, self._limit)
+        await self._gate.demand_epoch(run, body.epoch, "deliver")
+        await self._delivery.deliver(run, body.epoch, body.commit)
+        return self._view(run)
+
+    async def release(self, request: Request) -> Response:
+        """POST: the run's refs go, its journal is sealed and stays (W5)."""
+        run = await self._gate.run_for_operator(request)
+        if run.state.end is None:
+            raise Refusal("the run has not ended: cancel it first", status=409, reason="NotEnded")
+        refs = await self._gate.deps.mirrors.drop_run(mirror_key(run), run.uid)
+        await self._ledger.seal(run, "released")
+        self._gate.heartbeats.forget(run.uid)
+        return answer(Released(refs=refs))
+
+    def _view(self, run: Run) -> Response:
+        view = RunView(
+            spec=run.spec,
+            state=run.state,
+            up_since=self._ledger.up_since,
+            heartbeat=self._gate.heartbeats.last(run.uid),
+            released=run.now.row.sealed,
+        )
+        return Response(RUN_VIEW.dump_json(view), media_type=JSON)
+
+    async def _rows(self) -> list[Execution]:
+        """All runs of the store, by way of the changes feed, in which each run is once."""
+        store, rows, cursor = self._gate.deps.store, [], 0
+        while page := await store.changes(cursor, PAGE):
+            rows += [await store.get(change.run_uid) for change in page]
+            cursor = page[-1].cursor
+        return rows
+
+    async def _brief(self, row: Execution) -> RunBrief:
+        """An ended run needs no replay: its row says all."""
+        spec = await self._gate.deps.store.spec(row.run_uid)
+        phase = ENDED.get(row.status)
+        if phase is None:
+            phase = (await self._ledger.open(row.run_uid)).state.phase
+        return RunBrief(
+            uid=row.run_uid,
+            tenant=row.tenant,
+            name=row.name,
+            placement=str(spec["placement"]),
+            phase=phase,
+            epoch=row.fence_epoch,
+            released=row.sealed,
+        )

@@ -1,0 +1,244 @@
+"""The doors of sandboxes: assignment, records, heartbeat, orders, checkpoint, result, verification.
+
+What a sandbox says is kept apart from what the gateway saw: commits, trees, bases and emptiness are read from the
+mirror (V4); that a checkpoint is durable is known because its objects are there (P5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from moorage.api.wire import (
+    CheckpointReport,
+    Heartbeat,
+    Reported,
+    ReportedRecord,
+    ReportRequest,
+    ResultReport,
+    Role,
+    VerificationReport,
+)
+from moorage.core.journal.record import Assurance, Draft, RecordType, Source
+from moorage.gateway.assignment import Assignments, refuse_idle
+from moorage.gateway.errors import Forbidden, Invalid, Refusal
+from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
+from moorage.gateway.heartbeat import LeaseTarget
+from moorage.gateway.http import answer, query_int, read_model
+from moorage.gateway.ledger import Run
+from moorage.gateway.orders import OrderBook
+from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
+from moorage.gateway.verification import verdict
+from moorage.workspace.errors import NotFound
+from moorage.workspace.refs import candidate_ref, checkpoint_ref
+
+LEFT_OUT_NAMED = 256  # names of left-out files in a record; their number is told whole
+
+
+class SandboxRoom:
+    """Doors below /v1/self."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._ledger = gate.ledger
+        self._mirrors = gate.deps.mirrors
+        self._settings = gate.deps.settings
+        self._assignments = Assignments(gate)
+        self._orders = OrderBook(gate)
+
+    def routes(self) -> list[BaseRoute]:
+        """The doors."""
+        return [
+            Route("/v1/self", self.assignment, methods=["GET"], name="self"),
+            Route("/v1/self/records", self.records, methods=["POST"], name="records"),
+            Route("/v1/self/heartbeat", self.heartbeat, methods=["POST"], name="heartbeat"),
+            Route("/v1/self/orders", self.orders, methods=["GET"], name="orders"),
+            Route("/v1/self/checkpoint", self.checkpoint, methods=["POST"], name="checkpoint"),
+            Route("/v1/self/result", self.result, methods=["POST"], name="result"),
+            Route("/v1/self/verification", self.verification, methods=["POST"], name="verification"),
+        ]
+
+    async def assignment(self, request: Request) -> Response:
+        """GET Assignment."""
+        caller = await self._gate.sandbox(request, "self", Role.RUNNER, Role.VERIFIER)
+        return answer(await self._assignments.assign(caller))
+
+    async def records(self, request: Request) -> Response:
+        """POST ReportRequest: facts that a sandbox tells (J1: reported)."""
+        caller = await self._gate.sandbox(request, "records", Role.RUNNER, Role.VERIFIER)
+        body = await read_model(request, ReportRequest, self._settings.max_body_bytes)
+        await self._own_epoch(caller, body.epoch, "records")
+        bounded(body.records, self._settings.max_records)
+        refuse_foreign(body.records, says(caller.pod.role), caller.pod.role)
+        for record in body.records:
+            if record.type == RecordType.WORKSPACE_READY:
+                await self._demand_assigned(caller.run, record)
+        drafts = await sandbox_drafts(body.records, caller.run, caller.epoch, self._gate.deps.blobs)
+        return await self._append(caller, drafts)
+
+    async def heartbeat(self, request: Request) -> Response:
+        """POST Heartbeat: alive, and asks for orders on the way."""
+        caller = await self._gate.pod(request)
+        beat = await read_model(request, Heartbeat, self._settings.heartbeat_bytes)
+        orders = self._orders.of(caller)
+        if orders.stop not in {"fenced", "terminal"} and caller.pod.role == Role.RUNNER:
+            self._gate.heartbeats.hear(caller.run.uid, beat.model_copy(update={"epoch": caller.epoch}), _lease(caller))
+        return answer(await self._orders.hand_over(caller, orders))
+
+    async def orders(self, request: Request) -> Response:
+        """GET Orders, held open until there is one above `after`."""
+        caller = await self._gate.pod(request)
+        return answer(await self._orders.wait(caller, query_int(request, "after", 0)))
+
+    async def checkpoint(self, request: Request) -> Response:
+        """POST CheckpointReport: the safe point counts once its objects are here (P5)."""
+        caller = await self._gate.sandbox(request, "checkpoint", Role.RUNNER)
+        body = await read_model(request, CheckpointReport, self._settings.max_body_bytes)
+        await self._own_epoch(caller, body.epoch, "checkpoint")
+        drafts = [await self._checkpoint_seen(caller, body)] if body.changed else []
+        return await self._append(caller, [*drafts, _iteration(caller, body)])
+
+    async def result(self, request: Request) -> Response:
+        """POST ResultReport: the agent's end, and what it proposes, looked at in the mirror."""
+        caller = await self._gate.sandbox(request, "result", Role.RUNNER)
+        body = await read_model(request, ResultReport, self._settings.max_body_bytes)
+        await self._own_epoch(caller, body.epoch, "result")
+        drafts = [_agent_finished(caller, body)]
+        if body.outcome == "completed":
+            drafts.append(await self._proposal_seen(caller, body))
+        return await self._append(caller, drafts)
+
+    async def verification(self, request: Request) -> Response:
+        """POST VerificationReport: what the verifier saw on exactly the commit that it was registered for (V3)."""
+        caller = await self._gate.sandbox(request, "verification", Role.VERIFIER)
+        body = await read_model(request, VerificationReport, self._settings.max_body_bytes)
+        await self._own_epoch(caller, body.epoch, "verification")
+        if body.commit != caller.pod.commit:
+            raise Forbidden(f"this verifier is for {caller.pod.commit} and no other commit")
+        payload, outputs = verdict(body, caller.run.spec.acceptance)
+        attachments = {name: await self._ledger.attach(caller.run, text.encode()) for name, text in outputs.items()}
+        draft = _told(
+            caller,
+            RecordType.VERIFICATION_RESULT,
+            f"verification:{caller.pod.pod_uid}",
+            body.recorded_at,
+            payload,
+        )
+        return await self._append(caller, [replace(draft, attachments=attachments or None)])
+
+    # --- what the mirror says -----------------------------------------------------------------------------------------
+
+    async def _checkpoint_seen(self, caller: Caller, body: CheckpointReport) -> Draft:
+        key, run = mirror_key(caller.run), caller.run
+        if body.commit is None:
+            raise Invalid("commit: a changed iteration has one")
+        ref = checkpoint_ref(run.uid, caller.epoch)
+        if not await self._holds(run, ref, body.commit):
+            why = f"{body.commit} is not on {ref} here: push it, then report it"
+            raise Refusal(why, status=409, reason="CheckpointMissing")
+        tree = await self._mirrors.tree_of(key, body.commit)
+        payload = {"commit": body.commit, "tree": tree, "iteration": body.iteration, "ref": ref}
+        return _seen(caller, RecordType.CHECKPOINT, f"checkpoint:{body.iteration}", body.recorded_at, payload)
+
+    async def _holds(self, run: Run, ref: str, commit: str) -> bool:
+        """The ref is at the commit or went on from it: its objects were synced before the push was answered."""
+        key = mirror_key(run)
+        try:
+            at = await self._mirrors.ref(key, ref)
+            if at is None or not await self._mirrors.has_commit(key, commit):
+                return False
+            return at == commit or await self._mirrors.is_ancestor(key, commit, at)
+        except NotFound:
+            return False
+
+    async def _proposal_seen(self, caller: Caller, body: ResultReport) -> Draft:
+        """The candidate as it stands here; without a candidate the agent changed nothing."""
+        key, run = mirror_key(caller.run), caller.run
+        base = await self._assignments.base(run)
+        if base is None:
+            raise Refusal("there is no base yet: ask for the assignment first", status=409, reason="NotAssigned")
+        commit = body.commit or base
+        if commit != base and await self._mirrors.ref(key, candidate_ref(run.uid, caller.epoch)) != commit:
+            why = f"{commit} is not this attempt's candidate here: push it to {branch_of(run)}, then report it"
+            raise Refusal(why, status=409, reason="CandidateMissing")
+        if not await self._mirrors.is_ancestor(key, base, commit):
+            raise Refusal(f"{commit} does not build on the base {base}", status=409, reason="NotDescended")
+        tree = await self._mirrors.tree_of(key, commit)
+        empty = tree == await self._mirrors.tree_of(key, base)
+        files = 0 if empty else len(await self._mirrors.diff_stat(key, base, commit))
+        payload = {"commit": commit, "tree": tree, "base": base, "empty": empty, "files": files}
+        return _seen(caller, RecordType.RESULT_PROPOSED, "proposal", body.recorded_at, payload)
+
+    async def _demand_assigned(self, run: Run, record: ReportedRecord) -> None:
+        """A runner works where it was told to: base and branch are the gateway's word, not its own."""
+        base = await self._assignments.base(run)
+        if record.payload.get("base") != base or record.payload.get("branch") != branch_of(run):
+            raise Invalid(f"WORKSPACE_READY: base and branch are not the assigned ones ({base}, {branch_of(run)})")
+
+    # --- shared -------------------------------------------------------------------------------------------------------
+
+    async def _own_epoch(self, caller: Caller, epoch: int, door: str) -> None:
+        """A body speaks for its own pod's epoch."""
+        if epoch != caller.epoch:
+            raise await self._ledger.refuse_fenced(caller.run, epoch, door, caller.pod.pod_uid)
+
+    async def _append(self, caller: Caller, drafts: list[Draft]) -> Response:
+        refuse_late(caller.run, drafts)
+        result = await self._ledger.append(caller.run, caller.epoch, drafts)
+        return answer(Reported(offset=result.offset, hash=result.hash))
+
+
+def refuse_late(run: Run, drafts: list[Draft]) -> None:
+    """I6: after the end nothing is taken; told as what it is, not as an illegal move."""
+    if drafts and run.state.end is not None:
+        refuse_idle(run)
+
+
+def _lease(caller: Caller) -> LeaseTarget | None:
+    name = caller.run.facts.lease
+    return LeaseTarget(caller.run.tenant, name, caller.epoch) if name else None
+
+
+def _iteration(caller: Caller, body: CheckpointReport) -> Draft:
+    payload = {
+        "iteration": body.iteration,
+        "changed": body.changed,
+        "left_out": list(body.left_out[:LEFT_OUT_NAMED]),
+        "left_out_count": len(body.left_out),
+        "usage": body.usage,
+    }
+    return _told(caller, RecordType.ITERATION_COMPLETE, f"iteration:{body.iteration}", body.recorded_at, payload)
+
+
+def _agent_finished(caller: Caller, body: ResultReport) -> Draft:
+    payload = {
+        "outcome": body.outcome,
+        "reason": body.reason,
+        "message": body.message,
+        "summary": body.summary,
+        "exit_code": body.exit_code,
+    }
+    return _told(caller, RecordType.AGENT_FINISHED, "finished", body.recorded_at, payload)
+
+
+def _told(caller: Caller, kind: RecordType, key: str, at: int, payload: Mapping[str, Any]) -> Draft:
+    """What the sandbox tells."""
+    return Draft(
+        record_id=scoped_id(caller.epoch, f"{kind.value}:{key}"),
+        type=kind.value,
+        recorded_at=at,
+        source=Source.RUNNER,
+        assurance=Assurance.REPORTED,
+        payload=payload,
+        attempt=caller.run.state.attempt or None,
+    )
+
+
+def _seen(caller: Caller, kind: RecordType, key: str, at: int, payload: Mapping[str, Any]) -> Draft:
+    """What the gateway saw itself when the sandbox told it."""
+    return replace(_told(caller, kind, key, at, payload), source=Source.GATEWAY, assurance=Assurance.OBSERVED)

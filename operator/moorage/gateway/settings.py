@@ -1,0 +1,73 @@
+"""What can be set at the gateway: each field states its unit, its default and why that default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """Read once at the start; nothing here changes while the process lives. Durations are in milliseconds."""
+
+    audience: str = "moorage-gateway"
+    """Audience that a token must be for. A token for the API server is refused, so that nobody hands us one."""
+
+    operator_subject: str = "system:serviceaccount:moorage-system:moorage-operator"
+    """User name of the operator's service account: the only caller of the operator's doors."""
+
+    token_cache_ms: int = 10_000
+    """How long a checked token is believed. Longer than this, a deleted pod would keep its entrance (10 s)."""
+
+    token_cache_size: int = 4_096
+    """Entries of that cache: one per live sandbox and then some; the oldest goes first."""
+
+    cached_runs: int = 2_048
+    """Reduced runs kept in memory, the least recently used goes first; a run that is gone is replayed again."""
+
+    replay_page: int = 512
+    """Records read at once while replaying: bounds memory at 512 x 64 KiB = 32 MiB."""
+
+    max_body_bytes: int = 8 * MIB
+    """JSON body of a door other than the model's: a goal of 300 KiB and 64 KiB outputs of many checks fit."""
+
+    max_records: int = 256
+    """Records of one report: one transaction stays below the time of a heartbeat."""
+
+    max_content_bytes: int = 16 * MIB
+    """Content of one model request or answer that is kept for replay; a longer one is marked as cut."""
+
+    inline_payload_bytes: int = 64 * KIB
+    """J8: a payload above this goes to the blob store."""
+
+    orders_wait_ms: int = 25_000
+    """Long poll for orders: below the 30 s after which common proxies cut an idle connection."""
+
+    keep_alive_ms: int = 10_000
+    """The changes feed says `{}` this often, so that a dead peer is noticed by both sides."""
+
+    changes_page: int = 256
+    """Changes read from the store at once."""
+
+    lease_renewal_ms: int = 15_000
+    """F4: a Lease is renewed at most this often per run, whatever the number of heartbeats."""
+
+    heartbeat_bytes: int = KIB
+    """F4: a heartbeat is at most 1 KiB."""
+
+    upstream_patience_ms: int = 60_000
+    """An upstream that can't be reached is tried again this long before the run is told to fail."""
+
+    cancel_grace_ms: int = 30_000
+    """X2: what a cancelled agent has between SIGTERM and SIGKILL."""
+
+    model_connect_ms: int = 10_000
+    """Connecting to a model provider: TCP and TLS take well under a second where they work at all."""
+
+    model_read_ms: int = 600_000
+    """Longest silence within an answer of a model: thinking models stay silent for minutes."""
+
+    model_body_bytes: int = 32 * MIB
+    """Body of a model request: the largest that a provider takes."""

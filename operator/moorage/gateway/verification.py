@@ -1,0 +1,62 @@
+"""From a verifier's report to a verdict: pure. Outputs are content and go apart; what is left fits a condition (V3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moorage.api.wire import CheckResult, ResolvedCheck, VerificationReport
+from moorage.gateway.errors import Invalid
+
+SUMMARY_BYTES = 1024
+TAIL_CHARACTERS = 600
+
+
+def verdict(report: VerificationReport, asked: Sequence[ResolvedCheck]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Payload of VERIFICATION_RESULT, and the commands' outputs by attachment name.
+
+    Raise Invalid where other commands were run than the run asks for: a verdict over less is none. With `problem` the
+    verifier could not do its work, and nothing is judged.
+    """
+    if report.problem is None:
+        _demand_all(report.checks, asked)
+    failed = next((check for check in report.checks if not check.passed), None)
+    passed = report.problem is None and failed is None
+    payload = {
+        "commit": report.commit,
+        "passed": passed,
+        "isolated": True,
+        "summary": _cut(report.problem or (_failure(failed) if failed else f"{len(report.checks)} checks passed")),
+        "problem": _cut(report.problem) if report.problem else None,
+        "checks": [_fact(check) for check in report.checks],
+        "environment": dict(sorted(report.environment.items())[:32]),
+    }
+    outputs = {f"check-{at}": check.output for at, check in enumerate(report.checks) if check.output}
+    return payload, outputs
+
+
+def _demand_all(done: Sequence[CheckResult], asked: Sequence[ResolvedCheck]) -> None:
+    if [(check.name, check.run) for check in done] != [(check.name, check.run) for check in asked]:
+        raise Invalid("checks: report exactly the commands of the assignment, in their order, each once")
+
+
+def _fact(check: CheckResult) -> dict[str, Any]:
+    return {
+        "name": check.name,
+        "exit_code": check.exit_code,
+        "timed_out": check.timed_out,
+        "duration_ms": check.duration_ms,
+        "passed": check.passed,
+    }
+
+
+def _failure(check: CheckResult) -> str:
+    how = "timed out" if check.timed_out else f"ended with exit code {check.exit_code}"
+    tail = check.output.strip()[-TAIL_CHARACTERS:]
+    return f"{check.name}: `{check.run[:200]}` {how}" + (f"\n{tail}" if tail else "")
+
+
+def _cut(text: str) -> str:
+    """At most SUMMARY_BYTES of UTF-8."""
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= SUMMARY_BYTES else raw[: SUMMARY_BYTES - 4].decode("utf-8", "ignore") + "…"

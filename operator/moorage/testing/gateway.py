@@ -1,0 +1,165 @@
+"""A whole gateway in this process, over any store, with tokens that a test hands out.
+
+    async with LocalGateway(tmp_path).serving() as gateway:   # or without serving(): in process only
+        await gateway.operator.put(…)
+        runner = gateway.sandbox(pod_uid="p1", namespace="team-a")
+
+`restart` gives it a new memory over the same store, as a new process would have. Clients in process speak ASGI
+directly, which buffers answers; what is held open or spoken by git needs `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from moorage.api.wire import SecretRef
+from moorage.gateway.app import GatewayDeps, create_app
+from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
+from moorage.gateway.ports import Clock, LeaseRenewer, NoLeases, Secret, SecretMissing, SystemClock
+from moorage.gateway.settings import GatewaySettings
+from moorage.store.blobs import BlobStore, MemoryBlobs
+from moorage.store.memory import MemoryStore
+from moorage.store.port import DurableExecutionStore
+from moorage.telemetry.metrics import GatewayMetrics
+from moorage.workspace.mirror import Mirrors
+
+OPERATOR_TOKEN = "operator-token"  # noqa: S105  opens nothing but a test's own gateway
+
+
+class GivenSecrets:
+    """Secrets by namespace and name, as a test gives them; reads are kept, so that a test sees when they happen."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.reads: list[tuple[str, str]] = []
+
+    def give(self, namespace: str, name: str, **data: str) -> None:
+        """Put a Secret there."""
+        self.held[namespace, name] = {key: value.encode() for key, value in data.items()}
+
+    async def read(self, namespace: str, ref: SecretRef) -> Secret:
+        """See the port."""
+        self.reads.append((namespace, ref.name))
+        data = self.held.get((namespace, ref.name))
+        if data is None or (ref.key and ref.key not in data):
+            raise SecretMissing(f"Secret {namespace}/{ref.name} is not there, or lacks its key")
+        return Secret({ref.key: data[ref.key]} if ref.key else data)
+
+
+class LocalGateway:
+    """One gateway. What isn't given is kept in memory, but the mirrors, which are real."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        store: DurableExecutionStore | None = None,
+        blobs: BlobStore | None = None,
+        clock: Clock | None = None,
+        leases: LeaseRenewer | None = None,
+        settings: GatewaySettings | None = None,
+        log: Any = None,
+    ) -> None:
+        self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
+        self.secrets = GivenSecrets()
+        clock = clock or SystemClock()
+        self.deps = GatewayDeps(
+            store=store or MemoryStore(),
+            blobs=blobs or MemoryBlobs(clock.now_ms),
+            mirrors=Mirrors(root / "mirrors", timeout=30.0),
+            authenticator=StaticAuthenticator(self.tokens),
+            secrets=self.secrets,
+            leases=leases or NoLeases(),
+            http=httpx.AsyncClient(),
+            clock=clock,
+            metrics=GatewayMetrics(CollectorRegistry()),
+            log=log or structlog.get_logger(),
+            settings=settings or GatewaySettings(),
+        )
+        self.url: str | None = None
+        self._clients: list[httpx.AsyncClient] = []
+        self._app = create_app(self.deps)
+        self.operator = self.client(OPERATOR_TOKEN)
+
+    async def __aenter__(self) -> LocalGateway:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients:
+            await client.aclose()
+        await self.deps.http.aclose()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI, to whichever application is the current one."""
+        await self._app(scope, receive, send)
+
+    @property
+    def app(self) -> Starlette:
+        """The current application."""
+        return self._app
+
+    def restart(self) -> None:
+        """Forget everything that only memory held."""
+        self.deps = replace(self.deps, metrics=GatewayMetrics(CollectorRegistry()))
+        self._app = create_app(self.deps)
+
+    def client(self, token: str | None) -> httpx.AsyncClient:
+        """A client with that token, in process or, while serving, over loopback."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        transport = None if self.url else httpx.ASGITransport(app=self)
+        client = httpx.AsyncClient(
+            transport=transport, base_url=self.url or "http://gateway", headers=headers, timeout=30.0
+        )
+        self._clients.append(client)
+        return client
+
+    def token_for_pod(self, pod_uid: str, namespace: str, node: str | None = "node-1") -> str:
+        """A token that names a pod, as a projected one does."""
+        token = f"token-of-{pod_uid}"
+        self.tokens[token] = Identity(
+            kind=Kind.SANDBOX,
+            user=f"system:serviceaccount:{namespace}:moorage-sandbox",
+            namespace=namespace,
+            pod_uid=pod_uid,
+            pod_name=f"pod-{pod_uid}",
+            node=node,
+        )
+        return token
+
+    def sandbox(self, pod_uid: str, namespace: str) -> httpx.AsyncClient:
+        """A client with the token of a pod."""
+        return self.client(self.token_for_pod(pod_uid, namespace))
+
+    def reader(self, name: str, namespace: str | None) -> httpx.AsyncClient:
+        """A client of somebody who may read AgentRuns of that namespace (None: of all)."""
+        self.tokens[f"token-of-{name}"] = Identity(Kind.READER, name, namespace=namespace)
+        return self.client(f"token-of-{name}")
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[LocalGateway]:
+        """Listen on a free port of loopback; `url` is then the address, and new clients go there."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            config = uvicorn.Config(self, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            task = asyncio.create_task(server.serve([listener]))
+            try:
+                async with self:
+                    self.operator = self.client(OPERATOR_TOKEN)
+                    yield self
+            finally:
+                server.should_exit = True
+                await task
