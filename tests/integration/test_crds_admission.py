@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 from tests.api_cases import BAD, BAD_BRANCHES, GOOD, GOOD_BRANCHES, Case, manifest
 
 from e2e.cluster.apiserver import ApiServer
+from e2e.cluster.errors import CommandFailedError
 from moorage.api.crd import DEFINITIONS, write
+from moorage.api.crd import manifest as crd_manifest
+from moorage.api.parse import InvalidSpec, parse_agent_run
 
 pytestmark = pytest.mark.integration
 PLURALS = {d.model.__name__: d.plural for d in DEFINITIONS}
@@ -343,6 +347,62 @@ def test_a_status_is_bounded(api: Api) -> None:
     condition = {"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     many = [{**condition, "type": f"C{i}"} for i in range(17)]
     assert report(api, {"conditions": many}).status_code == 422
+
+
+def test_objects_that_an_older_schema_took(api_server: ApiServer, http: httpx.Client) -> None:
+    """What doesn't touch a spec that breaks today's rules goes on working. A spec of wrong types is beyond that: rules
+    can't even be evaluated over it, so the API server refuses all but the delete, and an operator must live with it.
+    """
+    strict = older(crd_manifest(DEFINITIONS[0]))
+    loose = json.loads(json.dumps(strict))
+    version = loose["spec"]["versions"][0]
+    version["schema"]["openAPIV3Schema"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    established(api_server, loose)
+    path = "/apis/old.moorage.dev/v1alpha1/namespaces/default/agentruns"
+    broken = {"goal": "", "agent": {"driver": "command"}, "novelty": 1, "delivery": {"branch": "a..b"}}
+    for name, spec in (("broken", broken), ("mistyped", {"goal": "x", "agent": 5})):
+        body = {"apiVersion": "old.moorage.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": name}, "spec": spec}
+        assert http.post(path, json=body).status_code == 201
+    established(api_server, strict)
+    kept = {"content-type": "application/merge-patch+json"}
+    for name, code in (("broken", 200), ("mistyped", 422)):
+        told = http.patch(f"{path}/{name}/status", json={"status": {"phase": "Failed"}}, headers=kept)
+        assert told.status_code == code, told.text
+        labelled = http.patch(f"{path}/{name}", json={"metadata": {"labels": {"a": "b"}}}, headers=kept)
+        assert labelled.status_code == code, labelled.text
+        stored = http.get(f"{path}/{name}").json()
+        assert isinstance(parse_agent_run(stored | {"apiVersion": "moorage.dev/v1alpha1"}), InvalidSpec)
+        assert http.delete(f"{path}/{name}").status_code == 200
+
+
+def older(crd: dict[str, Any]) -> dict[str, Any]:
+    """The same definition in a group of its own, so that no other test meets it."""
+    text = json.dumps(crd).replace("agentruns.moorage.dev", "agentruns.old.moorage.dev")
+    moved: dict[str, Any] = json.loads(text.replace('"group": "moorage.dev"', '"group": "old.moorage.dev"'))
+    moved["spec"]["names"] |= {"shortNames": [], "categories": []}
+    del moved["spec"]["versions"][0]["selectableFields"]
+    return moved
+
+
+def established(server: ApiServer, crd: dict[str, Any]) -> None:
+    """Apply, and wait until the API server really serves this schema."""
+    server.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd))
+    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd['metadata']['name']}")
+    described = "goal" in json.dumps(crd["spec"]["versions"][0]["schema"])
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        probe = ("create", "--dry-run=server", "--validate=false", "-f", "-")
+        body = {"apiVersion": "old.moorage.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": "probe"}, "spec": {}}
+        try:
+            server.kubectl(*probe, stdin=json.dumps(body))
+        except CommandFailedError as refusal:
+            if described and "exactly one" in str(refusal):
+                return
+        else:
+            if not described:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the API server doesn't serve the new schema")
 
 
 @pytest.mark.parametrize("name", ["agentrun.yaml", "workspace.yaml", "agent.yaml"])

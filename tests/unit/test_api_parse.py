@@ -143,6 +143,20 @@ def test_the_branch_follows_from_the_name_where_none_is_given() -> None:
     assert read(manifest("AgentRun")).branch() is None
 
 
+@pytest.mark.parametrize("name", ["a" * 253, "a." * 126 + "b", "fix.lock", "a" * 141])
+@pytest.mark.parametrize("prefix", ["moorage/", "", "p" * 100])
+def test_the_branch_of_any_name_is_one_that_we_would_accept(name: str, prefix: str) -> None:
+    branch = read(manifest("AgentRun", {"delivery": {}}, name=name)).branch(prefix)
+    assert read(manifest("AgentRun", {"delivery": {"branch": branch}})).branch() == branch
+
+
+def test_a_run_without_a_cluster_needs_a_name() -> None:
+    local = {"workspaceRef": None, "workspace": {"local": {"path": "."}}}
+    result = parse_agent_run({**manifest("AgentRun", local), "metadata": {"nmae": "x"}}, "local")
+    assert isinstance(result, InvalidSpec)
+    assert [p.path for p in result.problems] == ["metadata.name"]
+
+
 def test_the_other_kinds_are_read_the_same_way() -> None:
     for kind, reader in (
         ("Workspace", parse_workspace),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from moorage.api.agent import AgentTemplate, Sandbox
 from moorage.api.constraints import Constraints
-from moorage.api.meta import Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time
+from moorage.api.meta import OBJECT_NAME, Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time
+from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
 from moorage.api.transitions import only_widened, unchanged
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
 MAX_GOAL_BYTES = 256 * 1024
-MUTABLE = frozenset({"suspend", "cancel", "constraints", "retention"})
+_MAX_BRANCH_NAME = 140
 
 Phase = Literal[
     "Pending",
@@ -376,8 +378,23 @@ class AgentRun(Resource):
     spec: AgentRunSpec = Field(description="What is wanted.")
     status: AgentRunStatus | None = Field(default=None, description="How far it is; written by the operator.")
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "give the run a name: lower case letters, digits, '-' and '.', at most 253 characters",
+            holds=lambda run: re.fullmatch(OBJECT_NAME, run.metadata.name) is not None,
+            field="metadata.name",
+            only="local",
+        ),
+    )
+
     def branch(self, prefix: str = DEFAULT_BRANCH_PREFIX) -> str | None:
         """The branch to deliver to: the one asked for, else prefix and name; None where nothing is delivered."""
         if self.spec.delivery is None:
             return None
-        return self.spec.delivery.branch or f"{prefix}{self.metadata.name}"
+        return self.spec.delivery.branch or f"{prefix}{_branch_name(self.metadata.name)}"
+
+
+def _branch_name(run_name: str) -> str:
+    """A run's name where git takes it as a file of its ref store, else a likeness of it."""
+    legal = len(run_name) <= _MAX_BRANCH_NAME and not run_name.endswith(".lock")
+    return run_name if legal else hashed(run_name, run_name)

@@ -11,7 +11,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PrivateA
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from moorage.api.rules import Fields, KeyedBy, Told, matching
+from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 MAX_CONDITIONS = 16
 
@@ -55,12 +55,13 @@ def parse_time(text: str) -> int:
     return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
+OBJECT_NAME = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=40)]
 Name = Annotated[
     str,
     Field(max_length=253),
     matching(
-        "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*",
+        OBJECT_NAME,
         "must be the name of an object: lower case letters, digits, '-' and '.', at most 253 characters",
     ),
 ]
@@ -77,6 +78,11 @@ SecretKey = Annotated[
     Field(max_length=253),
     matching("[-._a-zA-Z0-9]+", "must be a key of a ConfigMap or Secret: letters, digits, '-', '_' and '.'"),
 ]
+
+NotLinkLocal = without(
+    r"^([a-z]+://)?([^/@]*@)?(169[.]254[.]|\[[fF][eE][89abAB]|\[::[fF]{4}:(169[.]254[.]|[aA]9[fF][eE]:))",
+    "must not be a link-local address: clouds keep their credentials there",
+)
 
 
 class ObjectMeta(Told):
@@ -138,7 +144,7 @@ class Condition(Told):
     reason: Annotated[str, Bounded(64)] = Field(default="", description="Why, as one CamelCase word for programs.")
     message: Annotated[str, Bounded(512)] = Field(default="", description="Why, for people, and what can be done.")
     observed_generation: int = Field(default=0, description="Generation of the spec that this is about.")
-    last_transition_time: Time = Field(default="", description="When the status last changed.")
+    last_transition_time: Time | None = Field(default=None, description="When the status last changed.")
 
 
 Conditions = Annotated[
@@ -155,7 +161,7 @@ def set_condition(conditions: Iterable[Condition], new: Condition, now: int) -> 
     """The conditions with `new` in the place of its type; `lastTransitionTime` moves only when the status does."""
     kept = tuple(conditions)
     old = next((c for c in kept if c.type == new.type), None)
-    since = old.last_transition_time if old and old.status == new.status else ""
+    since = old.last_transition_time if old and old.status == new.status else None
     dated = new.model_copy(update={"last_transition_time": since or format_time(now)})
     if old is None:
         return (*kept, dated)[-MAX_CONDITIONS:]

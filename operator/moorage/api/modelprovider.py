@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from moorage.api.meta import Conditions, KeyRef, Resource
+from moorage.api.meta import Conditions, KeyRef, NotLinkLocal, Resource
 from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 
@@ -34,6 +34,7 @@ class ModelProviderSpec(Fields):
         without(
             "^https?://[^/]*@", "must not carry credentials: put them into a Secret and name it in credentialsSecretRef"
         ),
+        NotLinkLocal,
     ] = Field(alias="baseURL", description="Where the endpoint is, without the protocol's own path (/v1/messages, …).")
     credentials_secret_ref: KeyRef | None = Field(
         default=None,

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from moorage.api.meta import Bounded, Conditions, Name, Resource, SecretKey, Time
+from moorage.api.meta import Bounded, Conditions, Name, NotLinkLocal, Resource, SecretKey, Time
 from moorage.api.quantity import Duration, Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching, without
 
@@ -18,10 +18,22 @@ _BRANCH_ADVICE = (
     "must be a branch name that git accepts: no spaces, '..', '//', '@{' or any of ~^:?*[\\, not beginning with '-',"
     " '/', '.' or 'refs/', not ending in '/', '.' or '.lock'"
 )
+
+
+def _at_most(limit: int) -> Rule:
+    return Rule(
+        f"must be at most {limit} bytes of UTF-8: shorten it",
+        f"size(bytes(self)) <= {limit}",
+        lambda text: len(text.encode()) <= limit,
+    )
+
+
+_MAX_BRANCH_BYTES = 244  # a file name in git's ref store, with ".lock" behind it
 BranchName = Annotated[
     str,
-    Field(min_length=1, max_length=244),
+    Field(min_length=1, max_length=_MAX_BRANCH_BYTES),
     without(_NO_BRANCH, _BRANCH_ADVICE),
+    _at_most(_MAX_BRANCH_BYTES),
     without("^HEAD$", "HEAD isn't a branch; name the branch itself, such as moorage/fix-login"),
 ]
 GitRef = Annotated[
@@ -33,7 +45,7 @@ GitRef = Annotated[
     ),
 ]
 _HOST = r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?"
-_SCHEMES = rf"(https?|ssh)://([^\s/@]*@)?({_HOST}|\[[0-9a-fA-F:.]+\])(:[0-9]{{1,5}})?/[^\s\x00-\x1f\x7f]+"
+_SCHEMES = rf"(https?|ssh)://([^\s/@]*@)?({_HOST}|\[[0-9a-fA-F:.]+\])(:[0-9]{{1,5}})?/[^\s\x00-\x1f\x7f?#]+"
 _SCP = rf"[A-Za-z0-9_][-A-Za-z0-9_.]*@{_HOST}:[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*"
 GitUrl = Annotated[
     str,
@@ -41,12 +53,13 @@ GitUrl = Annotated[
     matching(
         f"{_SCHEMES}|{_SCP}",
         "must be the URL of a git repository: https://host/path, http://host/path, ssh://host/path or git@host:path,"
-        " without spaces and with a host that doesn't begin with '-'",
+        " without spaces or a query, and with a host that doesn't begin with '-'",
     ),
     without(
         r"^(https?://[^/]*@)|(ssh://[^/]*:[^/]*@)",
         "must not carry credentials: put them into a Secret and name it in credentialsSecretRef",
     ),
+    NotLinkLocal,
 ]
 
 
@@ -182,6 +195,7 @@ class WorkspaceSpec(WorkspaceSource):
     branch_prefix: Annotated[
         str,
         Field(max_length=100),
+        _at_most(100),
         without(_NO_BRANCH.replace("|([./]$)", "|([.]$)"), _BRANCH_ADVICE + " (a prefix may end in '/')"),
     ] = Field(
         default=DEFAULT_BRANCH_PREFIX,
