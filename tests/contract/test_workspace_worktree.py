@@ -48,10 +48,12 @@ class Place:
 
     def __init__(self, door: GitDoor, tmp_path: Path, base: str) -> None:
         self.door, self.base, self.root = door, base, tmp_path / "volume"
+        self.live: RunWorktree | None = None
 
     async def prepare(self, epoch: int = 1, resume: str | None = None, **options) -> RunWorktree:
         self.door.policy = ReceivePolicy(RUN, epoch, BRANCH)
-        return await RunWorktree.prepare(
+        self.release()
+        self.live = await RunWorktree.prepare(
             self.root,
             self.door.url,
             run=RUN,
@@ -61,6 +63,11 @@ class Place:
             resume=resume,
             options=WorktreeOptions(**options),
         )
+        return self.live
+
+    def release(self) -> None:
+        if self.live:
+            self.live.close()
 
     async def stored(self, ref: str) -> str | None:
         return await self.door.mirrors.ref(KEY, ref)
@@ -71,16 +78,13 @@ class Place:
 
 @pytest.fixture
 async def place(tmp_path, source):
-    async for one in _place(tmp_path, source):
-        yield one
-
-
-async def _place(tmp_path, source):
     mirrors = Mirrors(tmp_path / "mirrors", timeout=30.0)
     state = await mirrors.ensure(KEY, LocalUpstream(source))
     await mirrors.pin(KEY, RUN, "base", state.revision)
     async with GitDoor(mirrors, KEY, RUN, ReceivePolicy(RUN, 1, BRANCH)).serving() as door:
-        yield Place(door, tmp_path, state.revision)
+        one = Place(door, tmp_path, state.revision)
+        yield one
+        one.release()
 
 
 @pytest.mark.rule("W2")
@@ -236,7 +240,7 @@ def replace_git_file(worktree: RunWorktree) -> None:
 
 def branch_elsewhere(worktree: RunWorktree) -> None:
     git(worktree.tree, "checkout", "-q", "-b", "other")
-    git(worktree.tree, "worktree", "add", "-q", str(worktree.root / "elsewhere"), BRANCH)
+    git(worktree.tree, "worktree", "add", "-q", str(worktree.volume.root / "elsewhere"), BRANCH)
 
 
 def spoil_indexes(worktree: RunWorktree) -> None:

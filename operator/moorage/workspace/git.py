@@ -76,7 +76,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Git:
-    """How to call git in one place. `timeout` in seconds, `limit` in bytes of stdout; both per call."""
+    """How to call git in one place. `timeout` in seconds, `limit` in bytes of stdout; both per call. `inherit`: open
+    descriptors, such as a lock's, that git keeps for as long as any process of it lives."""
 
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Git:
     limit: int = 64 << 20
     credential: Credential | None = None
     credential_url: str = ""
+    inherit: tuple[int, ...] = ()
 
     def with_(self, *config: tuple[str, str], **env: str) -> Git:
         """The same with more configuration and environment."""
@@ -190,12 +192,12 @@ class Git:
         """The environment of one call, and the descriptors that git inherits."""
         config = (*_HARDENING, *self.config)
         if self.credential is None:
-            yield self._environment(config), ()
+            yield self._environment(config), self.inherit
             return
         with _anonymous(_credential_lines(self.credential)) as file:
             helper = f'!f() {{ test "$1" = get && cat /dev/fd/{file.fileno()}; }}; f'
             scoped = (f"credential.{_origin(self.credential_url)}.helper", helper)
-            yield self._environment((*config, scoped)), (file.fileno(),)
+            yield self._environment((*config, scoped)), (*self.inherit, file.fileno())
 
     def _environment(self, config: tuple[tuple[str, str], ...]) -> dict[str, str]:
         env = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -28,13 +27,13 @@ from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import (
     BadUrl,
     BranchExists,
-    LockHeld,
     NonFastForward,
     NotFound,
     RefMissing,
     WorkspaceError,
 )
 from moorage.workspace.git import Git
+from moorage.workspace.locks import lock
 from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
 from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Upstream
 
@@ -64,7 +63,7 @@ _AUTHOR = {
     "GIT_COMMITTER_EMAIL": "noreply@moorage.dev",
     "GIT_COMMITTER_DATE": "@0 +0000",
 }
-_STALE_LOCK_SECONDS = 3600.0
+_PUSH_LOCK_SECONDS = 30.0
 _LOCK_WAIT_SECONDS = 300.0
 
 
@@ -114,8 +113,8 @@ class Mirrors:
     async def ensure(self, key: MirrorKey, upstream: AnyUpstream | None) -> MirrorState:
         """Make the mirror if it is not there, fetch, and resolve the ref asked for. Without an upstream (ephemeral) it
         has one empty root commit. Raises BadUrl, AuthFailed, NotFound, NetworkUnreachable, RefMissing, DiskFull."""
-        async with self._exclusive(key):
-            git = await self._created(key)
+        async with self._exclusive(key) as inherit:
+            git = await self._created(key, inherit)
             if upstream is None:
                 await _seed(git)
             else:
@@ -202,13 +201,14 @@ class Mirrors:
     async def drop_run(self, key: MirrorKey, run: str) -> int:
         """Remove the run's refs, drift included; how many there were. Objects stay until `gc`."""
         check_run(run)
-        with contextlib.suppress(NotFound):
-            git = self._git(key)
+        if not self.path(key).is_dir():
+            return 0
+        async with self._exclusive(key) as inherit:
+            git = self._git(key, inherit=inherit)
             refs = await git.text("for-each-ref", "--format=%(refname)", f"{RUNS}{run}/", f"{DRIFT}{run}/")
             commands = "".join(f"delete {name}\n" for name in refs.splitlines())
             await git.run("update-ref", "--stdin", stdin=commands.encode("utf-8", "surrogateescape"))
             return commands.count("\n")
-        return 0
 
     async def gc(self, key: MirrorKey, retention_seconds: int, *, borrowed: bool = False) -> None:
         """Repack, and forget what no ref has held for the retention. A mirror that worktrees borrow objects from
@@ -216,55 +216,46 @@ class Mirrors:
         keep = f"{retention_seconds}.seconds.ago"
         expire = ("never", "never") if borrowed else (keep, keep)
         config = (("gc.reflogExpire", expire[0]), ("gc.reflogExpireUnreachable", expire[1]), ("gc.packRefs", "true"))
-        async with self._exclusive(key):
+        async with self._exclusive(key) as inherit:
             prune = "--no-prune" if borrowed else f"--prune={keep}"
-            await self._git(key).with_(*config).run("gc", "--quiet", prune)
+            await self._git(key, inherit=inherit).with_(*config).run("gc", "--quiet", prune)
 
-    def _git(self, key: MirrorKey, limit: int = 64 << 20) -> Git:
+    def _git(self, key: MirrorKey, limit: int = 64 << 20, inherit: tuple[int, ...] = ()) -> Git:
         path = self.path(key)
         if not path.is_dir():
             raise NotFound("this workspace has no mirror yet")
-        return Git(path, {"GIT_DIR": str(path)}, _STORE, timeout=self._timeout, limit=limit)
+        return Git(path, {"GIT_DIR": str(path)}, _STORE, timeout=self._timeout, limit=limit, inherit=inherit)
 
-    async def _created(self, key: MirrorKey) -> Git:
+    async def _created(self, key: MirrorKey, inherit: tuple[int, ...]) -> Git:
         path = self.path(key)
         path.mkdir(parents=True, exist_ok=True)
-        _remove_stale_locks(path)
-        git = self._git(key)
+        git = self._git(key, inherit=inherit)
         if not (path / "config").is_file() or not (path / "HEAD").is_file():
             await git.run("init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(path))
         return git
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self, key: MirrorKey) -> AsyncIterator[None]:
-        """One fetch or repack of a mirror at a time, over all processes. Pushes and fetches by sandboxes go on."""
+    async def _exclusive(self, key: MirrorKey) -> AsyncIterator[tuple[int, ...]]:
+        """One fetch, repack or removal of refs in a mirror at a time, over all processes, those that a killed gateway
+        left included: they inherit what is yielded. Pushes and fetches by sandboxes go on."""
         path = self.path(key).with_suffix(".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
         async with self._locks.setdefault(str(path), asyncio.Lock()):
-            with path.open("w") as file:
-                await _flock(file.fileno())
-                yield
-
-
-async def _flock(fd: int) -> None:
-    deadline = time.monotonic() + _LOCK_WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LockHeld("another process fetches this mirror") from None
-            await asyncio.sleep(0.05)
-        else:
-            return
+            held = await lock(path, _LOCK_WAIT_SECONDS, "another process works on this mirror")
+            try:
+                _remove_stale_locks(self.path(key))
+                yield (held,)
+            finally:
+                os.close(held)
 
 
 def _remove_stale_locks(path: Path) -> None:
-    """Lock files of git processes that died; ours never hold one for as long as an hour."""
-    for lock in path.rglob("*.lock"):
+    """Lock files of git processes that died. Only pushes run beside the holder of our lock, and they hold the locks of
+    their own refs for a moment."""
+    for found in path.rglob("*.lock"):
+        pushed = (path / "refs" / "moorage") in found.parents
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - lock.stat().st_mtime > _STALE_LOCK_SECONDS:
-                lock.unlink()
+            if not pushed or time.time() - found.stat().st_mtime > _PUSH_LOCK_SECONDS:
+                found.unlink()
 
 
 async def _seed(git: Git) -> None:

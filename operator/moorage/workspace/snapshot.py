@@ -101,11 +101,12 @@ def printable(path: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """The private index over `tree`, in the repository `repo`."""
+    """The private index over `tree`, in the repository `repo`. `inherit`: the volume's lock."""
 
     repo: Path
     tree: Path
     index: Path
+    inherit: tuple[int, ...] = ()
 
     @property
     def git(self) -> Git:
@@ -116,7 +117,7 @@ class Shadow:
             "GIT_INDEX_FILE": str(self.index),
             "GIT_LITERAL_PATHSPECS": "1",
         }
-        return Git(self.tree, env, _OVERRULED, timeout=1800.0, limit=1 << 30)
+        return Git(self.tree, env, _OVERRULED, timeout=1800.0, limit=1 << 30, inherit=self.inherit)
 
     async def changes(self) -> list[Change]:
         """What differs from the index: one look at every file's stat."""

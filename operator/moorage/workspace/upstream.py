@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class LocalUpstream:
             raise BadUrl("the path of a local repository is absolute")
         if not self.path.is_dir():
             raise NotFound(str(self.path))
-        return Git(git.cwd, git.env, (*git.config, ("protocol.file.allow", "always")), "file", git.timeout, git.limit)
+        return replace(git.with_(("protocol.file.allow", "always")), transports="file")
 
     def address(self, verb: str) -> tuple[str, ...]:
         """The arguments that name it, options first."""

@@ -1,13 +1,8 @@
-"""The run's own worktree, inside the sandbox (W2, W4, R3).
+"""The run's own worktree, inside the sandbox (W2, W4, R3). `volume` says what lies where.
 
-    <root>/.moorage/repo.git     bare; objects and refs; one worktree of it, `tree`
-    <root>/.moorage/index        the private index that checkpoints are taken with
-    <root>/.moorage/aside/       what a reset would have destroyed and no commit could hold
-    <root>/tree                  where the agent works, on the run's branch
-
-`prepare` is for the only live process on the volume: it breaks locks. It is idempotent, and takes over whatever a
-killed predecessor left: what stands in the tree and in no checkpoint is saved and pushed first, then the tree is put at
-the resume point. No credential comes here: the remote is a relay on loopback.
+`prepare` takes the volume for itself, and over from whatever a killed predecessor left: what stands in the tree and in
+no checkpoint is saved and pushed first, then the tree is put at the resume point. It is idempotent. No credential comes
+here: the remote is a relay on loopback.
 """
 
 from __future__ import annotations
@@ -17,31 +12,23 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moorage.workspace.errors import Corrupt, GitFailed, RefMissing, Refused, SubmodulesUnsupported, WorkspaceError
 from moorage.workspace.git import Git
+from moorage.workspace.locks import lock
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
+from moorage.workspace.volume import Volume, WorktreeOptions, write_sparse
 
-DEFAULT_CAP = 256 << 20
+__all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "WorktreeOptions"]
+
+_LOCK_WAIT_SECONDS = 30.0
+_DEFAULTS = WorktreeOptions()
 _BASE, _LAST = "refs/moorage/base", "refs/moorage/last"
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 _HEAD_TRAILER = re.compile(r"^Moorage-Head: ([0-9a-f]{40,64})$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class WorktreeOptions:
-    """How much to bring. `alternates`: a repository on the same disk to borrow objects from, never pruned (local runs).
-    `submodules`: go on although there are some, their folders left empty."""
-
-    depth: int | None = None
-    filter: str | None = None
-    sparse: tuple[str, ...] = ()
-    submodules: bool = False
-    alternates: Path | None = None
-    size_cap_bytes: int = DEFAULT_CAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +73,7 @@ class Proposal:
 class RunWorktree:
     """A prepared worktree. `drift` is what `prepare` saved, `lfs_pointers` the files left as pointers."""
 
-    root: Path
+    volume: Volume
     remote_url: str
     run: str
     epoch: int
@@ -112,7 +99,7 @@ class RunWorktree:
         base: str,
         branch: str,
         resume: str | None = None,
-        options: WorktreeOptions = WorktreeOptions(),
+        options: WorktreeOptions = _DEFAULTS,
     ) -> RunWorktree:
         """A worktree at `resume` (a checkpoint's commit) or at `base`, on `branch`. Raises RefMissing, DiskFull,
         NetworkUnreachable, SubmodulesUnsupported, …; a damaged repository is fetched afresh once."""
@@ -120,21 +107,27 @@ class RunWorktree:
         check_branch(branch)
         if not is_sha(base):
             raise RefMissing("the base is a full commit id")
-        state = root / ".moorage"
-        shadow = Shadow(state / "repo.git", root / "tree", state / "index")
-        worktree = cls(root, remote_url, run, epoch, base, branch, options, shadow)
+        volume = Volume(root)
+        held = await lock(volume.state / "lock", _LOCK_WAIT_SECONDS, "another runner lives on this volume")
+        shadow = Shadow(volume.repo, volume.tree, volume.index, (held,))
+        worktree = cls(volume, remote_url, run, epoch, base, branch, options, shadow)
         try:
-            await worktree._take_over(resume or base)
-        except (Corrupt, GitFailed):
-            if not _put_aside(shadow, state / "aside" / f"{epoch}"):
-                raise
-            await worktree._take_over(resume or base)
+            await worktree._take_over_or_afresh(resume)
+        except BaseException:
+            worktree.close()
+            raise
         return worktree
+
+    def close(self) -> None:
+        """Let go of the volume; the next `prepare` waits for this, or for this process's end. May be repeated."""
+        for fd in self.shadow.inherit:
+            os.close(fd)
+        self.shadow = replace(self.shadow, inherit=())
 
     @property
     def tree(self) -> Path:
         """Where the agent works."""
-        return self.shadow.tree
+        return self.volume.tree
 
     @property
     def agent_environment(self) -> dict[str, str]:
@@ -155,7 +148,7 @@ class RunWorktree:
             return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
         parent, head = self.last, await self._agent_head() or self.head
         message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head)
-        commit = await self.shadow.commit(tree, _distinct(parent, head), message, _identity(_MOORAGE))
+        commit = await self.shadow.commit(tree, dict.fromkeys([parent, head]), message, _identity(_MOORAGE))
         await self._set_last(commit, tree, head)
         self._staged = False
         return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left))
@@ -198,69 +191,67 @@ class RunWorktree:
         return Proposal(commit, tree, self.base, False, changed.stdout.count(b"\0"), tuple(left))
 
     async def save_drift(self, epoch: int) -> Drift | None:
-        """Commit and push what stands in the tree and not in the last checkpoint; None when there is no such thing."""
+        """Commit and push what stands in the tree and not in the last checkpoint; None when there is no such thing.
+        Saved twice under one epoch, the second builds on the first."""
         _, left = await self.shadow.stage(self.options.size_cap_bytes)
         tree, head = await self.shadow.write_tree(), await self._agent_head() or self.head
         aside = await self._move_aside(left, epoch)
         if tree == self.last_tree and head == self.head and not aside:
             return None
-        message = _message("Drift", self.run, epoch, 0, head)
-        commit = await self.shadow.commit(tree, _distinct(self.last, head), message, _identity(_MOORAGE))
         ref = drift_ref(self.run, epoch)
+        earlier = await self._commit_at(ref)
+        parents = [earlier, head] if earlier else [self.last, head]
+        message = _message("Drift", self.run, epoch, 0, head)
+        commit = await self.shadow.commit(tree, dict.fromkeys(parents), message, _identity(_MOORAGE))
         await self.shadow.git.run("update-ref", ref, commit)
-        pushed = True
-        try:
-            await self.push({ref: commit}, force=True)
-        except Refused:
-            pushed = False
-        return Drift(epoch, commit, tree, tuple(left), tuple(aside), pushed)
+        return Drift(epoch, commit, tree, tuple(left), tuple(aside), await self._is_taken(ref, commit))
 
-    async def restore(self, commit: str) -> None:
-        """Put tree, branch and index at a checkpoint. The caller has saved what is to be kept."""
+    async def _is_taken(self, ref: str, commit: str) -> bool:
+        """Push; False where the gateway says no. That it can't be reached is an error: nothing is reset then."""
+        try:
+            await self.push({ref: commit})
+        except Refused:
+            return False
+        return True
+
+    async def restore(self, commit: str, head: str) -> None:
+        """Put tree and index at a commit's files, and the branch at `head`. The caller has saved what is to be kept."""
         git = self.shadow.git
-        head = await _head_of(git, commit) or self.base
         tree = await _tree(git, commit)
         await self._attach(head)
         await self.shadow.restore(tree)
-        admin = self.shadow.repo / "worktrees" / "tree"
-        shutil.copy2(self.shadow.index, admin / "index")
+        shutil.copy2(self.volume.index, self.volume.admin / "index")
         if await _tree(git, head) != tree:
             await self._in_tree().run("reset", "--quiet", "--mixed", head)
         await self._set_last(commit, tree, head)
         self._staged = False
 
-    async def _take_over(self, start: str) -> None:
-        self._prepare_repository()
+    async def _take_over_or_afresh(self, resume: str | None) -> None:
+        try:
+            await self._take_over(resume)
+        except (Corrupt, GitFailed):
+            if not self.volume.put_repository_aside(self.epoch):
+                raise
+            await self._take_over(resume)
+
+    async def _take_over(self, resume: str | None) -> None:
+        start = resume or self.base
+        self.volume.make_fit(self.remote_url, self.options)
         await self._fetch(start)
         await self._check_submodules()
         git = self.shadow.git
-        await self._set_last(start, await _tree(git, start), await _head_of(git, start) or self.base)
+        head = (await _head_of(git, resume) if resume else None) or self.base
+        await self._set_last(start, await _tree(git, start), head)
         if any(self.tree.iterdir()):
             await self._index_for_existing()
             self.drift = await self.save_drift(self.epoch)
-        await self.restore(start)
+        await self.restore(start, head)
         await self._check_place()
         self.lfs_pointers = await self._lfs()
 
-    def _prepare_repository(self) -> None:
-        """Folders, configuration and no locks. Everything here may be done again."""
-        repo = self.shadow.repo
-        self.tree.mkdir(parents=True, exist_ok=True)
-        for folder in ("objects/info", "objects/pack", "refs/heads", "info"):
-            (repo / folder).mkdir(parents=True, exist_ok=True)
-        _break_locks(self.root / ".moorage")
-        head = repo / "HEAD"
-        if not head.is_file() or not re.match(rb"ref: refs/|[0-9a-f]{40}", head.read_bytes()):
-            head.write_text("ref: refs/heads/none\n")
-        (repo / "config").write_text(_config(self.remote_url, self.options))
-        (repo / "config.worktree").unlink(missing_ok=True)
-        if self.options.alternates:
-            (repo / "objects/info/alternates").write_text(f"{self.options.alternates / 'objects'}\n")
-        _write_sparse(repo, self.options.sparse)
-
     async def _fetch(self, start: str) -> None:
         """Base and start point, unless they are there: their refs are written only once all their objects are."""
-        git = Git(self.shadow.repo, self.shadow.git.env, (*self.shadow.git.config, ("fetch.unpackLimit", "1")))
+        git = self.shadow.git.with_(("fetch.unpackLimit", "1"))
         wanted = {_BASE: self.base, _LAST: start}
         have = dict(line.split(" ") for line in (await _refs(git)).splitlines())
         specs = [f"+{commit}:{ref}" for ref, commit in wanted.items() if have.get(ref) != commit]
@@ -280,28 +271,27 @@ class RunWorktree:
 
     async def _index_for_existing(self) -> None:
         """A private index to compare the found tree with; the one that was left, if git can read it."""
-        if self.shadow.index.exists():
+        if self.volume.index.exists():
             with contextlib.suppress(WorkspaceError):
                 await self.shadow.git.run("ls-files", "--error-unmatch", "--", ".", ok=(0, 1))
                 return
-        self.shadow.index.unlink(missing_ok=True)
+        self.volume.index.unlink(missing_ok=True)
         await self.shadow.git.run("read-tree", self.last_tree)
 
     async def _attach(self, head: str) -> None:
         """Make `tree` the worktree of the run's branch at `head`, whatever stood in for it."""
-        state, repo = self.root / ".moorage", self.shadow.repo
-        _clear_git_file(self.tree, state / "aside" / f"{self.epoch}")
-        shutil.rmtree(repo / "worktrees" / "tree", ignore_errors=True)
-        shutil.rmtree(state / "new", ignore_errors=True)
-        bare, ref = self._bare(), HEADS + self.branch
-        new, admin = state / "new" / "tree", repo / "worktrees" / "tree"
+        new, admin, ref = self.volume.state / "new" / "tree", self.volume.admin, HEADS + self.branch
+        self.volume.clear_git_file(self.epoch)
+        shutil.rmtree(admin, ignore_errors=True)
+        shutil.rmtree(new.parent, ignore_errors=True)
+        bare = self._bare()
         await bare.run("worktree", "add", "--quiet", "--no-checkout", "--detach", str(new), head)
         (new / ".git").rename(self.tree / ".git")
-        shutil.rmtree(state / "new")
+        shutil.rmtree(new.parent)
         (admin / "gitdir").write_text(f"{self.tree / '.git'}\n")
         await bare.run("update-ref", ref, head)
         (admin / "HEAD").write_text(f"ref: {ref}\n")  # also where the agent has the branch checked out elsewhere
-        _write_sparse(admin, self.options.sparse)
+        write_sparse(admin, self.options.sparse)
 
     async def _check_place(self) -> None:
         """The tree is this run's worktree on this run's branch, as the agent's git sees it; never a ghost folder."""
@@ -325,7 +315,10 @@ class RunWorktree:
 
     async def _agent_head(self) -> str | None:
         """The agent's HEAD commit, also with the tree's .git file gone; None when it has none that is whole."""
-        out = await self._bare().run("rev-parse", "--verify", "--quiet", "worktrees/tree/HEAD^{commit}", ok=(0, 1, 128))
+        return await self._commit_at("worktrees/tree/HEAD")
+
+    async def _commit_at(self, ref: str) -> str | None:
+        out = await self._bare().run("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", ok=(0, 1, 128))
         return out.text if out.code == 0 and is_sha(out.text) else None
 
     async def _deliverable_head(self) -> str:
@@ -340,7 +333,7 @@ class RunWorktree:
         touched = await self.shadow.known(paths, self.last_tree)
         for path in sorted(touched):
             name = os.fsdecode(path)
-            target = self.root / ".moorage" / "aside" / f"{epoch}" / name
+            target = self.volume.aside(epoch) / name
             target.parent.mkdir(parents=True, exist_ok=True)
             (self.tree / name).rename(target)
         return [printable(path) for path in sorted(touched)]
@@ -352,22 +345,17 @@ class RunWorktree:
         self.last, self.last_tree, self.head = commit, tree, head
 
     def _bare(self) -> Git:
-        git = self.shadow.git
-        return Git(self.shadow.repo, {"GIT_DIR": str(self.shadow.repo)}, git.config, timeout=git.timeout)
+        return replace(self.shadow.git, cwd=self.volume.repo, env={"GIT_DIR": str(self.volume.repo)})
 
     def _in_tree(self) -> Git:
         """Git as the agent's finds its way: by the tree's .git file."""
         git = self.shadow.git
         config = tuple(item for item in git.config if item[0] != "core.bare")
-        return Git(self.tree, {}, config, timeout=git.timeout)
+        return replace(git, cwd=self.tree, env={}, config=config)
 
 
 def _same(one: str, other: Path) -> bool:
     return Path(one).exists() and other.samefile(one)
-
-
-def _distinct(*commits: str) -> list[str]:
-    return list(dict.fromkeys(commits))
 
 
 def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str:
@@ -401,80 +389,3 @@ async def _head_of(git: Git, commit: str) -> str | None:
 
 async def _refs(git: Git) -> str:
     return await git.text("for-each-ref", "--format=%(refname) %(objectname)", "refs/moorage")
-
-
-def _break_locks(state: Path) -> None:
-    """What killed git processes left: locks, half-written packs. Only right where nobody else is alive."""
-    for pattern in (
-        "**/*.lock",
-        "repo.git/objects/pack/tmp_*",
-        "repo.git/objects/*/tmp_obj_*",
-        "repo.git/objects/tmp_*",
-    ):
-        for path in state.glob(pattern):
-            if path.is_file():
-                path.unlink(missing_ok=True)
-
-
-def _put_aside(shadow: Shadow, aside: Path) -> bool:
-    """Move a damaged repository away, once in an attempt: commits of the agent's may still be read from it."""
-    if (aside / "repo.git").exists() or not shadow.repo.exists():
-        return False
-    aside.mkdir(parents=True, exist_ok=True)
-    shadow.repo.rename(aside / "repo.git")
-    shadow.index.unlink(missing_ok=True)
-    return True
-
-
-def _clear_git_file(tree: Path, aside: Path) -> None:
-    """Make room for the worktree's .git; a repository that the agent put there instead is kept aside."""
-    found = tree / ".git"
-    if found.is_dir() and not found.is_symlink():
-        aside.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside / ".git", ignore_errors=True)
-        found.rename(aside / ".git")
-    else:
-        found.unlink(missing_ok=True)
-
-
-def _write_sparse(git_dir: Path, folders: tuple[str, ...]) -> None:
-    """The files at the top and these folders."""
-    target = git_dir / "info" / "sparse-checkout"
-    if not folders:
-        target.unlink(missing_ok=True)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("\n".join(["/*", "!/*/", *(f"/{folder.strip('/')}/" for folder in folders)]) + "\n")
-
-
-def _config(remote_url: str, options: WorktreeOptions) -> str:
-    """The repository's configuration, in full: what a predecessor or its agent wrote there is gone."""
-    partial = bool(options.filter)
-    lines = [
-        "[core]",
-        f"\trepositoryformatversion = {int(partial)}",
-        "\tbare = true",
-        "\tfilemode = true",
-        "\tlogallrefupdates = true",
-        f"\tsparseCheckout = {str(bool(options.sparse)).lower()}",
-        "\tsparseCheckoutCone = false",
-        "[gc]",
-        "\tauto = 0",
-        "[log]",
-        "\texcludeDecoration = refs/moorage",
-        "[user]",
-        "\tname = Moorage agent",
-        "\temail = noreply@moorage.dev",
-        '[remote "origin"]',
-        f"\turl = {_quoted(remote_url)}",
-        "\tfetch = +refs/heads/*:refs/remotes/origin/*",
-    ]
-    if options.filter:
-        lines += ["\tpromisor = true", f"\tpartialclonefilter = {_quoted(options.filter)}"]
-        lines += ["[extensions]", "\tpartialClone = origin"]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
