@@ -12,8 +12,10 @@ from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching
 
 DEFAULT_BRANCH_PREFIX = "moorage/"
 
-# What `git check-ref-format` refuses, and names that would be taken for options or for something else than a branch.
-_NO_BRANCH = r"(^[-/])|([.]{2})|(//)|(@[{])|([\x00-\x20\x7f~^:?*\[\\])|((^|/)[.])|([.]lock(/|$))|([./]$)|(^@$)|(^refs/)"
+# What `git check-ref-format` refuses anywhere in a ref, and a leading hyphen, which would be an option.
+_NO_REF = r"(^[-/])|([.]{2})|(//)|(@[{])|([\x00-\x20\x7f~^:?*\[\\])|((^|/)[.])|([.]lock(/|$))|([.]$)"
+_NO_BRANCH = rf"{_NO_REF}|(^@$)|(^refs/)"
+_END = "|(/$)"
 _BRANCH_ADVICE = (
     "must be a branch name that git accepts: no spaces, '..', '//', '@{' or any of ~^:?*[\\, not beginning with '-',"
     " '/', '.' or 'refs/', not ending in '/', '.' or '.lock'"
@@ -32,7 +34,7 @@ _MAX_BRANCH_BYTES = 244  # a file name in git's ref store, with ".lock" behind i
 BranchName = Annotated[
     str,
     Field(min_length=1, max_length=_MAX_BRANCH_BYTES),
-    without(_NO_BRANCH, _BRANCH_ADVICE),
+    without(_NO_BRANCH + _END, _BRANCH_ADVICE),
     _at_most(_MAX_BRANCH_BYTES),
     without("^HEAD$", "HEAD isn't a branch; name the branch itself, such as moorage/fix-login"),
 ]
@@ -40,7 +42,7 @@ GitRef = Annotated[
     str,
     Field(min_length=1, max_length=244),
     without(
-        r"(^[-/])|([.]{2})|(//)|(@[{])|([\x00-\x20\x7f~^:?*\[\\])|((^|/)[.])|([.]lock(/|$))|([./]$)",
+        _NO_REF + _END,
         "must be a branch, a tag or a full commit id: no spaces, '..' or any of ~^:?*[\\, not beginning with '-'",
     ),
 ]
@@ -196,7 +198,7 @@ class WorkspaceSpec(WorkspaceSource):
         str,
         Field(max_length=100),
         _at_most(100),
-        without(_NO_BRANCH.replace("|([./]$)", "|([.]$)"), _BRANCH_ADVICE + " (a prefix may end in '/')"),
+        without(_NO_BRANCH, _BRANCH_ADVICE + " (a prefix may end in '/')"),
     ] = Field(
         default=DEFAULT_BRANCH_PREFIX,
         description="What the branch of a run begins with where its delivery names none; the run's name follows.",
