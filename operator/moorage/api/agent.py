@@ -129,7 +129,9 @@ class Sandbox(Fields):
     )
     resources: Resources | None = Field(default=None, description="Limits on cpu, memory and disk.")
     egress: Annotated[tuple[EgressHost, ...], Field(max_length=64), KeyedBy("host")] | None = Field(
-        default=None, description="Hosts that the agent may reach through the gateway. Nothing unless listed."
+        default=None,
+        description="Hosts that the agent may reach through the gateway. Nothing unless listed. Not supported by this"
+        " version: a run with hosts listed is not admitted.",
     )
 
 

@@ -229,10 +229,13 @@ class AgentRunSpec(Fields):
     )
     parent_ref: ObjectRef | None = Field(
         default=None,
-        description="AgentRun that this one is a child of: it is cancelled with it and never outlives its deadline.",
+        description="AgentRun that this one is a child of: it is cancelled with it and never outlives its deadline."
+        " Not supported by this version: a run that sets it is not admitted.",
     )
     continue_from: ObjectRef | None = Field(
-        default=None, description="Finished AgentRun whose session this one goes on with."
+        default=None,
+        description="Finished AgentRun whose session this one goes on with. Not supported by this version: a run"
+        " that sets it is not admitted.",
     )
     suspend: bool = Field(
         default=False,
@@ -283,7 +286,7 @@ class AgentRunSpec(Fields):
         ),
         *only_widened("constraints"),
         Rule(
-            "cancel can't be taken back: create a new AgentRun, with continueFrom to go on with this one's session",
+            "cancel can't be taken back: create a new AgentRun",
             "!oldSelf.cancel || self.cancel",
             field="cancel",
         ),

@@ -37,8 +37,7 @@ def unchanged(*fields: str) -> tuple[Rule, ...]:
 
 def _unchanged(field: str) -> Rule:
     return Rule(
-        f"{field} can't be changed: an AgentRun is one piece of work; create a new AgentRun"
-        " (with continueFrom to go on with this one's session)",
+        f"{field} can't be changed: an AgentRun is one piece of work; create a new AgentRun",
         f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         field=field,
     )
