@@ -53,7 +53,8 @@ def other(store: SqliteStore, path: Path) -> Iterator[sqlite3.Connection]:
 
 WHO = "tenant, session_id, workspace, agent_id, fire_id, name, spec_hash"
 KEPT = f"{WHO}, created_at, status, version, 0, 0, NULL, 0, sealed"
-EVENT = "(run, seq, record_id, hash, body) VALUES"
+EVENT = "(place, run, seq, record_id, hash, body) VALUES"
+RUN = 2**32  # places of run 1 begin here
 
 
 def rows(connection: sqlite3.Connection) -> list[Any]:
@@ -69,13 +70,14 @@ def rows(connection: sqlite3.Connection) -> list[Any]:
         "UPDATE OR REPLACE execution_events SET seq = 3 WHERE seq = 2",
         "DELETE FROM execution_events WHERE seq = 5",
         "DELETE FROM execution_events",
-        f"INSERT OR REPLACE INTO execution_events {EVENT} (1, 2, 'new', 'h', x'00')",
-        f"INSERT OR REPLACE INTO execution_events {EVENT} (1, 99, 'r2', 'h', x'00')",
-        f"REPLACE INTO execution_events {EVENT} (1, 2, 'r2', 'h', x'00')",
-        "INSERT OR REPLACE INTO execution_events (rowid, run, seq, record_id, hash, body) "
-        "SELECT min(rowid), 1, 99, 'new', 'h', x'00' FROM execution_events",
-        f"INSERT INTO execution_events {EVENT} (1, 2, 'r2', 'h', x'00') ON CONFLICT DO UPDATE SET body = x'00'",
-        f"INSERT OR IGNORE INTO execution_events {EVENT} (1, 2, 'r2', 'h', x'00')",
+        f"INSERT OR REPLACE INTO execution_events {EVENT} ({RUN + 2}, 1, 2, 'new', 'h', x'00')",
+        f"INSERT OR REPLACE INTO execution_events {EVENT} ({RUN + 99}, 1, 99, 'r2', 'h', x'00')",
+        f"REPLACE INTO execution_events {EVENT} ({RUN + 2}, 1, 2, 'r2', 'h', x'00')",
+        f"INSERT OR REPLACE INTO execution_events (rowid, run, seq, record_id, hash, body) "
+        f"VALUES ({RUN + 2}, 1, 2, 'new', 'h', x'00')",
+        f"INSERT INTO execution_events {EVENT} ({RUN + 2}, 1, 2, 'r2', 'h', x'00') "
+        "ON CONFLICT DO UPDATE SET body = x'00'",
+        f"INSERT OR IGNORE INTO execution_events {EVENT} ({RUN + 2}, 1, 2, 'r2', 'h', x'00')",
         "UPDATE executions SET next_seq = 1",
         "UPDATE executions SET fence_epoch = 1",
         "UPDATE executions SET spec_hash = 'other'",
@@ -144,7 +146,7 @@ def unlock(connection: sqlite3.Connection) -> None:
         ("DELETE FROM execution_events", 0, None),
         ("UPDATE executions SET head_hash = 'other'", LENGTH, None),
         ("UPDATE executions SET next_seq = 9", LENGTH, None),
-        ("UPDATE execution_events SET seq = -1 WHERE seq = 0", 0, "r1"),
+        (f"UPDATE execution_events SET place = {2 * RUN}, run = 2, seq = 0 WHERE seq = 0", 0, "r1"),
     ],
 )
 async def test_damage_is_found_and_refuses_recovery(

@@ -1,8 +1,9 @@
 """The store in one SQLite file, for one gateway (J11).
 
 A call runs on the event loop's own thread: an append takes a third of a millisecond, and handing it to a thread would
-take longer than that. Whatever is written is on the disk before the call returns. Nothing is cached, so that what
-another process writes to the same file is seen, and a failed commit leaves no memory that runs ahead.
+take longer than that. Whatever is written is on the disk before the call returns; writes of the same turn of the loop
+share a commit. Nothing is cached, so that what another process writes to the same file is seen, and a failed commit
+leaves no memory that runs ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.store import appending, sqlite_rows
 from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
+from moorage.store.group_commit import GroupCommit
 from moorage.store.port import (
     AppendResult,
     Execution,
@@ -28,7 +30,7 @@ from moorage.store.port import (
     Snapshot,
 )
 from moorage.store.reading import recover
-from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, connect, transaction, translated
+from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, connect, translated
 
 T = TypeVar("T")
 CHUNK = 256
@@ -41,6 +43,7 @@ class SqliteStore:
     def __init__(self, path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
         self._path = str(path)
         self._db = connect(path, busy_timeout_ms)
+        self._writes = GroupCommit(self._db, self._path)
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,7 +62,7 @@ class SqliteStore:
                 raise SpecConflict(new.identity.run_uid)
             return found[1]
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def get(self, run_uid: str) -> Execution:
         """See the port."""
@@ -95,7 +98,7 @@ class SqliteStore:
             plan = appending.plan_append(row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
             return self._commit(run, row, plan)
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
         """See the port."""
@@ -106,7 +109,7 @@ class SqliteStore:
             plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts))
             return self._commit(run, row, plan)
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
         """See the port."""
@@ -117,7 +120,7 @@ class SqliteStore:
             sqlite_rows.update_execution(self._db, run, row, after)
             return after
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """See the port."""
@@ -146,7 +149,7 @@ class SqliteStore:
                 raise SnapshotRefused(snapshot.run_uid, snapshot.source_offset)
             sqlite_rows.put_snapshot(self._db, run, snapshot)
 
-        self._write(work)
+        await self._writes.run(work)
 
     async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
         """See the port."""
@@ -161,7 +164,7 @@ class SqliteStore:
                 return row
             return self._commit(run, row, appending.plan_delete(row, at, reason, actor)).execution
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def register_pod(self, pod: Pod) -> Pod:
         """See the port."""
@@ -174,7 +177,7 @@ class SqliteStore:
                 sqlite_rows.insert_pod(self._db, run, pod)
             return pod
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def find_pod(self, pod_uid: str) -> Pod | None:
         """See the port."""
@@ -198,7 +201,7 @@ class SqliteStore:
             sqlite_rows.put_session(self._db, fresh)
             return fresh
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def get_session(self, tenant: str, session_id: str) -> Session:
         """See the port."""
@@ -213,7 +216,7 @@ class SqliteStore:
             sqlite_rows.put_session(self._db, after)
             return after
 
-        return self._write(work)
+        return await self._writes.run(work)
 
     async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
         """See the port."""
@@ -221,11 +224,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         """See the port."""
+        self._writes.flush()
         self._db.close()
-
-    def _write(self, work: Callable[[], T]) -> T:
-        with translated(self._path), transaction(self._db):
-            return work()
 
     def _read(self, work: Callable[[], T]) -> T:
         with translated(self._path):

@@ -14,6 +14,7 @@ from moorage.store.migrations import migrate, released
 BUSY_TIMEOUT_MS = 2000
 """How long a call waits for another process's transaction. The event loop waits with it, so it is short."""
 
+_CHECKPOINT_PAGES = 4000  # 16 MiB of log: an append that has to empty it waits for two more syncs
 _FULL, _EXTRA = 2, 3
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
@@ -61,6 +62,20 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
+def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo what is done inside when it raises, and nothing else of the transaction."""
+    connection.execute("SAVEPOINT work")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # else SQLite itself has rolled everything back
+            connection.execute("ROLLBACK TO work")
+            connection.execute("RELEASE work")
+        raise
+    connection.execute("RELEASE work")
+
+
+@contextmanager
 def translated(path: str) -> Iterator[None]:
     """Raise the store's errors for SQLite's."""
     try:
@@ -82,6 +97,7 @@ def _configure(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone stops at the drive's cache
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA recursive_triggers = ON")
 

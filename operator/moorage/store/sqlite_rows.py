@@ -24,6 +24,12 @@ _STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, seale
 _EXECUTION = f"run, {_IDENTITY}, name, spec_hash, created_at, {_STATE}"
 _PENDING = ", ".join(f"'{status}'" for status in sorted(PENDING))
 _NEXT_CURSOR = "(SELECT coalesce(max(change_cursor), 0) + 1 FROM executions)"
+_SELECT_EXECUTION = f"SELECT {_EXECUTION} FROM executions WHERE run_uid = ?"
+_HEAD = f"next_seq = ?, head_hash = ?, logical_time = ?, change_cursor = {_NEXT_CURSOR}"
+_UPDATE_HEAD = f"UPDATE executions SET {_HEAD} WHERE run = ?"  # touches no other index: it is in every append
+_UPDATE_ALL = f"UPDATE executions SET {_HEAD}, status = ?, version = ?, fence_epoch = ?, sealed = ? WHERE run = ?"
+_INSERT_EVENT = "INSERT INTO execution_events (place, run, seq, record_id, hash, body) VALUES (?, ?, ?, ?, ?, ?)"
+_RUN_SPAN = 2**32
 _SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
 _STORED = "CAST(hash AS BLOB), CAST(body AS BLOB)"  # whatever type somebody gave them: verifying judges the bytes
 _SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash"
@@ -32,19 +38,19 @@ _IDS_AT_ONCE = 500  # SQLite's bound parameters are limited
 
 def insert_execution(db: Db, new: NewExecution) -> None:
     """Write a run's row and spec."""
-    who = new.identity
+    who, spec = new.identity, canonical(new.spec)
     values = (who.run_uid, who.tenant, who.session_id, who.workspace, who.agent_id, who.fire_id, new.name)
     cursor = db.execute(
         f"INSERT INTO executions ({_IDENTITY}, name, spec_hash, created_at, {_STATE}, change_cursor) "
         f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'RUNNING', 1, 0, 0, NULL, 0, 0, {_NEXT_CURSOR})",
         (*values, new.spec_hash, new.created_at),
     )
-    db.execute("INSERT INTO execution_specs (run, spec) VALUES (?, ?)", (cursor.lastrowid, canonical(new.spec)))
+    db.execute("INSERT INTO execution_specs (run, spec) VALUES (?, ?)", (cursor.lastrowid, spec))
 
 
 def find_execution(db: Db, run_uid: str) -> tuple[int, Execution] | None:
     """Return the short name and the row of a run."""
-    found = db.execute(f"SELECT {_EXECUTION} FROM executions WHERE run_uid = ?", (run_uid,)).fetchone()
+    found = db.execute(_SELECT_EXECUTION, (run_uid,)).fetchone()
     return (found[0], _execution(found)) if found else None
 
 
@@ -77,21 +83,20 @@ def update_execution(db: Db, run: int, before: Execution, after: Execution) -> N
     """Write what changed in a run's row, and tell it to the readers of changes."""
     if after == before:
         return
-    db.execute(
-        f"UPDATE executions SET ({_STATE}) = (?, ?, ?, ?, ?, ?, ?), change_cursor = {_NEXT_CURSOR} WHERE run = ?",
-        (*_state(after), run),
-    )
+    head = (after.head.offset + 1, after.head.hash, after.head.logical_time)
+    if after.version == before.version:
+        db.execute(_UPDATE_HEAD, (*head, run))
+    else:
+        db.execute(_UPDATE_ALL, (*head, after.status, after.version, after.fence_epoch, after.sealed, run))
 
 
 def insert_events(db: Db, run: int, plan: AppendPlan) -> None:
     """Write new records and the blobs that they need."""
-    db.executemany(
-        "INSERT INTO execution_events (run, seq, record_id, hash, body) VALUES (?, ?, ?, ?, ?)",
-        [(run, record.seq, record.record_id, stored.hash, stored.body) for record, stored in plan.rows],
-    )
-    blobs = {ref.sha256 for record, _ in plan.rows for ref in record.blobs}
-    if blobs:
-        db.executemany("INSERT OR IGNORE INTO event_blobs (run, sha256) VALUES (?, ?)", [(run, b) for b in blobs])
+    for record, stored in plan.rows:
+        place = run * _RUN_SPAN + record.seq
+        db.execute(_INSERT_EVENT, (place, run, record.seq, record.record_id, stored.hash, stored.body))
+        for blob in record.blobs:
+            db.execute("INSERT OR IGNORE INTO event_blobs (run, sha256) VALUES (?, ?)", (run, blob.sha256))
 
 
 def events_by_id(db: Db, run: int, record_ids: Sequence[str]) -> dict[str, Stored]:
@@ -109,16 +114,19 @@ def events_by_id(db: Db, run: int, record_ids: Sequence[str]) -> dict[str, Store
 
 def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
     """Return stored records in order."""
+    first = run * _RUN_SPAN + max(from_offset, 0)
     rows = db.execute(
-        f"SELECT {_STORED} FROM execution_events WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?",
-        (run, from_offset, limit),
+        f"SELECT {_STORED} FROM execution_events WHERE place >= ? AND place < ? ORDER BY place LIMIT ?",
+        (first, (run + 1) * _RUN_SPAN, limit),
     )
     return [_stored(digest, body) for digest, body in rows]
 
 
 def event_hash(db: Db, run: int, offset: int) -> str | None:
     """Return the chain's hash at a record."""
-    found = db.execute("SELECT hash FROM execution_events WHERE run = ? AND seq = ?", (run, offset)).fetchone()
+    found = db.execute(
+        "SELECT hash FROM execution_events WHERE place = ? AND run = ?", (run * _RUN_SPAN + offset, run)
+    ).fetchone()
     return found[0] if found else None
 
 
@@ -242,12 +250,6 @@ def _execution(row: Sequence[Any]) -> Execution:
         head=Head(next_seq - 1, head_hash, logical_time),
         sealed=bool(sealed),
     )
-
-
-def _state(row: Execution) -> tuple[Any, ...]:
-    """The values of `_STATE`."""
-    head = row.head
-    return (row.status, row.version, row.fence_epoch, head.offset + 1, head.hash, head.logical_time, row.sealed)
 
 
 def _session(row: Iterable[Any]) -> Session:

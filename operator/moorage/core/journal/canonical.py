@@ -18,6 +18,7 @@ from moorage.core.journal.errors import NotCanonical
 
 MAX_SAFE_INTEGER = 2**53 - 1
 _EXPONENT_FROM = 1e21  # floats below it and without a fraction are written, and so read back, as integers
+_SCALARS = frozenset({str, bool, type(None)})
 MAX_DEPTH = 64
 """Nesting of objects and arrays. Deeper input is somebody's attack on the parser's stack."""
 
@@ -44,24 +45,40 @@ def canonical_hash(value: Any) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
+def canonical_with(fields: dict[str, Any], nested: Any) -> bytes:
+    """Return the canonical JSON of an object of our own whose one value of foreign making is `nested`.
+
+    All other values must be text, integers, or objects of such with names of ours: they aren't walked again.
+    """
+    if not _plain(nested, MAX_DEPTH):
+        return canonical(fields)
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
+    except orjson.JSONEncodeError as e:
+        raise NotCanonical(f"{e}: give valid Unicode text and integers up to 2^53-1") from e
+
+
 def _plain(value: Any, depth: int) -> bool:
     """Whether orjson's bytes are RFC 8785's. Exact types only: orjson has ideas of its own about subclasses."""
     kind = type(value)
-    if kind is str or value is None or kind is bool:
+    if kind in _SCALARS:
         return True
     if kind is int:
         return bool(-MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER)
     if depth == 0:
         return False
     if kind is dict:
-        return all(_plain_key(k) and _plain(v, depth - 1) for k, v in value.items())
-    if kind is list or kind is tuple:
-        return all(_plain(v, depth - 1) for v in value)
-    return False
+        return _plain_object(value, depth - 1)
+    return (kind is list or kind is tuple) and all(_plain(v, depth - 1) for v in value)
 
 
-def _plain_key(key: Any) -> bool:
-    return type(key) is str and (key.isascii() or max(key) <= "\uffff")
+def _plain_object(value: dict[Any, Any], depth: int) -> bool:
+    for key, item in value.items():
+        if type(key) is not str or not (key.isascii() or max(key) <= "\uffff"):
+            return False
+        if type(item) is not str and not _plain(item, depth):
+            return False
+    return True
 
 
 def _check(value: Any, where: str, depth: int) -> None:

@@ -10,11 +10,12 @@ hashes the stored bytes. The chain goes on across attempts and segments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
-from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical
+from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical, canonical_with
 from moorage.core.journal.errors import InvalidDraft, JournalCorrupted, Malformed, PayloadTooLarge
 from moorage.core.journal.record import (
     SCHEMA_VERSION,
@@ -114,7 +115,7 @@ def same_fact(draft: Draft, existing: Record, stored: Stored) -> bool:
         trace_id=existing.trace_id,
         correlation_id=existing.correlation_id,
     )
-    return canonical(_envelope(then, run, place)) == stored.body
+    return canonical_with(_envelope(then, run, place), then.payload) == stored.body
 
 
 class ChainVerifier:
@@ -195,15 +196,27 @@ class _Place:
     criticality: str | None = None
 
 
-_FACT_FIELDS = tuple(f.name for f in fields(Fact) if f.name not in {"payload_ref", "attachments"})
-_RUN_FIELDS = tuple(f.name for f in fields(RunIdentity))
-_PLACE_FIELDS = tuple(f.name for f in fields(_Place))
-_BLOB_FIELDS = tuple(f.name for f in fields(BlobRef))
+class _Fields:
+    """Reads the fields of a dataclass that apply; members of string enumerations are text to both serialisers."""
+
+    def __init__(self, kind: type, *without: str) -> None:
+        self._names = tuple(f.name for f in fields(kind) if f.name not in without)
+        self._values = attrgetter(*self._names)
+
+    def of(self, source: object) -> dict[str, Any]:
+        """Return name and value of each that isn't None."""
+        return {k: v for k, v in zip(self._names, self._values(source), strict=True) if v is not None}
+
+
+_FACT = _Fields(Fact, "payload_ref", "attachments")
+_RUN = _Fields(RunIdentity)
+_PLACE = _Fields(_Place)
+_BLOB = _Fields(BlobRef)
 
 
 def _body(draft: Draft, run: RunIdentity, place: _Place) -> bytes:
     check_draft(draft)
-    body = canonical(_envelope(draft, run, place))
+    body = canonical_with(_envelope(draft, run, place), draft.payload)
     if len(body) > MAX_INLINE:
         _check_sizes(draft, len(body))
     return body
@@ -211,22 +224,13 @@ def _body(draft: Draft, run: RunIdentity, place: _Place) -> bytes:
 
 def _envelope(draft: Draft, run: RunIdentity, place: _Place) -> dict[str, Any]:
     """The record as a JSON object, without what doesn't apply and without its own hash."""
-    envelope = _select(run, _RUN_FIELDS) | _select(place, _PLACE_FIELDS) | _select(draft, _FACT_FIELDS)
-    envelope.setdefault("criticality", criticality_of(draft.type).value)
+    envelope = _RUN.of(run) | _PLACE.of(place) | _FACT.of(draft)
+    envelope.setdefault("criticality", criticality_of(draft.type))
     if draft.payload_ref is not None:
-        envelope["payload_ref"] = _select(draft.payload_ref, _BLOB_FIELDS)
+        envelope["payload_ref"] = _BLOB.of(draft.payload_ref)
     if draft.attachments:
-        envelope["attachments"] = {name: _select(ref, _BLOB_FIELDS) for name, ref in draft.attachments.items()}
+        envelope["attachments"] = {name: _BLOB.of(ref) for name, ref in draft.attachments.items()}
     return envelope
-
-
-def _select(source: object, names: Sequence[str]) -> dict[str, Any]:
-    return _present({name: getattr(source, name) for name in names})
-
-
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Values that apply; members of string enumerations as plain text."""
-    return {k: str(v) if isinstance(v, str) else v for k, v in values.items() if v is not None}
 
 
 def check_draft(draft: Draft) -> None:
@@ -235,6 +239,8 @@ def check_draft(draft: Draft) -> None:
         raise InvalidDraft(f"record_id must have 1 to {MAX_ID} characters, it has {len(draft.record_id)}")
     if not _is_text(draft.record_id):
         raise InvalidDraft(f"record_id {draft.record_id!r} is not valid Unicode without NUL")
+    if not all(name.isascii() for name in draft.attachments or ()):
+        raise InvalidDraft(f"record {draft.record_id}: names of attachments must be ASCII")
     if not draft.type:
         raise InvalidDraft(f"record {draft.record_id} has no type")
     if not 0 <= draft.recorded_at <= MAX_SAFE_INTEGER:
@@ -258,4 +264,4 @@ def _check_sizes(draft: Draft, total: int) -> None:
 
 def _is_text(value: str) -> bool:
     """Whether every database can keep it."""
-    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))

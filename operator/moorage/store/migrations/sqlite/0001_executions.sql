@@ -31,13 +31,14 @@ CREATE TABLE execution_specs (
     spec BLOB    NOT NULL
 );
 
+-- `place` is run * 2^32 + seq: the table's own key, so that an append touches one tree fewer and a journal lies in order.
 CREATE TABLE execution_events (
+    place     INTEGER PRIMARY KEY CHECK (place = run * 4294967296 + seq),
     run       INTEGER NOT NULL REFERENCES executions (run),
-    seq       INTEGER NOT NULL,
+    seq       INTEGER NOT NULL CHECK (seq BETWEEN 0 AND 4294967295),
     record_id TEXT    NOT NULL,
     hash      TEXT    NOT NULL,
     body      BLOB    NOT NULL,
-    PRIMARY KEY (run, seq),
     UNIQUE (run, record_id)
 );
 
@@ -96,9 +97,8 @@ BEGIN
 END;
 
 CREATE TRIGGER execution_events_refuse_replace BEFORE INSERT ON execution_events
-WHEN EXISTS (SELECT 1 FROM execution_events WHERE run = NEW.run AND seq = NEW.seq)
+WHEN EXISTS (SELECT 1 FROM execution_events WHERE place = NEW.place)
     OR EXISTS (SELECT 1 FROM execution_events WHERE run = NEW.run AND record_id = NEW.record_id)
-    OR EXISTS (SELECT 1 FROM execution_events WHERE rowid = NEW.rowid)
 BEGIN
     SELECT RAISE(ABORT, 'execution_events is append-only: no INSERT over an existing record');
 END;
