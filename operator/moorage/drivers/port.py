@@ -1,4 +1,4 @@
-"""What an agent driver is: it starts somebody else's program, says what it does, and ends with a verdict that is honest.
+"""What an agent driver is: it starts somebody else's program, says what it does, and ends with an honest verdict.
 
 A driver never touches git, the journal or Kubernetes. It is handed a `Task` and a `Host` and returns an `Outcome`. The
 host is the runner's side: facts go up (`emit`), safe points are taken (`safe_point`), orders come down (`stopping`).
@@ -11,9 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
+
+
+Ending = Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Guarantees:
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback, `dummy_key` opens nothing elsewhere."""
+    """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback; `dummy_key` opens nothing."""
 
     run_uid: str
     goal: str
@@ -49,7 +52,7 @@ class Task:
 class Outcome:
     """How it ended. `unknown`: the program's output ended without its final event; never success."""
 
-    outcome: str  # completed | failed | cancelled | exhausted | unknown
+    outcome: Ending
     reason: str
     message: str = ""
     summary: str = ""
@@ -86,7 +89,7 @@ class Host(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: bytes | None = None,
-    ) -> "Child":
+    ) -> Child:
         """Start a program of the agent's, as a group of its own, with the sandbox's minimal environment."""
 
 
@@ -99,6 +102,12 @@ class Child(Protocol):
 
     async def wait(self) -> int:
         """Exit code; negative for a signal."""
+
+    def freeze(self) -> None:
+        """Stop the tree where it stands (SIGSTOP), so that its files stand still."""
+
+    def thaw(self) -> None:
+        """Let a frozen tree go on."""
 
     async def stop(self, grace: float) -> None:
         """X2: stdin EOF, SIGTERM, SIGKILL of the tree; returns when nothing of it is left."""

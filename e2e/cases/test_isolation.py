@@ -1,0 +1,106 @@
+"""What can be reached and found from inside a sandbox, beside what a pod under no policy reaches."""
+
+import base64
+import json
+
+import pytest
+
+from e2e import upstream
+from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
+from e2e.system import SANDBOX_IMAGE, Tenant, shell
+
+PROBE = """
+import json, os, socket, sys
+found = {}
+for name, host, port in json.loads(sys.argv[1]):
+    try:
+        socket.create_connection((host, port), timeout=3).close()
+        found[name] = "reached"
+    except OSError as error:
+        found[name] = type(error).__name__
+print("PROBE " + json.dumps(found), flush=True)
+"""
+
+LOOK = """
+import json, os, pathlib
+tokens = [str(p) for p in pathlib.Path("/var/run").rglob("*token*") if p.is_file()]
+env = {k: v for k, v in os.environ.items() if "KEY" in k or "TOKEN" in k or "PASS" in k or "SECRET" in k}
+print("LOOK " + json.dumps({"tokens": tokens, "env": env, "uid": os.getuid()}), flush=True)
+"""
+
+
+def targets(tenant: Tenant) -> str:
+    cluster_ip = tenant.cluster.kubectl("-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
+    pod_ip = tenant.cluster.kubectl("-n", tenant.world.namespace, "get", "pod", "git", "-o", "jsonpath={.status.podIP}")
+    addresses = [
+        ("api server", cluster_ip, 443),
+        ("pod", pod_ip, 8000),
+        ("public", PUBLIC_ADDRESS, 80),
+        ("metadata", METADATA_ADDRESS, 80),
+    ]
+    return json.dumps(addresses)
+
+
+def line(text: str, mark: str) -> dict:
+    found = next(each for each in text.splitlines() if mark in each)
+    return json.loads(found[found.index(mark) + len(mark) :])
+
+
+@pytest.mark.rule("T3")
+def test_only_the_gateway_can_be_reached(tenant: Tenant, moorage):
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "free", "namespace": tenant.world.namespace},
+        "spec": {
+            "restartPolicy": "Never",
+            "runtimeClassName": "gvisor",
+            "containers": [
+                {"name": "c", "image": SANDBOX_IMAGE, "command": ["python3", "-c", PROBE, targets(tenant)]}
+            ],
+        },
+    }
+    tenant.cluster.kubectl("-n", tenant.world.namespace, "delete", "pod", "free", "--ignore-not-found")
+    tenant.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
+    wait = ("wait", "pod/free", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    tenant.cluster.kubectl("-n", tenant.world.namespace, *wait)
+    free = line(tenant.cluster.kubectl("-n", tenant.world.namespace, "logs", "free"), "PROBE ")
+    assert set(free.values()) == {"reached"}, f"the refusals below must be able to fail: {free}"
+
+    agent = {"driver": "command", "image": SANDBOX_IMAGE, "command": ["python3", "-c", PROBE, targets(tenant)]}
+    tenant.run("probe", agent=agent, acceptance=[], delivery=None)
+    tenant.ended("probe")
+    inside = line(moorage("-n", tenant.namespace, "logs", "probe"), "PROBE ")
+    assert "reached" not in inside.values(), inside
+
+
+@pytest.mark.rule("T2", "T4", "L4")
+def test_the_only_token_is_the_gateways_and_the_key_is_a_dummy(tenant: Tenant, moorage):
+    agent = {"driver": "command", "image": SANDBOX_IMAGE, "command": ["python3", "-c", LOOK]}
+    tenant.run("look", agent=agent, acceptance=[], delivery=None)
+    tenant.ended("look")
+    inside = line(moorage("-n", tenant.namespace, "logs", "look"), "LOOK ")
+    assert inside["uid"] == 1000
+    assert all(path.startswith("/var/run/moorage/") for path in inside["tokens"]), inside
+    assert not any(secret in json.dumps(inside["env"]) for secret in (upstream.MODEL_KEY, upstream.PASSWORD))
+    pod = tenant.sandbox("look")
+    mounts = [m for c in pod["spec"]["containers"] for m in c["volumeMounts"]]
+    assert not any("serviceaccount" in m["mountPath"] for m in mounts)
+
+
+@pytest.mark.rule("T2", "T5")
+def test_the_git_password_appears_nowhere(tenant: Tenant, moorage, tmp_path):
+    hunt = "grep -rl 'correct horse' / --include='*' --exclude-dir=proc --exclude-dir=sys 2>/dev/null || true; env; cat .git/config ../.moorage/repo.git/config 2>/dev/null || true; git remote -v"
+    tenant.run("hunt", agent=shell(hunt), acceptance=[], delivery=None)
+    tenant.ended("hunt")
+    told = moorage("-n", tenant.namespace, "logs", "hunt")
+    exported = tmp_path / "hunt.journal"
+    moorage("-n", tenant.namespace, "export", "hunt", "-o", str(exported))
+    logs = "".join(
+        tenant.cluster.kubectl("-n", "moorage-system", "logs", f"deploy/moorage-{name}", "--all-containers")
+        for name in ("operator", "gateway")
+    )
+    everything = told + exported.read_text() + logs + json.dumps(tenant.get("ar")) + json.dumps(tenant.get("pods"))
+    for secret in (upstream.PASSWORD, upstream.MODEL_KEY):
+        assert secret not in everything
+        assert base64.b64encode(secret.encode()).decode() not in everything

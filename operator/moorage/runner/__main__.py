@@ -1,0 +1,95 @@
+"""PID 1 of a sandbox: `python -m moorage.runner`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from moorage.api.wire import Role
+from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
+from moorage.runner.exitcodes import Exit, leave
+from moorage.runner.processes import become_subreaper, kill_everything
+from moorage.runner.relay import Relay
+from moorage.runner.settings import RunnerSettings
+from moorage.runner.verify import Verification
+from moorage.runner.work import Leave, Work
+from moorage.workspace.errors import WorkspaceError
+
+T = TypeVar("T")
+ENDS = (Leave, GatewayError, GatewayLost, WorkspaceError, OSError, BaseExceptionGroup)
+CODES: dict[type[GatewayError], Exit] = {Fenced: Exit.FENCED, NotWanted: Exit.NOT_WANTED}
+
+
+def main() -> int:
+    """Do what the gateway assigns; the exit code and the termination log say how it ended."""
+    settings = RunnerSettings.from_environment(os.environ)
+    become_subreaper()
+    return asyncio.run(_guarded(settings))
+
+
+async def _guarded(settings: RunnerSettings) -> int:
+    try:
+        await _serve(settings)
+    except ENDS as error:
+        code, reason, message = explain(error)
+        leave(settings.termination_log, reason, message)
+        sys.stderr.write(f"moorage-runner: {reason}: {message}\n")
+        return int(code)
+    finally:
+        await kill_everything()
+    return int(Exit.DONE)
+
+
+def explain(error: BaseException) -> tuple[Exit, str, str]:
+    """Exit code, typed reason and message of an end without a result."""
+    match error:
+        case BaseExceptionGroup(exceptions=(first, *_)):
+            return explain(first)
+        case Leave():
+            return error.code, error.reason, error.message
+        case GatewayError():
+            return CODES.get(type(error), Exit.FAULT), error.reason, error.message
+        case GatewayLost():
+            return Exit.GATEWAY_LOST, "GatewayLost", str(error)
+        case WorkspaceError():
+            return Exit.WORKSPACE, error.reason, str(error)
+        case _:
+            return Exit.FAULT, type(error).__name__, str(error)
+
+
+async def _serve(settings: RunnerSettings) -> None:
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    client = GatewayClient(settings.gateway, settings.token_file, patience_s=settings.patience_s)
+    relay = Relay(settings.gateway, settings.token_file)
+    await relay.start()
+    try:
+        assignment = await _until(terminated, client.assignment())
+        if assignment.role is Role.VERIFIER:
+            await _until(terminated, Verification(settings, client, assignment, relay).run())
+        else:
+            await Work(settings, client, assignment, relay, terminated).run()
+    finally:
+        await relay.stop()
+        await client.close()
+
+
+async def _until(terminated: asyncio.Event, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, unless SIGTERM comes first."""
+    work, told = asyncio.ensure_future(coroutine), asyncio.ensure_future(terminated.wait())
+    try:
+        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM)")
+        return await work
+    finally:
+        work.cancel()
+        told.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The gateway as the runner calls it: the current token on each request, patience with outages, typed ends.
+
+Every report carries record ids of its own, so a repeated one adds nothing; therefore everything here may be retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from moorage.api.wire import (
+    Assignment,
+    CheckpointReport,
+    ErrorBody,
+    Heartbeat,
+    Orders,
+    Reported,
+    ReportRequest,
+    ResultReport,
+    VerificationReport,
+    Wire,
+)
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 2.0
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
+ORDERS_TIMEOUT_S = 40.0
+T = TypeVar("T", bound=Wire)
+
+
+class GatewayError(RuntimeError):
+    """The gateway refused: its reason and message, and its status."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        self.status, self.reason, self.message = status, reason, message
+        super().__init__(f"{reason}: {message}")
+
+
+class Fenced(GatewayError):
+    """F3: another attempt owns the run. Stop at once and write nothing more."""
+
+
+class NotWanted(GatewayError):
+    """The run has ended or is being cancelled, or its workspace's remote refuses: this attempt has nothing to do."""
+
+
+class GatewayLost(RuntimeError):
+    """The gateway did not answer for as long as we are patient."""
+
+
+def transport_of(gateway: str) -> tuple[str, httpx.AsyncHTTPTransport]:
+    """Base URL and transport for `http://host:port` or `unix:/path`."""
+    if gateway.startswith("unix:"):
+        return "http://gateway", httpx.AsyncHTTPTransport(uds=gateway.removeprefix("unix:"))
+    return gateway, httpx.AsyncHTTPTransport()
+
+
+class GatewayClient:
+    """All calls may be repeated. `patience_s` bounds how long an outage is waited for."""
+
+    def __init__(self, gateway: str, token_file: Path, *, patience_s: float) -> None:
+        base, transport = transport_of(gateway)
+        timeout = httpx.Timeout(60.0, connect=5.0)
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=timeout, trust_env=False)
+        self._token_file = token_file
+        self._patience_s = patience_s
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def assignment(self) -> Assignment:
+        """What this sandbox is for; waits until it is registered (425)."""
+        return await self._call(Assignment, "GET", "/v1/self")
+
+    async def records(self, report: ReportRequest) -> Reported:
+        """Append facts."""
+        return await self._call(Reported, "POST", "/v1/self/records", report)
+
+    async def checkpoint(self, report: CheckpointReport) -> Reported:
+        """Count a safe point."""
+        return await self._call(Reported, "POST", "/v1/self/checkpoint", report)
+
+    async def result(self, report: ResultReport) -> Reported:
+        """Hand over the agent's end."""
+        return await self._call(Reported, "POST", "/v1/self/result", report)
+
+    async def verification(self, report: VerificationReport) -> Reported:
+        """Hand over a verdict."""
+        return await self._call(Reported, "POST", "/v1/self/verification", report)
+
+    async def heartbeat(self, beat: Heartbeat) -> Orders:
+        """Say that we live. Not repeated: the next one is better than a late one."""
+        return await self._once(Orders, "POST", "/v1/self/heartbeat", beat)
+
+    async def orders(self, after: int) -> Orders:
+        """Wait for an order above `after`, up to the gateway's own limit."""
+        return await self._once(Orders, "GET", f"/v1/self/orders?after={after}", read_s=ORDERS_TIMEOUT_S)
+
+    async def _call(self, answer: type[T], method: str, path: str, body: Wire | None = None) -> T:
+        return await patiently(lambda: self._once(answer, method, path, body), self._patience_s)
+
+    async def _once(
+        self, answer: type[T], method: str, path: str, body: Wire | None = None, read_s: float | None = None
+    ) -> T:
+        token = await asyncio.to_thread(self._token_file.read_text)
+        headers = {"authorization": f"Bearer {token.strip()}", "content-type": "application/json"}
+        content = body.model_dump_json() if body is not None else None
+        response = await self._http.request(
+            method, path, content=content, headers=headers, timeout=read_s or httpx.USE_CLIENT_DEFAULT
+        )
+        if response.is_success:
+            return answer.model_validate_json(response.content)
+        raise _refusal(response)
+
+
+async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Repeat a call while its failure may pass, with full jitter. Raise GatewayLost when patience ends."""
+    deadline = time.monotonic() + patience_s
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except GatewayError as error:
+            if error.status not in PASSING:
+                raise
+            why = str(error)
+        except (httpx.TransportError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+        if time.monotonic() >= deadline:
+            raise GatewayLost(f"no answer from the gateway for {patience_s:.0f} s; last: {why}")
+        await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311  jitter, not a secret
+        pause = min(pause * 1.6, LONGEST_PAUSE_S)
+
+
+def _refusal(response: httpx.Response) -> GatewayError:
+    try:
+        body = ErrorBody.model_validate_json(response.content)
+    except ValidationError:
+        body = ErrorBody(reason=f"HTTP{response.status_code}", message=response.text[:500])
+    kind: type[GatewayError] = GatewayError
+    if body.reason == "Fenced":
+        kind = Fenced
+    elif body.reason in ENDED or response.status_code == httpx.codes.FAILED_DEPENDENCY:
+        kind = NotWanted
+    return kind(response.status_code, body.reason, body.message)

@@ -1,0 +1,145 @@
+"""The runner's side of a driver: facts go up, safe points are taken, programs are started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moorage.api.wire import Assignment, CheckpointReport, ReportedRecord, ReportRequest
+from moorage.drivers.port import Child
+from moorage.runner.client import GatewayClient
+from moorage.runner.output import OutputLog
+from moorage.runner.processes import spawn
+from moorage.workspace.worktree import RunWorktree
+
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
+MAX_LEFT_OUT = 1_000
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, UTC: for records; decides nothing."""
+    return time.time_ns() // 1_000_000
+
+
+class RunnerHost:
+    """Implements drivers.port.Host for one attempt."""
+
+    def __init__(self, client: GatewayClient, assignment: Assignment, worktree: RunWorktree, paths: AgentPaths) -> None:
+        self.stopping = asyncio.Event()
+        self.progress = 0
+        self.last_iteration: int | None = None
+        self.log = OutputLog(self._emit_output)
+        self._client, self._assignment, self._worktree, self._paths = client, assignment, worktree, paths
+        self._next_id = 0
+        self._tokens = assignment.tokens_used
+
+    async def emit(
+        self,
+        type: str,  # noqa: A002  the record's own word
+        payload: Mapping[str, Any],
+        *,
+        record_id: str | None = None,
+        turn: int | None = None,
+        step: int | None = None,
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Journal a fact as reported. Returns once it is durable."""
+        self._next_id += 1
+        self.progress += 1
+        record = ReportedRecord(
+            record_id=record_id or f"{type}:{self._next_id}",
+            type=type,
+            payload=dict(payload),
+            turn=turn,
+            step=step,
+            tool_call_id=tool_call_id,
+            recorded_at=now_ms(),
+        )
+        await self._client.records(ReportRequest(epoch=self._assignment.epoch, records=(record,)))
+
+    async def output(self, stream: str, data: bytes) -> None:
+        """Pass on what the agent wrote."""
+        self.progress += 1
+        self.log.add(stream, data)
+
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
+        """P2, P5: the objects first, then the record that counts them."""
+        taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
+        await self._worktree.push_checkpoint(taken)
+        report = CheckpointReport(
+            epoch=self._assignment.epoch,
+            iteration=iteration,
+            changed=taken.changed,
+            commit=taken.commit if taken.changed else None,
+            tree=taken.tree if taken.changed else None,
+            left_out=tuple(str(entry.path) for entry in taken.left_out[:MAX_LEFT_OUT]),
+            recorded_at=now_ms(),
+            usage=dict(usage or {}),
+        )
+        await self._client.checkpoint(report)
+        self.progress += 1
+        self.last_iteration = iteration
+        self._tokens += sum((usage or {}).values())
+        self._tell_remaining(iteration)
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes | None = None,
+    ) -> Child:
+        """Start a program of the agent's."""
+        full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
+        return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin)
+
+    async def _emit_output(self, type: str, payload: Mapping[str, Any]) -> None:  # noqa: A002
+        await self.emit(type, payload)
+
+    def _tell_remaining(self, iteration: int) -> None:
+        """C7: what is left, in a file that the agent may read."""
+        limits = self._assignment.limits
+        left = {
+            "iterations": None if limits.max_iterations is None else max(0, limits.max_iterations - iteration),
+            "tokens": None if limits.tokens_hard is None else max(0, limits.tokens_hard - self._tokens),
+        }
+        self._paths.remaining.write_text(json.dumps(left))
+
+
+class AgentPaths:
+    """W6: HOME, TMPDIR and caches of the agent's own, on the volume and outside the tree."""
+
+    def __init__(self, volume: Path, relay_url: str, dummy_key: str) -> None:
+        own = volume / ".moorage" / "agent"
+        self.home, self.tmp, self.cache = own / "home", own / "tmp", own / "cache"
+        self.goal, self.remaining = own / "goal.txt", own / "remaining.json"
+        self._relay_url, self._dummy_key = relay_url, dummy_key
+
+    def prepare(self, goal: str) -> None:
+        """Make the folders and write the goal; TMPDIR starts empty in each attempt."""
+        for folder in (self.home, self.tmp, self.cache):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.goal.write_text(goal)
+        self.remaining.write_text("{}")
+
+    def environment(self) -> dict[str, str]:
+        """All that an agent's process gets: an allow-list, our places, a loopback address and a dummy key."""
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            **passed,
+            "HOME": str(self.home),
+            "TMPDIR": str(self.tmp),
+            "XDG_CACHE_HOME": str(self.cache),
+            "MOORAGE_GOAL_FILE": str(self.goal),
+            "MOORAGE_REMAINING_FILE": str(self.remaining),
+            "ANTHROPIC_BASE_URL": f"{self._relay_url}/model",
+            "ANTHROPIC_API_KEY": self._dummy_key,
+        }

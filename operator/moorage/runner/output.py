@@ -1,0 +1,67 @@
+"""What the agent writes, on its way to the journal's artifacts: in chunks, at a bounded rate, from bounded memory.
+
+Overflow policy: the first `KEPT_BYTES` of an attempt are kept whole; within a flush interval at most `BURST_BYTES` are
+held. What is over is dropped and counted, and a mark in the output says how much is missing where. The agent is never
+slowed down by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+CHUNK_BYTES = 32 * 1024
+BURST_BYTES = 256 * 1024
+KEPT_BYTES = 8 * 1024 * 1024
+FLUSH_S = 0.5
+
+Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+class OutputLog:
+    """Collects and ships. `seq` counts chunks within the attempt."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._held: list[tuple[str, bytearray]] = []
+        self._held_bytes = 0
+        self._dropped = 0
+        self._sent = 0
+        self._seq = 0
+        self._lock = asyncio.Lock()
+
+    def add(self, stream: str, data: bytes) -> None:
+        """Take bytes; never waits."""
+        room = min(BURST_BYTES - self._held_bytes, KEPT_BYTES - self._sent - self._held_bytes)
+        kept = data[: max(0, room)]
+        self._dropped += len(data) - len(kept)
+        if not kept:
+            return
+        if not self._held or self._held[-1][0] != stream:
+            self._held.append((stream, bytearray()))
+        self._held[-1][1].extend(kept)
+        self._held_bytes += len(kept)
+
+    async def pump(self) -> None:
+        """Ship twice a second until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Ship all that is held."""
+        async with self._lock:
+            held, self._held = self._held, []
+            self._held_bytes, dropped, self._dropped = 0, self._dropped, 0
+            for stream, data in held:
+                for at in range(0, len(data), CHUNK_BYTES):
+                    await self._ship(stream, bytes(data[at : at + CHUNK_BYTES]))
+            if dropped:
+                await self._ship("moorage", f"\n[{dropped} bytes of output dropped here]\n".encode())
+
+    async def _ship(self, stream: str, data: bytes) -> None:
+        self._seq += 1
+        self._sent += len(data)
+        text = data.decode("utf-8", "replace")
+        await self._emit("AGENT_OUTPUT", {"stream": stream, "text": text, "bytes": len(data), "index": self._seq})

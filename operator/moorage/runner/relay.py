@@ -1,0 +1,105 @@
+"""L4: what the agent sees of the outside: a loopback port that leads to the gateway's model and git doors.
+
+Each connection carries one request: its head is read, checked and rewritten (the current token in, whatever key the
+client sent out), and from then on bytes are passed both ways as they come, so that nothing is buffered. The gateway is
+asked to close after its answer, which frames it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+PREFIXES = ("/model/", "/git/")
+MAX_HEAD = 64 * 1024
+CHUNK = 64 * 1024
+DROPPED = frozenset({b"authorization", b"x-api-key", b"host", b"connection", b"proxy-authorization", b"keep-alive"})
+REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+
+
+class Relay:
+    """Listens on 127.0.0.1; `url` is where."""
+
+    def __init__(self, gateway: str, token_file: Path) -> None:
+        self._gateway, self._token_file = gateway, token_file
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Bind a free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Accept no more; connections that are open end with their peers."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._relay(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            return  # a peer went away: the other one hears it by the closed connection
+        finally:
+            writer.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _refuse(writer, b"431 Request Header Fields Too Large", b"the request's head is too long")
+        path = head.split(b" ", 2)[1].decode("latin-1") if head.count(b" ") >= 2 else ""
+        if not path.startswith(PREFIXES) or "/../" in path:
+            return _refuse(writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
+        token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
+        try:
+            up_reader, up_writer = await self._connect()
+        except OSError:
+            return _refuse(writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
+        try:
+            up_writer.write(rewrite(head, token))
+            await _both_ways(reader, up_writer, up_reader, writer)
+        finally:
+            up_writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._gateway.startswith("unix:"):
+            return await asyncio.open_unix_connection(self._gateway.removeprefix("unix:"))
+        host, _, port = self._gateway.removeprefix("http://").rstrip("/").partition(":")
+        return await asyncio.open_connection(host, int(port or 80))
+
+
+def rewrite(head: bytes, token: bytes) -> bytes:
+    """The request's head with our token and without the client's own credentials."""
+    first, *lines = head[:-4].split(b"\r\n")
+    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in DROPPED]
+    ours = [b"host: gateway", b"authorization: Bearer " + token, b"connection: close"]
+    return b"\r\n".join([first, *kept, *ours]) + b"\r\n\r\n"
+
+
+def _refuse(writer: asyncio.StreamWriter, status: bytes, message: bytes) -> None:
+    writer.write(REFUSED % (status, len(message), message))
+
+
+async def _both_ways(
+    client: asyncio.StreamReader,
+    to_gateway: asyncio.StreamWriter,
+    gateway: asyncio.StreamReader,
+    to_client: asyncio.StreamWriter,
+) -> None:
+    """Pass the request's body up until the answer has come down whole."""
+    up = asyncio.create_task(_pump(client, to_gateway))
+    try:
+        await _pump(gateway, to_client)
+    finally:
+        up.cancel()
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await up
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(CHUNK):
+        sink.write(data)
+        await sink.drain()

@@ -1,0 +1,60 @@
+"""What the sandbox spec hands to the runner, as environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Read once. Durations in seconds."""
+
+    gateway: str
+    """`http://host:port`, or `unix:/path` where the gateway listens on a socket file (local runs)."""
+
+    token_file: Path
+    """The projected token; read for each request, since the kubelet rotates it."""
+
+    volume: Path = Path("/workspace")
+    """The run's volume: worktree in `tree`, everything of ours and the agent's HOME in `.moorage`."""
+
+    termination_log: Path | None = Path("/dev/termination-log")
+    """Where the reason of an end is left for the operator."""
+
+    probe: tuple[tuple[str, int], ...] = ()
+    """Addresses that must refuse a connection before the agent starts (T3); empty where no policy is promised."""
+
+    probe_patience_s: float = 30.0
+    """How long enforcement of the network policy may lag the pod's start."""
+
+    alternates: Path | None = None
+    """A repository on the same disk to borrow objects from (local runs)."""
+
+    heartbeat_s: float = 5.0
+    """F4: every 5 s, so that a Lease of 40 s survives seven lost ones."""
+
+    patience_s: float = 300.0
+    """How long an unreachable gateway is waited for: a rollout with a volume that moves takes minutes."""
+
+    stop_grace_s: float = 25.0
+    """SIGTERM to SIGKILL for the agent; below the pod's own 30 s, so that the final checkpoint still fits."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> RunnerSettings:
+        """Raise KeyError with the variable's name where one is missing."""
+        log = env.get("MOORAGE_TERMINATION_LOG", "/dev/termination-log")
+        return cls(
+            gateway=env["MOORAGE_GATEWAY_URL"],
+            token_file=Path(env["MOORAGE_TOKEN_FILE"]),
+            volume=Path(env.get("MOORAGE_VOLUME", "/workspace")),
+            termination_log=Path(log) if log else None,
+            probe=tuple(_address(part) for part in env.get("MOORAGE_PROBE", "").split(",") if part),
+            alternates=Path(env["MOORAGE_ALTERNATES"]) if env.get("MOORAGE_ALTERNATES") else None,
+        )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,131 @@
+"""Role verifier (V3): exactly the proposed commit, in a sandbox without an agent, and the commands that decide."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+
+from moorage.api.wire import Assignment, CheckResult, ResolvedCheck, VerificationReport
+from moorage.runner.client import GatewayClient
+from moorage.runner.host import AgentPaths, now_ms
+from moorage.runner.processes import ChildProcess, kill_everything, spawn
+from moorage.runner.relay import Relay
+from moorage.runner.settings import RunnerSettings
+from moorage.workspace.errors import WorkspaceError
+from moorage.workspace.worktree import RunWorktree, WorktreeOptions
+
+TAIL_BYTES = 16 * 1024
+READ = 64 * 1024
+PIPE_GRACE_S = 2.0
+BRANCH = "moorage/verify"
+
+
+@dataclass
+class Verification:
+    """One verdict."""
+
+    settings: RunnerSettings
+    client: GatewayClient
+    assignment: Assignment
+    relay: Relay
+
+    async def run(self) -> None:
+        """Check the commit out, run every command, report. A fault of ours is a problem, never a failed check."""
+        commit = self.assignment.git.commit
+        if commit is None:
+            raise ValueError("a verifier's assignment names a commit")
+        checks: list[CheckResult] = []
+        problem = None
+        try:
+            worktree = await self._checkout(commit)
+            paths = AgentPaths(self.settings.volume, self.relay.url, "")
+            paths.prepare("")
+            env = {**_plain(paths), **worktree.agent_environment}
+            for check in self.assignment.acceptance:
+                checks.append(await run_check(check, worktree, env))
+                if not checks[-1].passed:
+                    break
+        except (WorkspaceError, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"[:2000]
+        await self.client.verification(
+            VerificationReport(
+                epoch=self.assignment.epoch,
+                commit=commit,
+                checks=tuple(checks),
+                environment=_environment(),
+                problem=problem,
+                recorded_at=now_ms(),
+            )
+        )
+
+    async def _checkout(self, commit: str) -> RunWorktree:
+        git = self.assignment.git
+        options = WorktreeOptions(
+            depth=1, sparse=git.sparse, submodules=git.submodules, alternates=self.settings.alternates
+        )
+        return await RunWorktree.prepare(
+            self.settings.volume,
+            self.relay.url + git.path,
+            run=self.assignment.run_uid,
+            epoch=self.assignment.epoch,
+            base=commit,
+            branch=BRANCH,
+            options=options,
+        )
+
+
+def _plain(paths: AgentPaths) -> dict[str, str]:
+    """The agent's environment without a way to a model."""
+    return {
+        name: value for name, value in paths.environment().items() if not name.startswith(("ANTHROPIC_", "MOORAGE_"))
+    }
+
+
+async def run_check(check: ResolvedCheck, worktree: RunWorktree, env: dict[str, str]) -> CheckResult:
+    """Run one command by `sh -c` within its time; nothing of it is left afterwards."""
+    begun = time.monotonic()
+    child = await spawn(["sh", "-c", check.run], env=env, cwd=worktree.tree)
+    tail = bytearray()
+    readers = [asyncio.create_task(_drain(stream, tail)) for stream in (child.stdout, child.stderr)]
+    code = await _within(child, check.timeout_ms / 1000)
+    await kill_everything()
+    await asyncio.wait(readers, timeout=PIPE_GRACE_S)
+    for reader in readers:
+        reader.cancel()
+    return CheckResult(
+        name=check.name,
+        run=check.run,
+        exit_code=code,
+        timed_out=code is None,
+        duration_ms=int((time.monotonic() - begun) * 1000),
+        output=tail.decode("utf-8", "replace"),
+    )
+
+
+async def _within(child: ChildProcess, seconds: float) -> int | None:
+    """The exit code, or None when time was up."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(child.wait()), seconds)
+    except TimeoutError:
+        await child.stop(0)
+        return None
+
+
+async def _drain(stream: asyncio.StreamReader, tail: bytearray) -> None:
+    while data := await stream.read(READ):
+        tail.extend(data)
+        del tail[:-TAIL_BYTES]
+
+
+def _environment() -> dict[str, str]:
+    """What the verdict was reached in; the image's digest is in the sandbox spec."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+        "uid": str(os.getuid()),
+    }

@@ -1,0 +1,239 @@
+"""Role runner: prepare the worktree, drive the agent, hand over what it proposes.
+
+The order is the contract: nothing of the agent's runs before the network is shut and the worktree stands; nothing is
+proposed before the agent's whole tree is gone; nothing is reported before its objects are in the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.api.wire import Assignment, Orders, ResultReport
+from moorage.drivers.port import Outcome, Task
+from moorage.drivers.registry import UnknownDriver, load
+from moorage.runner.client import GatewayClient
+from moorage.runner.exitcodes import Exit
+from moorage.runner.host import AgentPaths, RunnerHost, now_ms
+from moorage.runner.probe import isolated
+from moorage.runner.processes import kill_everything
+from moorage.runner.relay import Relay
+from moorage.runner.settings import RunnerSettings
+from moorage.runner.watch import Watch
+from moorage.workspace.errors import DiskFull, WorkspaceError
+from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
+
+DUMMY_KEY = "moorage-dummy"
+MAX_TEXT = 4096
+
+
+class Leave(Exception):
+    """The attempt ends here without a result: exit code, typed reason, message."""
+
+    def __init__(self, code: Exit, reason: str, message: str) -> None:
+        self.code, self.reason, self.message = code, reason, message
+        super().__init__(f"{reason}: {message}")
+
+
+@dataclass
+class Work:
+    """One attempt. `terminated` is set by SIGTERM."""
+
+    settings: RunnerSettings
+    client: GatewayClient
+    assignment: Assignment
+    relay: Relay
+    terminated: asyncio.Event
+
+    async def run(self) -> None:
+        """Do the attempt's work. Raises Leave where it ends without a result."""
+        still_open = await isolated(self.settings.probe, self.settings.probe_patience_s)
+        if still_open:
+            why = f"{still_open} can be reached from the sandbox: no network policy is enforced here"
+            await self._report(Outcome("failed", "NetworkNotIsolated", why))
+            return
+        try:
+            worktree = await self._worktree()
+        except WorkspaceError as error:
+            if error.retryable:
+                raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
+            await self._report(Outcome("failed", error.reason, str(error)))
+            return
+        try:
+            await self._attempt(worktree)
+        except DiskFull as error:
+            await kill_everything()
+            await self._report(Outcome("failed", "DiskFull", f"{error}; what the last checkpoint holds is kept"))
+
+    async def _worktree(self) -> RunWorktree:
+        git = self.assignment.git
+        return await RunWorktree.prepare(
+            self.settings.volume,
+            self.relay.url + git.path,
+            run=self.assignment.run_uid,
+            epoch=self.assignment.epoch,
+            base=git.base,
+            branch=git.branch,
+            resume=git.resume.commit if git.resume else None,
+            options=WorktreeOptions(
+                depth=git.depth,
+                filter=git.filter,
+                sparse=git.sparse,
+                submodules=git.submodules,
+                alternates=self.settings.alternates,
+            ),
+        )
+
+    async def _attempt(self, worktree: RunWorktree) -> None:
+        paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY)
+        paths.prepare(self.assignment.goal)
+        host = RunnerHost(self.client, self.assignment, worktree, paths)
+        watch = Watch(self.client.heartbeat, self.client.orders, self.assignment, host, self.settings.heartbeat_s)
+        async with _background(watch.heartbeats(), watch.long_poll(), host.log.pump()):
+            await self._tell_start(worktree, host)
+            outcome = await self._drive(worktree, host, paths, watch)
+            await kill_everything()
+            await host.log.flush()
+            stop = watch.stop
+            if self.terminated.is_set() or (stop is not None and stop.stop != "cancel"):
+                await self._give_up(worktree, host, stop)
+            if stop is not None:
+                await self._cancelled(worktree, host, outcome)
+            else:
+                await self._hand_over(worktree, outcome)
+
+    async def _tell_start(self, worktree: RunWorktree, host: RunnerHost) -> None:
+        if worktree.drift is not None:
+            await host.emit("DRIFT_SAVED", _drift(worktree.drift))
+        git = self.assignment.git
+        resumed = git.resume.commit if git.resume else None
+        ready = {"base": git.base, "branch": git.branch, "head": worktree.last, "resumed_from": resumed}
+        await host.emit("WORKSPACE_READY", ready)
+        await host.emit("AGENT_STARTED", {"driver": self.assignment.agent.driver})
+
+    async def _drive(self, worktree: RunWorktree, host: RunnerHost, paths: AgentPaths, watch: Watch) -> Outcome:
+        """Run the driver; a stop from the gateway or SIGTERM reaches it through `host.stopping`."""
+        try:
+            driver = load(self.assignment.agent.driver)
+        except UnknownDriver as error:
+            return Outcome("failed", "UnknownDriver", str(error))
+        work = asyncio.create_task(driver.run(self._task(worktree, paths), host))
+        stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
+        try:
+            await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await self._stop(host, watch.stop)
+            return await work
+        finally:
+            for each in (work, *stops):
+                each.cancel()
+
+    async def _stop(self, host: RunnerHost, order: Orders | None) -> None:
+        if order is not None and order.stop == "cancel":
+            await host.emit("CANCEL_ACKNOWLEDGED", {"reason": order.reason}, record_id="cancel")
+        host.stopping.set()
+        if order is not None and order.grace_ms == 0:
+            await kill_everything()
+
+    def _task(self, worktree: RunWorktree, paths: AgentPaths) -> Task:
+        a = self.assignment
+        return Task(
+            run_uid=a.run_uid,
+            goal=a.goal,
+            goal_file=paths.goal,
+            agent=a.agent,
+            limits=a.limits,
+            tree=worktree.tree,
+            home=paths.home,
+            tmp=paths.tmp,
+            relay_url=self.relay.url,
+            dummy_key=DUMMY_KEY,
+            next_iteration=a.next_iteration,
+            handoff=a.handoff,
+            tokens_used=a.tokens_used,
+        )
+
+    async def _give_up(self, worktree: RunWorktree, host: RunnerHost, stop: Orders | None) -> None:
+        """No result: another attempt goes on. What stands in no checkpoint is saved first, if we may still write."""
+        if stop is not None:
+            code = Exit.FENCED if stop.stop == "fenced" else Exit.NOT_WANTED
+            raise Leave(code, stop.stop or "stop", stop.message or "told to stop")
+        await self._save_drift(worktree, host)
+        raise Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM) before the agent's end")
+
+    async def _cancelled(self, worktree: RunWorktree, host: RunnerHost, outcome: Outcome) -> None:
+        await self._save_drift(worktree, host)
+        await self._report(Outcome("cancelled", "Cancelled", "stopped on request", outcome.summary, outcome.exit_code))
+
+    async def _save_drift(self, worktree: RunWorktree, host: RunnerHost) -> None:
+        drift = await worktree.save_drift(self.assignment.epoch)
+        if drift is not None:
+            await host.emit("DRIFT_SAVED", _drift(drift))
+
+    async def _hand_over(self, worktree: RunWorktree, outcome: Outcome) -> None:
+        if outcome.outcome != "completed":
+            await self._report(outcome)
+            return
+        delivery = self.assignment.delivery
+        message = (delivery.message if delivery else None) or _commit_message(self.assignment, outcome)
+        proposal = await worktree.propose(message)
+        if not proposal.empty:
+            await worktree.push_candidate(proposal)
+        await self._report(outcome, proposal.commit, proposal.tree, empty=proposal.empty, files=proposal.files)
+
+    async def _report(
+        self,
+        outcome: Outcome,
+        commit: str | None = None,
+        tree: str | None = None,
+        *,
+        empty: bool = True,
+        files: int = 0,
+    ) -> None:
+        report = ResultReport(
+            epoch=self.assignment.epoch,
+            outcome=outcome.outcome,
+            reason=outcome.reason,
+            message=outcome.message[:MAX_TEXT],
+            summary=outcome.summary[:MAX_TEXT],
+            exit_code=outcome.exit_code,
+            commit=commit,
+            tree=tree,
+            base=self.assignment.git.base,
+            empty=empty,
+            files=files,
+            recorded_at=now_ms(),
+        )
+        await self.client.result(report)
+
+
+def _drift(drift: Drift) -> dict[str, object]:
+    return {
+        "commit": drift.commit,
+        "tree": drift.tree,
+        "epoch": drift.epoch,
+        "pushed": drift.pushed,
+        "left_out_count": len(drift.left_out),
+        "aside_count": len(drift.aside),
+    }
+
+
+def _commit_message(assignment: Assignment, outcome: Outcome) -> str:
+    """First line from the summary or the goal; trailers say where it came from."""
+    first = (outcome.summary or assignment.goal).strip().splitlines()[0][:72]
+    return f"{first}\n\nMoorage-Run: {assignment.tenant}/{assignment.name}\nMoorage-Run-Uid: {assignment.run_uid}\n"
+
+
+@contextlib.asynccontextmanager
+async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run helpers beside the body; when one of them fails, the body is cancelled and the failure raised."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in coroutines]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
