@@ -1,0 +1,41 @@
+"""Composition roots: the only place where adapters meet ports.
+
+One module per process (`gateway`, `operator`) and one for runs on this machine (`local`). Each is imported only when it
+is asked for: the operator has no use for git, nor the gateway for kopf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from moorage.cli.ports import LocalResult, LocalRuns, Progress
+
+
+async def run_local(manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
+    """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused."""
+    from moorage.app.local import run_local as run  # noqa: PLC0415
+
+    return await run(manifest, state=state, tell=tell)
+
+
+def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:
+    """Open the store of past runs for reading."""
+    from moorage.app.local import open_local as opened  # noqa: PLC0415
+
+    return opened(state)
+
+
+def run_operator() -> None:
+    """Be the operator until told to stop; settings come from MOORAGE_* variables."""
+    from moorage.app.operator import main  # noqa: PLC0415
+
+    main()
+
+
+def run_gateway() -> None:
+    """Be the gateway until told to stop; settings come from MOORAGE_* variables."""
+    from moorage.app.gateway import main  # noqa: PLC0415
+
+    main()

@@ -1,0 +1,87 @@
+"""The gateway's process on a cluster: SQLite, blobs and mirrors on its volume, callers by TokenReview."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+from kubernetes.aio import client, config
+from prometheus_client import CollectorRegistry
+
+from moorage.app.stores import open_stores
+from moorage.gateway.app import GatewayDeps, create_app
+from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
+from moorage.gateway.ports import SystemClock
+from moorage.gateway.settings import GatewaySettings
+from moorage.telemetry.logs import start_logging
+from moorage.telemetry.metrics import GatewayMetrics
+
+DRAIN_S = 5  # long polls and the changes feed are cut after this long; their callers ask again
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the chart hands over."""
+
+    data: Path
+    port: int
+    log_level: str
+    audience: str
+    operator_account: str
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Environment:
+        """Raise KeyError with the variable's name where one is missing."""
+        return cls(
+            data=Path(env["MOORAGE_DATA_DIR"]),
+            port=int(env.get("MOORAGE_PORT", "8080")),
+            log_level=env.get("MOORAGE_LOG_LEVEL", "info"),
+            audience=env.get("MOORAGE_AUDIENCE", "moorage-gateway"),
+            operator_account=env["MOORAGE_OPERATOR_ACCOUNT"],
+        )
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    asyncio.run(_serve(Environment.read(os.environ)))
+
+
+async def _serve(env: Environment) -> None:
+    log = start_logging("gateway", env.log_level, sys.stdout)
+    clock = SystemClock()
+    settings = GatewaySettings(audience=env.audience, operator_subject=env.operator_account)
+    timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
+    config.load_incluster_config()
+    async with (
+        client.ApiClient() as api,
+        httpx.AsyncClient(timeout=timeout, trust_env=False) as http,
+        open_stores(env.data, clock) as kept,
+    ):
+        deps = GatewayDeps(
+            store=kept.store,
+            blobs=kept.blobs,
+            mirrors=kept.mirrors,
+            authenticator=TokenReviewAuthenticator(api, clock, settings),
+            secrets=ClusterSecrets(api),
+            leases=ClusterLeases(api),
+            http=http,
+            clock=clock,
+            metrics=GatewayMetrics(CollectorRegistry()),
+            log=log,
+            settings=settings,
+        )
+        serving = uvicorn.Config(
+            create_app(deps),
+            host="0.0.0.0",  # noqa: S104  its own network namespace; who may connect is the network policy's business
+            port=env.port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+        await uvicorn.Server(serving).serve()
