@@ -1,7 +1,10 @@
 """L1: the sandbox as the controller sees it: one port, pods on Kubernetes and processes on this machine behind it.
 
 A substrate never decides anything: it creates or adopts by a name that follows from the run, tells what it sees, and
-removes what it is told to. A name that is taken by somebody else's object is a `NameTaken`, never adopted, never removed.
+removes what it is told to. A name that is taken by somebody else's object is a `NameTaken`: never adopted, never
+removed.
+
+Every method may raise Unavailable; those that change something Conflict, NameTaken and Refused as well.
 """
 
 from __future__ import annotations
@@ -15,11 +18,21 @@ from moorage.core.run.observed import LeaseView, SandboxView
 
 @dataclass(frozen=True)
 class RunKey:
-    """Who a child belongs to. `name` is the AgentRun's; derived names are bounded and hashed (see moorage.api.names)."""
+    """Who a child belongs to. `name` is the AgentRun's; names derived from it are bounded (see moorage.api.names)."""
 
     uid: str
     tenant: str
     name: str
+
+
+@dataclass(frozen=True)
+class Which:
+    """One sandbox of a run; its name follows from these. `commit` is what a verifier is for."""
+
+    epoch: int
+    role: Role
+    serial: int = 0
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,11 +53,18 @@ class Conflict(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """The substrate will not take it as it is (quota, admission, invalid): `reason` is typed, the message says why."""
+    """The substrate will not take it as it is (quota, admission, invalid): `reason` is typed, the message says why.
 
-    def __init__(self, reason: str, message: str) -> None:
-        self.reason = reason
+    `permanent`: no waiting mends it, so the run fails; all else is waited out (C6).
+    """
+
+    def __init__(self, reason: str, message: str, *, permanent: bool = False) -> None:
+        self.reason, self.permanent = reason, permanent
         super().__init__(message)
+
+
+class Unavailable(RuntimeError):
+    """The substrate gives no answer now; nothing is known to have happened."""
 
 
 class Substrate(Protocol):
@@ -59,11 +79,11 @@ class Substrate(Protocol):
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:
         """Create or adopt the run's volume."""
 
-    async def start(self, run: RunKey, spec: ResolvedRun, epoch: int, role: Role, serial: int) -> SandboxView:
-        """Create or adopt the sandbox of that epoch, role and serial."""
+    async def start(self, run: RunKey, spec: ResolvedRun, which: Which) -> SandboxView:
+        """Create or adopt that sandbox."""
 
-    async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int) -> None:
-        """Remove that very sandbox (by UID); harmless when it is gone."""
+    async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
+        """Remove that very sandbox (by UID); harmless when it is gone. `force`: don't wait for a lost node's word."""
 
     async def release_volume(self, run: RunKey) -> None:
         """Remove the volume; harmless when it is gone."""

@@ -1,0 +1,84 @@
+"""What a tenant's namespace needs before its first sandbox: a ServiceAccount without rights, and the NetworkPolicy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moorage.api import names
+from moorage.sandbox.kube import Body, Exists, KubeApi, path_of
+from moorage.sandbox.port import NameTaken
+from moorage.sandbox.spec import SandboxSettings, network_policy, service_account
+
+FRESH_MS = 5_000  # a namespace seen in order this recently is not looked at again
+
+
+class TenantObjects:
+    """Creates them on demand, puts them back on drift, and removes them with the last run."""
+
+    def __init__(self, api: KubeApi, settings: SandboxSettings, now_ms: Callable[[], int]) -> None:
+        self._api, self._settings, self._now_ms = api, settings, now_ms
+        self._in_order: dict[str, int] = {}
+
+    async def ensure(self, namespace: str, *, fresh_ms: int = FRESH_MS) -> None:
+        """Return once both are as they must be. Raises NameTaken, and what the API server refuses."""
+        seen = self._in_order.get(namespace)
+        if seen is not None and self._now_ms() - seen < fresh_ms:
+            return
+        account, policy = service_account(namespace), network_policy(namespace, self._settings)
+        await asyncio.gather(
+            self._ensure(path_of("v1", "serviceaccounts", namespace), account, ("automountServiceAccountToken",)),
+            self._ensure(path_of("networking.k8s.io/v1", "networkpolicies", namespace), policy, ("spec",)),
+        )
+        self._in_order[namespace] = self._now_ms()
+
+    async def release(self, namespace: str) -> None:
+        """The last run of the namespace is gone."""
+        self._in_order.pop(namespace, None)
+        for base in (
+            path_of("v1", "serviceaccounts", namespace),
+            path_of("networking.k8s.io/v1", "networkpolicies", namespace),
+        ):
+            path = f"{base}/{names.SANDBOX}"
+            found = await self._api.get(path)
+            if found is not None and _ours(found):
+                await self._api.delete(path, found["metadata"]["uid"])
+
+    async def tenants(self) -> frozenset[str]:
+        """Namespaces where something of ours stands."""
+        found = await self._api.items(path_of("v1", "serviceaccounts"), labels=f"{names.MANAGED_BY}={names.PRODUCT}")
+        return frozenset(str(item["metadata"]["namespace"]) for item in found)
+
+    async def _ensure(self, base: str, wanted: Body, fields: tuple[str, ...]) -> None:
+        path = f"{base}/{names.SANDBOX}"
+        found = await self._api.get(path)
+        if found is None:
+            found = await self._create(base, path, wanted)
+        if not _ours(found):
+            raise NameTaken(f"{path} belongs to somebody else: rename or remove it")
+        if any(not _covers(found.get(field), wanted.get(field)) for field in fields):
+            await self._api.replace(path, {**wanted, "metadata": {**found["metadata"], "labels": _labels(found)}})
+
+    async def _create(self, base: str, path: str, wanted: Body) -> Body:
+        try:
+            return await self._api.create(base, wanted)
+        except Exists:
+            return await self._api.get(path) or wanted
+
+
+def _labels(found: Body) -> dict[str, str]:
+    return {**(found["metadata"].get("labels") or {}), names.MANAGED_BY: names.PRODUCT}
+
+
+def _ours(found: Body) -> bool:
+    return bool((found["metadata"].get("labels") or {}).get(names.MANAGED_BY) == names.PRODUCT)
+
+
+def _covers(found: Any, wanted: Any) -> bool:
+    """`found` says what `wanted` says and nothing else; fields that the API server left out are empty ones."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        return all(_covers(found.get(key), wanted.get(key)) for key in {*found, *wanted})
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(found) == len(wanted) and all(_covers(a, b) for a, b in zip(found, wanted, strict=True))
+    return bool(found == wanted) or (not found and not wanted)
