@@ -8,7 +8,7 @@ from string import Template
 from typing import Any
 
 from e2e import upstream
-from e2e.cluster.backends import Cluster
+from e2e.cluster.backend import Backend
 from e2e.cluster.errors import NotReadyError
 from e2e.cluster.paths import CHECKOUT
 from e2e.upstream import Upstream
@@ -22,12 +22,12 @@ SANDBOX_IMAGE = "localhost/moorage/sandbox-base:dev"
 class Tenant:
     """One namespace with a Workspace on the git remote and a ModelProvider for the stand-in model."""
 
-    cluster: Cluster
+    cluster: Backend
     world: Upstream
     namespace: str
 
     @classmethod
-    def create(cls, cluster: Cluster, world: Upstream, namespace: str) -> "Tenant":
+    def create(cls, cluster: Backend, world: Upstream, namespace: str) -> "Tenant":
         """Apply the tenant's manifests (the namespace too)."""
         tenant = cls(cluster, world, namespace)
         text = Template((MANIFESTS / "team.yaml").read_text()).substitute(

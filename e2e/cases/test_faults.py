@@ -14,7 +14,9 @@ sh agent.sh
 
 
 def restart(tenant: Tenant, app: str) -> None:
-    tenant.cluster.kubectl("-n", SYSTEM, "delete", "pod", "-l", f"app.kubernetes.io/component={app}", "--grace-period=0", "--force")
+    tenant.cluster.kubectl(
+        "-n", SYSTEM, "delete", "pod", "-l", f"app.kubernetes.io/component={app}", "--grace-period=0", "--force"
+    )
 
 
 def settled(tenant: Tenant, app: str) -> None:
@@ -48,7 +50,7 @@ def test_a_deleted_sandbox_goes_on_from_its_checkpoint_under_a_new_epoch(tenant:
 
 
 def test_the_agents_memory_kill_is_told(tenant: Tenant):
-    eat = "python3 -c \"x = []\nwhile True: x.append(bytearray(16 << 20))\""
+    eat = 'python3 -c "x = []\nwhile True: x.append(bytearray(16 << 20))"'
     tenant.run("oom", agent=shell(eat), recovery={"maxAttempts": 1})
     status = tenant.ended("oom")
     assert status["phase"] == "Failed"

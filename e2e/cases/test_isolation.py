@@ -30,7 +30,9 @@ print("LOOK " + json.dumps({"tokens": tokens, "env": env, "uid": os.getuid()}), 
 
 
 def targets(tenant: Tenant) -> str:
-    cluster_ip = tenant.cluster.kubectl("-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
+    cluster_ip = tenant.cluster.kubectl(
+        "-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"
+    )
     pod_ip = tenant.cluster.kubectl("-n", tenant.world.namespace, "get", "pod", "git", "-o", "jsonpath={.status.podIP}")
     addresses = [
         ("api server", cluster_ip, 443),
@@ -55,9 +57,7 @@ def test_only_the_gateway_can_be_reached(tenant: Tenant, moorage):
         "spec": {
             "restartPolicy": "Never",
             "runtimeClassName": "gvisor",
-            "containers": [
-                {"name": "c", "image": SANDBOX_IMAGE, "command": ["python3", "-c", PROBE, targets(tenant)]}
-            ],
+            "containers": [{"name": "c", "image": SANDBOX_IMAGE, "command": ["python3", "-c", PROBE, targets(tenant)]}],
         },
     }
     tenant.cluster.kubectl("-n", tenant.world.namespace, "delete", "pod", "free", "--ignore-not-found")
