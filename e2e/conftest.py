@@ -38,32 +38,3 @@ def namespace(cluster: Backend) -> Iterator[str]:
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="session")
-def system(cluster: Backend) -> Upstream:
-    """Moorage, installed with Helm from this checkout, and an outside world for it."""
-    deploy(cluster)
-    return upstream.start(cluster)
-
-
-@pytest.fixture
-def tenant(cluster: Backend, system: Upstream) -> Iterator[Tenant]:
-    """A tenant of the test's own."""
-    name = f"case-{uuid4().hex[:10]}"
-    yield Tenant.create(cluster, system, name)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="session")
-def moorage(cluster: Backend, system: Upstream) -> Callable[..., str]:
-    """`moorage …` against the cluster; `code` is the exit code that is expected."""
-
-    def call(*arguments: str, code: int = 0) -> str:
-        argv = [str(Path(sys.executable).parent / "moorage"), *arguments]
-        env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig())}
-        done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False, timeout=60)
-        assert done.returncode == code, f"{argv} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-    return call

@@ -12,7 +12,8 @@ TYPED = {
         {"sandbox": {"runtimeClassName": "kata"}}, "RuntimeClassNotFound", "kata"),
     "an unknown driver": ({"agent": {"driver": "nobody", "image": "x"}}, "UnknownDriver", "command"),
     "a missing workspace": ({"workspaceRef": {"name": "elsewhere"}}, "WorkspaceNotFound", "elsewhere"),
-    "a missing goal": ({"goal": None, "goalFrom": {"configMapKeyRef": {"name": "no", "key": "x"}}}, "GoalNotFound", "no"),
+    "a missing goal": (
+        {"goal": None, "goalFrom": {"configMapKeyRef": {"name": "no", "key": "x"}}}, "GoalNotFound", "no"),
 }  # fmt: skip
 
 

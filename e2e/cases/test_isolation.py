@@ -90,7 +90,12 @@ def test_the_only_token_is_the_gateways_and_the_key_is_a_dummy(tenant: Tenant, m
 
 @pytest.mark.rule("T2", "T5")
 def test_the_git_password_appears_nowhere(tenant: Tenant, moorage, tmp_path):
-    hunt = "grep -rl 'correct horse' / --include='*' --exclude-dir=proc --exclude-dir=sys 2>/dev/null || true; env; cat .git/config ../.moorage/repo.git/config 2>/dev/null || true; git remote -v"
+    hunt = """
+grep -rl 'correct horse' / --exclude-dir=proc --exclude-dir=sys 2>/dev/null || true
+env
+cat .git/config ../.moorage/repo.git/config 2>/dev/null || true
+git remote -v
+"""
     tenant.run("hunt", agent=shell(hunt), acceptance=[], delivery=None)
     tenant.ended("hunt")
     told = moorage("-n", tenant.namespace, "logs", "hunt")
