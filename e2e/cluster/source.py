@@ -137,8 +137,14 @@ class SourceCluster:
                     (loaded / archive.name).touch()
 
     def deploy(self, *settings: str) -> None:
-        """Install or upgrade the chart with the images built here."""
+        """Install or upgrade the chart with the images built here; pods of older images are replaced."""
         helm.install(self.programs.path("helm"), self.kubeconfig(), [*helm.DEV_IMAGES, *settings])
+        images_now = "\n".join(sorted(path.name for path in (self.layout.node(1).folder / "images").glob("*")))
+        deployed = self.layout.state / "deployed-images"
+        if deployed.exists() and deployed.read_text() != images_now:
+            self.kubectl("rollout", "restart", "deployment", f"--namespace={helm.NAMESPACE}")
+            self.kubectl("rollout", "status", "deployment", f"--namespace={helm.NAMESPACE}", "--timeout=120s")
+        deployed.write_text(images_now)
 
     def partition(self, name: str) -> None:
         """Cut a node off the network; its pods live on."""
