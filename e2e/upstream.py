@@ -70,7 +70,8 @@ def start(
     manifest = template.substitute(namespace=namespace, password=PASSWORD, image=IMAGE)
     cluster.kubectl("apply", "-f", "-", stdin=manifest)
     cluster.kubectl("-n", namespace, "wait", "pod/git", "pod/model", "--for=condition=Ready", "--timeout=90s")
-    return Upstream(cluster, namespace, f"http://{_address(cluster, namespace, 'git')}/demo.git", f"http://{_address(cluster, namespace, 'model')}")  # fmt: skip
+    git, model = (_address(cluster, namespace, service) for service in ("git", "model"))
+    return Upstream(cluster, namespace, f"http://{git}/demo.git", f"http://{model}")
 
 
 def demo_files() -> dict[str, str]:
