@@ -310,6 +310,7 @@ async def test_a_guard_sees_new_records_and_may_refuse_them(store: DurableExecut
     await store.append("run-1", 1, [draft("a")], guard=refuse)
     assert seen == ["b"]
     await refused(JournalError, store.append("run-1", 1, [draft("c")], guard=refuse), store)
+    await refused(JournalError, store.raise_fence("run-1", 2, [draft("c")], guard=refuse), store)
 
 
 @pytest.mark.rule("S4")

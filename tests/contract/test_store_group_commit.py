@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, RunIdentity, Source
 from moorage.store.errors import Fenced, StoreUnavailable
-from moorage.store.group_commit import MAX_BATCH
+from moorage.store.group_commit import MAX_BATCH, GroupCommit
 from moorage.store.port import AppendResult, NewExecution
 from moorage.store.sqlite import SqliteStore
 
@@ -78,6 +80,28 @@ async def test_a_database_in_trouble_fails_the_whole_batch_and_keeps_nothing_of_
     store._db.execute("PRAGMA max_page_count = 1000000")
     assert [await store.read(f"run-{n}") for n in range(RUNS)] == [[]] * RUNS
     assert (await store.append("run-0", 1, [draft("a", 20_000)])).offset == 0
+
+
+async def test_a_write_that_fails_half_way_is_undone_and_the_others_stay(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "plain.db", isolation_level=None)
+    db.execute("CREATE TABLE t (x)")
+    group = GroupCommit(db, "plain.db")
+
+    def insert(value: int) -> None:
+        db.execute("INSERT INTO t VALUES (?)", (value,))
+
+    def half(value: int) -> None:
+        insert(value)
+        raise OverflowError(value)
+
+    outcomes = await asyncio.gather(
+        *(group.run(partial(work, n)) for n, work in enumerate([insert, half, insert])), return_exceptions=True
+    )
+    with pytest.raises(OverflowError):
+        await group.run(partial(half, 9))
+    assert [type(o) for o in outcomes] == [type(None), OverflowError, type(None)]
+    assert db.execute("SELECT x FROM t").fetchall() == [(0,), (2,)]
+    db.close()
 
 
 async def test_who_is_cancelled_before_the_commit_wrote_nothing(store: SqliteStore) -> None:

@@ -261,6 +261,8 @@ def test_every_field_of_a_wrong_kind_is_malformed() -> None:
         if field.name != "hash":
             with pytest.raises(Malformed, match=field.name):
                 decode(rehash(good | {field.name: [1]}, None))
+    with pytest.raises(Malformed, match="seq"):
+        decode(rehash(good | {"seq": False}, None))
     for ref in ({}, {"sha256": 1, "size": 1}, {"sha256": "x", "size": True}):
         with pytest.raises(Malformed, match="blob"):
             decode(rehash(good | {"payload_ref": ref}, None))

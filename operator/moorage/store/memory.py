@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,11 +88,14 @@ class MemoryStore:
         plan = appending.plan_append(run.row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
         return self._write(run, plan)
 
-    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+    async def raise_fence(
+        self, run_uid: str, epoch: int, drafts: Sequence[Draft] = (), *, guard: Guard | None = None
+    ) -> AppendResult:
         """See the port."""
         run = self._run(run_uid)
         row = appending.plan_fence(run.row, epoch)
-        return self._write(run, appending.plan_append(row, epoch, drafts, None, self._existing(run, drafts)))
+        plan = appending.plan_append(row, epoch, drafts, None, self._existing(run, drafts), guard=guard)
+        return self._write(run, plan)
 
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
         """See the port."""
@@ -104,7 +107,7 @@ class MemoryStore:
         """See the port."""
         return [decode(stored) for stored in self._run(run_uid).events[from_offset : from_offset + limit]]
 
-    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         for entry in self._run(run_uid).events[from_offset:]:
             yield entry

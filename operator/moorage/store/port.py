@@ -7,7 +7,7 @@ durable; when it raises, nothing was written. Times are integer milliseconds sin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -189,7 +189,9 @@ class DurableExecutionStore(Protocol):
         Raise UnknownRun, RunSealed, Fenced, DuplicateMismatch, OffsetConflict, what `guard` raises, JournalError.
         """
 
-    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+    async def raise_fence(
+        self, run_uid: str, epoch: int, drafts: Sequence[Draft] = (), *, guard: Guard | None = None
+    ) -> AppendResult:
         """Raise the epoch that commits, and append `drafts` under it, in one step (F2).
 
         The current epoch again is harmless; a lower one is Fenced: the fence never falls. Raise as `append` does.
@@ -201,7 +203,7 @@ class DurableExecutionStore(Protocol):
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """Return up to `limit` records from `from_offset` on, in order. Raise UnknownRun, Malformed."""
 
-    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes from `from_offset` on, with bounded memory, up to the head at the first step."""
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Protocol
 
 from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
@@ -16,7 +17,7 @@ class Readable(Protocol):
     async def get(self, run_uid: str) -> Execution:
         """Return the row of a run."""
 
-    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes."""
 
 
@@ -41,11 +42,12 @@ async def _follow(
     """Feed the verifier up to the head; what others append meanwhile is past it."""
     if head.offset < 0:
         return verifier.result(head)
-    async for entry in store.stored(run_uid):
-        if broken := verifier.feed(entry):
-            return broken
-        if refuse_unknown and verifier.last:
-            refuse_unknown_critical(verifier.last)
-        if verifier.last and verifier.last.seq == head.offset:
-            break
+    async with aclosing(store.stored(run_uid)) as entries:
+        async for entry in entries:
+            if broken := verifier.feed(entry):
+                return broken
+            if refuse_unknown and verifier.last:
+                refuse_unknown_critical(verifier.last)
+            if verifier.last and verifier.last.seq == head.offset:
+                break
     return verifier.result(head)

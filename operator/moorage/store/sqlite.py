@@ -9,7 +9,7 @@ leaves no memory that runs ahead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -100,13 +100,15 @@ class SqliteStore:
 
         return await self._writes.run(work)
 
-    async def raise_fence(self, run_uid: str, epoch: int, drafts: Sequence[Draft] = ()) -> AppendResult:
+    async def raise_fence(
+        self, run_uid: str, epoch: int, drafts: Sequence[Draft] = (), *, guard: Guard | None = None
+    ) -> AppendResult:
         """See the port."""
 
         def work() -> AppendResult:
             run, row = sqlite_rows.get_execution(self._db, run_uid)
             raised = appending.plan_fence(row, epoch)
-            plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts))
+            plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts), guard=guard)
             return self._commit(run, row, plan)
 
         return await self._writes.run(work)
@@ -127,7 +129,7 @@ class SqliteStore:
         stored = self._read(lambda: sqlite_rows.events(self._db, self._run(run_uid), from_offset, limit))
         return [decode(entry) for entry in stored]
 
-    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncIterator[Stored]:
+    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
         while from_offset <= row.head.offset:
