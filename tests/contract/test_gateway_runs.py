@@ -1,210 +1,31 @@
 """The operator's and the sandboxes' doors over every store, with real git behind them."""
 
 import asyncio
-import os
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-
-from moorage.api.wire import (
-    ResolvedAgent,
-    ResolvedCheck,
-    ResolvedDelivery,
-    ResolvedRun,
-    ResolvedWorkspace,
-    SecretRef,
+from tests.gateway_script import (
+    BRANCH,
+    PASSWORD,
+    Operator,
+    agent_at_work,
+    commit,
+    git,
+    ok,
+    push,
+    refused,
+    resolved,
+    result,
+    told,
+    verified,
+    work_done,
+    worktree,
 )
+
+from moorage.api.wire import ResolvedDelivery, SecretRef
+from moorage.core.run.view import RUN_VIEW
+from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
-from moorage.store.sqlite import SqliteStore
-from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
-from moorage.testing.gitserver import GitServer
-
-PASSWORD = "correct horse"
-BRANCH = "moorage/fix"
-GIT_ENV = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_AUTHOR_NAME": "Ada",
-    "GIT_AUTHOR_EMAIL": "ada@example.com",
-    "GIT_COMMITTER_NAME": "Ada",
-    "GIT_COMMITTER_EMAIL": "ada@example.com",
-    "GIT_TERMINAL_PROMPT": "0",
-}
-
-
-def git(cwd: Path, *args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=cwd, env=GIT_ENV, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"git {args}: {done.stderr}"
-    return done.stdout.strip()
-
-
-def commit(work: Path, name: str, text: str) -> str:
-    (work / name).write_text(text)
-    git(work, "add", "-A")
-    git(work, "commit", "-qm", name)
-    return git(work, "rev-parse", "HEAD")
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[GitServer]:
-    (tmp_path / "srv").mkdir()
-    with GitServer(tmp_path / "srv", "ada", PASSWORD) as running:
-        bare = running.create("shop.git")
-        work = tmp_path / "seed"
-        git(tmp_path, "clone", "-q", str(bare), str(work))
-        git(work, "checkout", "-q", "-b", "main")
-        commit(work, "a.txt", "one\n")
-        git(work, "push", "-q", "origin", "main")
-        yield running
-
-
-@pytest.fixture
-def clock() -> StepClock:
-    return StepClock()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def gateway(request: pytest.FixtureRequest, tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "journal.db")
-    made = LocalGateway(tmp_path, store=store, clock=clock)
-    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
-    async with made.serving():
-        yield made
-    await store.close()
-
-
-def resolved(upstream: GitServer, uid: str = "u1", **changes: Any) -> ResolvedRun:
-    spec = ResolvedRun(
-        uid=uid,
-        tenant="team-a",
-        name="fix",
-        session_id=uid,
-        placement="cluster",
-        goal="make the tests pass",
-        workspace=ResolvedWorkspace(
-            key="w1", kind="remote_git", url=upstream.url("shop.git"), ref="main", credentials=SecretRef(name="git")
-        ),
-        agent=ResolvedAgent(driver="command", command=("true",)),
-        acceptance=(ResolvedCheck(name="tests", run="make test"),),
-        delivery=ResolvedDelivery(branch=BRANCH),
-    )
-    return spec.model_copy(update=changes)
-
-
-async def ok(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def refused(answer: httpx.Response, status: int, reason: str) -> str:
-    assert (answer.status_code, answer.json().get("reason")) == (status, reason), answer.text
-    return str(answer.json()["message"])
-
-
-class Operator:
-    """What the controller does, door by door."""
-
-    def __init__(self, gateway: LocalGateway, spec: ResolvedRun) -> None:
-        self.gateway, self.spec, self.door = gateway, spec, f"/v1/runs/{spec.uid}"
-
-    @property
-    def http(self) -> httpx.AsyncClient:
-        return self.gateway.operator
-
-    async def admit(self) -> Any:
-        return await ok(await self.http.put(self.door, content=self.spec.model_dump_json()))
-
-    async def fence(self, epoch: int, attempt: int | None = None) -> httpx.Response:
-        body = {"epoch": epoch, "attempt": attempt or epoch, "holder": f"attempt-{epoch}", "lease": "lease-1"}
-        return await self.http.post(f"{self.door}/fence", json=body)
-
-    async def register(self, pod: str, epoch: int, role: str = "runner", commit: str | None = None) -> Any:
-        body = {"pod_uid": pod, "pod_name": f"pod-{pod}", "epoch": epoch, "role": role, "commit": commit}
-        return await ok(await self.http.post(f"{self.door}/pods", json=body))
-
-    async def report(self, epoch: int, kind: str, payload: dict[str, Any], key: str = "x") -> httpx.Response:
-        record = {"record_id": f"op:{kind}:{key}", "type": kind, "payload": payload, "recorded_at": 5}
-        return await self.http.post(f"{self.door}/records", json={"epoch": epoch, "records": [record]})
-
-    async def deliver(self, epoch: int, commit: str) -> httpx.Response:
-        return await self.http.post(f"{self.door}/deliver", json={"epoch": epoch, "commit": commit})
-
-    async def view(self) -> Any:
-        return await ok(await self.http.get(self.door))
-
-    async def state(self) -> Any:
-        return (await self.view())["state"]
-
-    async def records(self) -> list[Any]:
-        return list(await self.gateway.deps.store.read(self.spec.uid))
-
-    async def types(self) -> list[str]:
-        return [record.type for record in await self.records()]
-
-    async def start(self, epoch: int = 1, pod: str = "p1") -> httpx.AsyncClient:
-        await self.admit()
-        await ok(await self.fence(epoch))
-        await self.register(pod, epoch)
-        return self.gateway.sandbox(pod, self.spec.tenant)
-
-
-def told(kind: str, payload: dict[str, Any], key: str = "1", epoch: int = 1) -> dict[str, Any]:
-    record = {"record_id": f"{kind}:{key}", "type": kind, "payload": payload, "recorded_at": 7}
-    return {"epoch": epoch, "records": [record]}
-
-
-async def worktree(gateway: LocalGateway, tmp_path: Path, pod: str, name: str = "tree") -> Path:
-    """A clone by way of the git door, with the token where git can find it."""
-    tree = tmp_path / name
-    url = f"{gateway.url}/git/run.git"
-    header = f"http.extraHeader=Authorization: Bearer token-of-{pod}"
-    await asyncio.to_thread(git, tmp_path, "-c", header, "clone", "-q", url, str(tree))
-    await asyncio.to_thread(git, tree, "config", "http.extraHeader", header.partition("=")[2])
-    return tree
-
-
-async def push(tree: Path, *refspecs: str) -> None:
-    await asyncio.to_thread(git, tree, "push", "-q", "origin", *refspecs)
-
-
-async def work_done(gateway: LocalGateway, operator: Operator, tmp_path: Path) -> tuple[httpx.AsyncClient, str]:
-    """A run whose agent has completed with one changed file."""
-    runner = await operator.start()
-    assignment = await ok(await runner.get("/v1/self"))
-    ready = told("WORKSPACE_READY", {"base": assignment["git"]["base"], "branch": BRANCH})
-    await ok(await runner.post("/v1/self/records", json=ready))
-    await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {})))
-    tree = await worktree(gateway, tmp_path, "p1")
-    head = await asyncio.to_thread(commit, tree, "b.txt", "two\n")
-    await push(tree, f"HEAD:refs/heads/{BRANCH}")
-    await ok(await runner.post("/v1/self/result", json=result(head)))
-    return runner, head
-
-
-def result(head: str | None, **changes: Any) -> dict[str, Any]:
-    return {"epoch": 1, "outcome": "completed", "reason": "Exited", "exit_code": 0, "commit": head} | {
-        "recorded_at": 9,
-        **changes,
-    }
-
-
-def verification(head: str, exit_code: int = 0, **changes: Any) -> dict[str, Any]:
-    check = {"name": "tests", "run": "make test", "exit_code": exit_code, "duration_ms": 5, "output": "2 failed"}
-    return {"epoch": 1, "commit": head, "checks": [check], "recorded_at": 11} | changes
-
-
-async def verified(gateway: LocalGateway, operator: Operator, head: str, exit_code: int = 0) -> None:
-    await operator.register("v1", 1, "verifier", head)
-    verifier = gateway.sandbox("v1", "team-a")
-    await ok(await verifier.post("/v1/self/verification", json=verification(head, exit_code)))
-
 
 # --- the main job ---------------------------------------------------------------------------------------------------
 
@@ -253,3 +74,502 @@ async def test_nothing_is_delivered_that_has_not_passed(gateway, upstream, tmp_p
     assert "exit code 1" in state["verification"]["summary"]
     assert "2 failed" in state["verification"]["summary"]
     assert not [u for u in upstream.updates if u.ref != "refs/heads/main"]
+
+
+@pytest.mark.rule("E5")
+async def test_a_push_whose_answer_got_lost_is_recovered_and_not_repeated(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("drop", "git-receive-pack")
+    view = await ok(await operator.deliver(1, head))
+    assert view["state"]["effects"][0]["status"] == "unknown"
+    gateway.restart()
+    view = await ok(await operator.deliver(1, head))
+    assert view["state"]["effects"][0]["status"] == "confirmed"
+    assert len([u for u in upstream.updates if u.new == head]) == 1
+    assert "EFFECT_RECONCILED" in await operator.types()
+
+
+@pytest.mark.rule("E5")
+async def test_a_push_that_never_left_is_made_again_under_a_new_intent(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("error", "git-receive-pack")
+    first = await ok(await operator.deliver(1, head))
+    second = await ok(await operator.deliver(1, head))
+    assert first["state"]["effects"][-1]["status"] != "confirmed"
+    assert [e["status"] for e in second["state"]["effects"]] == ["not_dispatched", "confirmed"]
+    assert len([u for u in upstream.updates if u.new == head]) == 1
+
+
+@pytest.mark.rule("E5")
+async def test_a_branch_that_somebody_made_meanwhile_is_never_overwritten(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    theirs = commit(tmp_path / "seed", "theirs.txt", "x\n")
+    git(tmp_path / "seed", "push", "-q", "origin", f"HEAD:refs/heads/{BRANCH}")
+    view = await ok(await operator.deliver(1, head))
+    effect = view["state"]["effects"][0]
+    assert effect["status"] == "rejected"
+    assert effect["detail"].startswith("BranchExists: ")
+    assert git(tmp_path / "seed", "ls-remote", "origin", BRANCH).split()[0] == theirs
+
+
+@pytest.mark.rule("I5")
+async def test_a_cancelling_run_pushes_nothing_more(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    view = await ok(await operator.deliver(1, head))
+    assert view["state"]["effects"] == []
+    assert not [u for u in upstream.updates if u.new == head]
+    orders = await ok(await runner.get("/v1/self/orders?after=0"))
+    assert (orders["stop"], orders["reason"]) == ("cancel", "user")
+    assert (await operator.state())["cancel_stage"] == "propagated"
+
+
+# --- identity and ownership -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("O6")
+async def test_a_run_is_admitted_once_and_with_one_spec(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    first = await operator.admit()
+    gateway.restart()
+    assert (await operator.admit())["state"] == first["state"]
+    changed = resolved(upstream, goal="something else")
+    answer = await gateway.operator.put("/v1/runs/u1", content=changed.model_dump_json())
+    refused(answer, 409, "SpecConflict")
+    assert await operator.types() == ["RUN_ADMITTED"]
+    view = RUN_VIEW.validate_python(await operator.view())
+    assert view.spec == operator.spec
+
+
+@pytest.mark.rule("F2")
+async def test_a_pod_that_nobody_registered_is_told_to_ask_again(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await operator.admit()
+    await ok(await operator.fence(1))
+    early = gateway.sandbox("p1", "team-a")
+    refused(await early.get("/v1/self"), 425, "NotRegistered")
+    refused(await early.post("/v1/self/heartbeat", json={}), 425, "NotRegistered")
+    await operator.register("p1", 1)
+    gateway.restart()
+    assert (await ok(await early.get("/v1/self")))["epoch"] == 1
+
+
+@pytest.mark.rule("F3")
+async def test_an_older_epoch_is_refused_at_every_door_and_the_journal_says_so(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    old = await operator.start()
+    await ok(await old.get("/v1/self"))
+    tree = await worktree(gateway, tmp_path, "p1")
+    head = await asyncio.to_thread(commit, tree, "late.txt", "late\n")
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "OwnerLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    doors = {
+        "self": old.get("/v1/self"),
+        "records": old.post("/v1/self/records", json=told("AGENT_STARTED", {})),
+        "checkpoint": old.post("/v1/self/checkpoint", json=checkpoint(1, head)),
+        "result": old.post("/v1/self/result", json=result(head)),
+    }
+    for call in doors.values():
+        refused(await call, 409, "Fenced")
+    with pytest.raises(AssertionError, match="409"):
+        await push(tree, f"HEAD:refs/heads/{BRANCH}")
+    assert (await ok(await old.get("/v1/self/orders?after=0")))["stop"] == "fenced"
+    assert (await ok(await old.post("/v1/self/heartbeat", json=beat())))["stop"] == "fenced"
+    refused(await operator.fence(1), 409, "Fenced")
+    refused(await operator.deliver(1, head), 409, "Fenced")
+    refused(await operator.report(1, "RUN_FAILED", {"reason": "x"}), 409, "Fenced")
+    told_of = {r.payload["door"] for r in await operator.records() if r.type == "FENCE_REFUSED"}
+    assert told_of >= {*doors, "git", "orders", "fence", "deliver", "operator-records"}
+    assert all(r.epoch == 2 and r.source == "gateway" for r in await operator.records() if r.type == "FENCE_REFUSED")
+    metrics = (await gateway.client(None).get("/metrics")).text
+    assert 'moorage_fence_refusals_total{door="git"}' in metrics
+
+
+async def test_raising_the_same_epoch_again_is_harmless(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await operator.start()
+    before = await operator.types()
+    await ok(await operator.fence(1))
+    await operator.register("p1", 1)
+    assert await operator.types() == before
+
+
+@pytest.mark.rule("I10")
+async def test_tenants_are_apart(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    await ok(await runner.get("/v1/self"))
+    stolen = gateway.sandbox("p1", "team-b")
+    refused(await stolen.get("/v1/self"), 403, "Forbidden")
+    refused(await gateway.reader("eve", "team-b").get("/v1/runs/u1"), 404, "UnknownRun")
+    await ok(await gateway.reader("ann", "team-a").get("/v1/runs/u1"))
+    refused(await runner.get("/v1/runs"), 403, "Forbidden")
+    refused(await gateway.client("nonsense").get("/v1/self"), 401, "Unauthenticated")
+    refused(await gateway.client(None).get("/v1/self"), 401, "Unauthenticated")
+
+
+# --- what may be said -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["RUN_SUCCEEDED", "EFFECT_RECEIPT", "VERIFICATION_RESULT", "EPOCH_RAISED", "MODEL_RESPONSE", "CHECKPOINT"]
+)
+async def test_a_runner_may_not_say_what_others_see(gateway, upstream, kind) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    before = await operator.types()
+    refused(await runner.post("/v1/self/records", json=told(kind, {"reason": "x"})), 403, "Forbidden")
+    assert await operator.types() == before
+
+
+@pytest.mark.rule("J3", "S2")
+async def test_what_can_not_follow_appends_nothing_of_its_report(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await operator.start()
+    before = await operator.state()
+    body = told("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"})
+    body["records"] += told("CANCEL_QUIESCED", {}, "2")["records"]
+    refused(await gateway.operator.post("/v1/runs/u1/records", json=body), 409, "IllegalMove")
+    refused(await operator.report(1, "ATTEMPT_ENDED", {"role": "runner"}), 422, "Invalid")
+    assert await operator.state() == before
+    gateway.restart()
+    assert await operator.state() == before
+
+
+@pytest.mark.rule("J8", "T5")
+async def test_content_lies_in_the_blob_store_and_only_measures_in_the_record(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    payload = {"tool": "bash", "exit_code": 1, "output": "a secret plan" * 10_000}
+    once = told("TOOL_RESPONSE", payload)
+    first = await ok(await runner.post("/v1/self/records", json=once))
+    assert await ok(await runner.post("/v1/self/records", json=once)) == first
+    record = (await operator.records())[-1]
+    assert record.payload == {"tool": "bash", "exit_code": 1}
+    assert (record.source, record.assurance, record.retention) == ("runner", "reported", "erasable")
+    assert b"a secret plan" in await gateway.deps.blobs.get("team-a", record.payload_ref)
+    assert (await operator.state())["usage"]["tool_calls"] == 1
+
+
+async def test_a_new_attempt_may_use_the_words_of_an_earlier_one(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await agent_at_work(gateway, operator)
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    await ok(await second.get("/v1/self"))
+    await ok(await second.post("/v1/self/records", json=told("AGENT_STARTED", {}, epoch=2)))
+    assert (await operator.state())["phase"] == "Running"
+
+
+async def test_bad_bodies_are_told_by_field_and_never_repeated(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    message = refused(await runner.post("/v1/self/checkpoint", json={"epoch": 1, "commit": "hunter2"}), 422, "Invalid")
+    assert "commit" in message
+    assert "hunter2" not in message
+    refused(await runner.post("/v1/self/checkpoint", content=b"\xff{"), 422, "Invalid")
+    refused(await runner.post("/v1/self/heartbeat", content=b" " * 2000), 413, "TooLarge")
+    assert (await runner.get("/nowhere")).status_code == 404
+    assert (await runner.delete("/v1/self")).status_code == 405
+
+
+# --- checkpoints, results, recovery -----------------------------------------------------------------------------------
+
+
+def checkpoint(iteration: int, head: str | None, epoch: int = 1) -> dict[str, object]:
+    return {"epoch": epoch, "iteration": iteration, "changed": head is not None, "commit": head, "recorded_at": 8}
+
+
+def beat(epoch: int = 1, seq: int = 1) -> dict[str, object]:
+    return {"work_id": "u1", "epoch": epoch, "progress_seq": seq, "observed_at": 3}
+
+
+@pytest.mark.rule("P5", "R1", "E2")
+async def test_a_checkpoint_counts_once_it_is_here_and_the_next_attempt_goes_on_from_it(
+    gateway, upstream, tmp_path
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    tree = await worktree(gateway, tmp_path, "p1")
+    head = await asyncio.to_thread(commit, tree, "b.txt", "two\n")
+    refused(await runner.post("/v1/self/checkpoint", json=checkpoint(1, head)), 409, "CheckpointMissing")
+    assert (await operator.state())["iteration"] == 0
+    await push(tree, "HEAD:refs/moorage/runs/u1/1/checkpoints")
+    first = await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, head)))
+    assert await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, head))) == first
+    await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(2, None)))
+    refused(await runner.post("/v1/self/checkpoint", json=checkpoint(2, head)), 409, "DuplicateMismatch")
+    assert (await operator.types())[-3:] == ["CHECKPOINT", "ITERATION_COMPLETE", "ITERATION_COMPLETE"]
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "OOMKilled"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    gateway.restart()
+    upstream.inject("deny", times=99)
+    assignment = await ok(await gateway.sandbox("p2", "team-a").get("/v1/self"))
+    assert assignment["next_iteration"] == 3
+    assert assignment["git"]["resume"] == {"commit": head, "iteration": 1, "epoch": 1}
+    assert "OOMKilled" in assignment["handoff"]
+    assert head in assignment["handoff"]
+
+
+@pytest.mark.rule("V4")
+async def test_a_result_is_looked_at_and_not_believed(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    base = (await operator.state())["workspace_base"]
+    tree = await worktree(gateway, tmp_path, "p1")
+    head = await asyncio.to_thread(commit, tree, "b.txt", "two\n")
+    refused(await runner.post("/v1/self/result", json=result(head)), 409, "CandidateMissing")
+    unrelated = await asyncio.to_thread(_orphan, tree)
+    await push(tree, f"+{unrelated}:refs/heads/{BRANCH}")
+    refused(await runner.post("/v1/self/result", json=result(unrelated)), 409, "NotDescended")
+    await push(tree, f"+{head}:refs/heads/{BRANCH}")
+    lie = result(head, empty=True, tree="a" * 40, base="b" * 40, files=77)
+    await ok(await runner.post("/v1/self/result", json=lie))
+    tree_id = git(tree, "rev-parse", f"{head}^{{tree}}")
+    proposal = (await operator.state())["proposal"]
+    assert proposal == {"commit": head, "tree": tree_id, "base": base, "empty": False, "files": 1}
+
+
+def _orphan(tree) -> str:
+    empty = git(tree, "hash-object", "-w", "-t", "tree", "/dev/null")
+    return git(tree, "commit-tree", "-m", "unrelated", empty)
+
+
+async def test_an_agent_that_changed_nothing_proposes_its_base(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await ok(await runner.post("/v1/self/result", json=result(None)))
+    state = await operator.state()
+    assert state["proposal"]["empty"] is True
+    assert state["proposal"]["commit"] == state["workspace_base"]
+
+
+async def test_an_agent_that_failed_proposes_nothing(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await ok(await runner.post("/v1/self/result", json=result(None, outcome="failed", reason="AgentFailed")))
+    state = await operator.state()
+    assert (state["agent_end"]["outcome"], state["proposal"]) == ("failed", None)
+
+
+@pytest.mark.rule("V3")
+async def test_a_verdict_is_on_one_commit_and_on_all_commands(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner, head = await work_done(gateway, operator, tmp_path)
+    await operator.register("v1", 1, "verifier", head)
+    verifier = gateway.sandbox("v1", "team-a")
+    assignment = await ok(await verifier.get("/v1/self"))
+    assert (assignment["role"], assignment["git"]["commit"]) == ("verifier", head)
+    report = {"epoch": 1, "commit": head, "checks": [], "recorded_at": 1}
+    refused(await verifier.post("/v1/self/verification", json=report), 422, "Invalid")
+    refused(await verifier.post("/v1/self/verification", json=report | {"commit": "c" * 40}), 403, "Forbidden")
+    refused(await runner.post("/v1/self/verification", json=report), 403, "Forbidden")
+    refused(await verifier.post("/v1/self/result", json=result(head)), 403, "Forbidden")
+    await ok(await verifier.post("/v1/self/verification", json=report | {"problem": "no space left"}))
+    verdict = (await operator.state())["verification"]
+    assert (verdict["passed"], verdict["problem"]) == (False, "no space left")
+
+
+async def test_a_verifier_fetches_and_can_not_push(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await operator.register("v1", 1, "verifier", head)
+    gateway.token_for_pod("v1", "team-a")
+    tree = await worktree(gateway, tmp_path, "v1", "verify")
+    await asyncio.to_thread(git, tree, "fetch", "-q", "origin", head)
+    await asyncio.to_thread(git, tree, "checkout", "-q", head)
+    assert (tree / "b.txt").read_text() == "two\n"
+    with pytest.raises(AssertionError, match="403"):
+        await push(tree, f"HEAD:refs/heads/{BRANCH}")
+
+
+# --- the remote -------------------------------------------------------------------------------------------------------
+
+
+async def first_contact(gateway, spec) -> tuple[Operator, object]:
+    operator = Operator(gateway, spec)
+    runner = await operator.start(pod=f"pod-of-{spec.uid}")
+    return operator, await runner.get("/v1/self")
+
+
+def with_workspace(spec, **changes):
+    return spec.model_copy(update={"workspace": spec.workspace.model_copy(update=changes)})
+
+
+async def test_a_wrong_password_ends_the_run_with_its_reason(gateway, upstream) -> None:
+    gateway.secrets.give("team-a", "git", username="ada", password="wrong-password-1")
+    operator, answer = await first_contact(gateway, resolved(upstream))
+    message = refused(answer, 424, "GitAuthFailed")
+    assert "wrong-password-1" not in message
+    end = (await operator.state())["agent_end"]
+    assert (end["outcome"], end["reason"]) == ("failed", "GitAuthFailed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ref": "no-such-branch"}, "GitRefNotFound"),
+        ({"credentials": SecretRef(name="absent")}, "GitAuthFailed"),
+        ({"url": "ftp://example.invalid/x.git"}, "GitBadUrl"),
+        ({"kind": "local", "url": None, "path": "/nonexistent/repository"}, "GitNotFound"),
+    ],
+)
+async def test_a_remote_that_will_not_do_ends_the_run_with_its_reason(gateway, upstream, changes, reason) -> None:
+    operator, answer = await first_contact(gateway, with_workspace(resolved(upstream), **changes))
+    refused(answer, 424, reason)
+    assert (await operator.state())["agent_end"]["reason"] == reason
+
+
+async def test_an_unreachable_remote_is_asked_again_for_a_minute(gateway, upstream, clock) -> None:
+    spec = with_workspace(resolved(upstream), url="http://127.0.0.1:9/shop.git")
+    operator, answer = await first_contact(gateway, spec)
+    refused(answer, 503, "GitUnreachable")
+    assert (await operator.state())["agent_end"] is None
+    clock.advance(60_000)
+    refused(await gateway.sandbox("pod-of-u1", "team-a").get("/v1/self"), 424, "GitUnreachable")
+    assert (await operator.state())["agent_end"]["reason"] == "GitUnreachable"
+
+
+async def test_a_branch_that_exists_is_told_before_any_work(gateway, upstream) -> None:
+    spec = resolved(upstream, delivery=ResolvedDelivery(branch="main"))
+    operator, answer = await first_contact(gateway, spec)
+    refused(answer, 424, "BranchExists")
+    assert (await operator.state())["agent_end"]["reason"] == "BranchExists"
+
+
+@pytest.mark.rule("W2")
+async def test_of_two_runs_for_one_branch_the_later_is_refused_by_name(gateway, upstream, clock) -> None:
+    first = resolved(upstream, "u1", name="first")
+    second = resolved(upstream, "u2", name="second")
+    await Operator(gateway, first).admit()
+    clock.advance(10)
+    _, later = await first_contact(gateway, second)
+    assert "first" in refused(later, 424, "BranchTaken")
+    _, earlier = await first_contact(gateway, first)
+    assert earlier.status_code == 200
+
+
+async def test_an_ephemeral_workspace_has_no_remote(gateway, upstream) -> None:
+    spec = with_workspace(resolved(upstream), kind="ephemeral", url=None, credentials=None, ref=None)
+    _, answer = await first_contact(gateway, spec)
+    assert (await ok(answer))["git"]["base"]
+
+
+@pytest.mark.rule("T2")
+async def test_the_credential_is_read_at_use_and_told_to_nobody(gateway, upstream) -> None:
+    _, answer = await first_contact(gateway, resolved(upstream))
+    assert PASSWORD not in answer.text
+    assert gateway.secrets.reads == [("team-a", "git")]
+
+
+# --- orders, lists, ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("X1")
+async def test_a_cancel_wakes_a_waiting_runner_at_once(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    waiting = asyncio.create_task(runner.get("/v1/self/orders?after=0"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    orders = await ok(await asyncio.wait_for(waiting, 2))
+    assert (orders["stop"], orders["seq"]) == ("cancel", 1)
+    assert (await operator.types()).count("CANCEL_PROPAGATED") == 1
+    await ok(await runner.post("/v1/self/records", json=told("CANCEL_ACKNOWLEDGED", {})))
+    assert (await operator.state())["cancel_stage"] == "acknowledged"
+
+
+async def test_heartbeats_are_kept_in_memory_and_seen_by_the_operator(gateway, upstream, clock) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    offset = (await operator.state())["offset"]
+    for seq, step in ((1, 0), (1, 5_000), (2, 5_000)):
+        clock.advance(step)
+        assert (await ok(await runner.post("/v1/self/heartbeat", json=beat(seq=seq))))["stop"] is None
+    heard = (await operator.view())["heartbeat"]
+    assert heard["heard_at"] == clock.now_ms()
+    assert heard["progress_at"] == clock.now_ms()
+    assert (await operator.state())["offset"] == offset
+    gateway.restart()
+    view = await operator.view()
+    assert view["heartbeat"] is None
+    assert view["up_since"] == clock.now_ms()
+
+
+@pytest.mark.rule("W5", "J7", "R7")
+async def test_a_released_run_keeps_its_journal_and_nothing_else(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await work_done(gateway, operator, tmp_path)
+    refused(await gateway.operator.post("/v1/runs/u1/release"), 409, "NotEnded")
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AcceptanceFailed", "message": ""}))
+    briefs = (await ok(await gateway.operator.get("/v1/runs?pending=true")))["runs"]
+    assert [(b["uid"], b["phase"], b["released"]) for b in briefs] == [("u1", "Failed", False)]
+    released = await ok(await gateway.operator.post("/v1/runs/u1/release"))
+    assert released["refs"] >= 1
+    assert (await ok(await gateway.operator.post("/v1/runs/u1/release")))["refs"] == 0
+    assert (await operator.view())["released"] is True
+    assert (await ok(await gateway.operator.get("/v1/runs?pending=true")))["runs"] == []
+    assert len((await ok(await gateway.operator.get("/v1/runs")))["runs"]) == 1
+    assert (await operator.types())[-1] == "TOMBSTONE"
+
+
+@pytest.mark.rule("I6")
+async def test_after_the_end_a_runner_is_told_so(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "DeadlineExceeded", "message": ""}))
+    for answer in (
+        await runner.get("/v1/self"),
+        await runner.post("/v1/self/records", json=told("TOOL_RESPONSE", {"tool": "x"})),
+        await runner.post("/v1/self/result", json=result(None)),
+    ):
+        refused(answer, 409, "RunEnded")
+
+
+@pytest.mark.rule("J3")
+async def test_memory_never_runs_ahead_of_the_store(gateway, upstream, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    before = await operator.state()
+    append = gateway.deps.store.append
+
+    async def full(*args, **kwargs):
+        raise StoreUnavailable("no space left on device")
+
+    monkeypatch.setattr(gateway.deps.store, "append", full)
+    refused(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {})), 503, "StoreUnavailable")
+    monkeypatch.setattr(gateway.deps.store, "append", append)
+    assert await operator.state() == before
+    await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {})))
+    assert (await operator.state())["phase"] == "Running"
+
+
+@pytest.mark.rule("J5")
+async def test_a_broken_chain_refuses_everything_and_starts_nothing_afresh(tmp_path, upstream) -> None:
+    store = MemoryStore()
+    async with LocalGateway(tmp_path, store=store) as gateway:
+        operator = Operator(gateway, resolved(upstream))
+        await operator.start()
+        events = store._runs["u1"].events
+        events[0] = replace_body(events[0])
+        gateway.restart()
+        message = refused(await gateway.operator.get("/v1/runs/u1"), 500, "JournalCorrupted")
+        assert "offset 0" in message
+        refused(await operator.fence(2), 500, "JournalCorrupted")
+
+
+def replace_body(stored):
+    return stored._replace(body=stored.body.replace(b"RUN_ADMITTED", b"RUN_ADMITTEE"))

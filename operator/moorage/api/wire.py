@@ -195,7 +195,12 @@ class PodRegistration(Wire):
 
 
 class ReportedRecord(Wire):
-    """A fact as its observer saw it. `record_id` makes a repeated report harmless."""
+    """A fact as its observer saw it. `record_id` makes a repeated report harmless (within an epoch).
+
+    The payload of TOOL_REQUEST, TOOL_RESPONSE, CONTEXT_COMPACTED and AGENT_OUTPUT is content: the gateway keeps it as an
+    erasable blob and leaves measures (exit_code, duration_ms, bytes, stream, …) in the record. AGENT_OUTPUT is
+    `{"stream": "stdout" | "stderr", "text": …}`, or `"data"` in base64 where the bytes are no UTF-8.
+    """
 
     record_id: str = Field(min_length=1, max_length=128)
     type: str

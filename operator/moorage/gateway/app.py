@@ -21,11 +21,14 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.core.journal import errors as journal_errors
+from moorage.gateway.changes import ChangesRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
 from moorage.gateway.http import refusal
+from moorage.gateway.model import ModelRoom
+from moorage.gateway.readers import ReadersRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
 from moorage.gateway.upstream import refusal_of
@@ -39,7 +42,15 @@ __all__ = ["GatewayDeps", "create_app"]
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     gate = Gate(deps)
-    rooms = (RunsRoom(gate), SandboxRoom(gate), GitRoom(gate), HealthRoom(gate))
+    rooms = (
+        RunsRoom(gate),
+        ReadersRoom(gate),
+        ChangesRoom(gate),
+        SandboxRoom(gate),
+        GitRoom(gate),
+        ModelRoom(gate),
+        HealthRoom(gate),
+    )
     routes: list[BaseRoute] = [route for room in rooms for route in room.routes()]
 
     @contextlib.asynccontextmanager

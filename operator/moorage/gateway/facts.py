@@ -36,6 +36,7 @@ class ModelAnswer:
     status: int
     content_type: str
     request_id: str
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     asked = {key: value for key, value in f.asked.items() if key != r.request_id}
     if bytes_hash is None or content is None or not p.get("complete"):
         return replace(f, asked=asked)
-    answer = ModelAnswer(bytes_hash, content, p["status"], p.get("content_type", "application/json"), str(r.request_id))
+    answer = ModelAnswer(
+        bytes_hash, content, p["status"], p.get("content_type", "application/json"), str(r.request_id), r.epoch
+    )
     return replace(f, asked=asked, answers=_newest({**f.answers, bytes_hash: answer}))
 
 

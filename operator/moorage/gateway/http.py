@@ -11,7 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moorage.api.wire import ErrorBody
+from moorage.core.journal.errors import JournalError
 from moorage.gateway.errors import Invalid, Refusal, TooLarge
+from moorage.store.errors import StoreError
 from moorage.workspace.errors import WorkspaceError
 
 M = TypeVar("M", bound=BaseModel)
@@ -74,6 +76,18 @@ def query_flag(request: Request, name: str) -> bool:
     return request.query_params.get(name, "").lower() in {"1", "true", "yes"}
 
 
+class Cut(Exception):
+    """What is being answered can't be brought to its end."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+CUTS = (Cut, Refusal, WorkspaceError, StoreError, JournalError)
+"""After an answer has begun, each of these can only cut it."""
+
+
 class Piped(Response):
     """An answer that is made while the request's body is still being read.
 
@@ -88,13 +102,13 @@ class Piped(Response):
         del self.headers["content-length"]
         self._body, self._log = body, log
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
         """Start, pass on chunk by chunk, and end only what is whole."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._body:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except WorkspaceError as error:
-            self._log.warning("answer_cut", reason=error.reason)
+        except CUTS as error:
+            self._log.warning("answer_cut", reason=getattr(error, "reason", type(error).__name__))
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})

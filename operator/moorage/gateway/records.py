@@ -58,6 +58,7 @@ MEASURES = (
     "truncated",
     "duration_ms",
     "bytes",
+    "size",
     "stream",
     "iteration",
     "index",

@@ -1,0 +1,209 @@
+"""One exchange with a model: noted before it leaves, passed on as it comes, noted again before it is acted on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.responses import Response
+
+from moorage.api.wire import ResolvedModel
+from moorage.core.journal.record import RecordType
+from moorage.gateway import anthropic
+from moorage.gateway.anthropic import Reading
+from moorage.gateway.errors import Refusal
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.http import JSON, Cut, Piped
+from moorage.gateway.ledger import Run
+
+NOT_RETURNED = frozenset(
+    {"connection", "content-encoding", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"}
+)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One model request as it came. `bytes_hash` is over its canonical bytes, `headers` are those to send on."""
+
+    request_id: str
+    body: bytes
+    bytes_hash: str
+    model: str
+    stream: bool
+    query: str
+    turn: int | None
+    again: bool
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How an exchange ended: HTTP status (0: no answer), and why it isn't whole, if it isn't."""
+
+    status: int
+    content_type: str
+    problem: str | None = None
+
+    @property
+    def good(self) -> bool:
+        """The provider answered what was asked."""
+        return 200 <= self.status < 300
+
+
+class Kept:
+    """What has passed by, up to a limit; `over` once there was more."""
+
+    def __init__(self, limit: int) -> None:
+        self._data, self._limit, self.over = bytearray(), limit, False
+
+    def add(self, chunk: bytes) -> None:
+        """Keep it, where there is room for all of it."""
+        self.over = self.over or len(self._data) + len(chunk) > self._limit
+        if not self.over:
+            self._data += chunk
+
+    def content(self) -> bytes:
+        """All that was kept."""
+        return bytes(self._data)
+
+
+class Exchange:
+    """Used once."""
+
+    def __init__(self, gate: Gate, caller: Caller, ask: Ask) -> None:
+        self._gate, self._caller, self._ask = gate, caller, ask
+        self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
+        self._kept = Kept(gate.deps.settings.max_content_bytes)
+        self._began = 0
+
+    async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
+        """Send the request on; the answer, its body still to come."""
+        await self._note_request()
+        self._began = self._clock.monotonic_ms()
+        try:
+            answer = await self._gate.deps.http.send(self._outgoing(model, credential), stream=True)
+        except httpx.HTTPError as error:
+            await self._note_answer(Answered(0, JSON, type(error).__name__), Reading())
+            why = f"the model provider can't be reached ({type(error).__name__})"
+            raise Refusal(why, status=502, reason="ProviderUnreachable") from None
+        self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
+        told = Answered(answer.status_code, answer.headers.get("content-type", JSON))
+        streams = told.good and told.content_type.startswith(anthropic.EVENT_STREAM)
+        body = self._stream(answer, told) if streams else self._whole(answer, told)
+        return Piped(body, told.status, _returned(answer.headers), told.content_type, self._gate.deps.log)
+
+    def _outgoing(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Request:
+        ask, settings = self._ask, self._gate.deps.settings
+        url = f"{model.base_url.rstrip('/')}/v1/messages" + (f"?{ask.query}" if ask.query else "")
+        connect = settings.model_connect_ms / 1000
+        timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect)
+        headers = ask.headers | dict(credential)
+        return self._gate.deps.http.build_request("POST", url, content=ask.body, headers=headers, timeout=timeout)
+
+    # --- bodies -------------------------------------------------------------------------------------------------------
+
+    async def _stream(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
+        """Pass events on as they come; the chunk that ends the message waits for its record."""
+        reader, noted, problem = anthropic.StreamReader(), False, "EndedEarly"
+        try:
+            async for chunk in answer.aiter_bytes():
+                self._kept.add(chunk)
+                if reader.feed(chunk) and not noted:
+                    noted = True
+                    await self._note_answer(told, reader.reading)
+                yield chunk
+                if not noted and _stopped(self._caller.run):
+                    problem = "Stopped"
+                    break
+        except httpx.HTTPError as error:
+            problem = type(error).__name__
+        finally:
+            await answer.aclose()
+            if not noted:
+                await self._note_answer(Answered(told.status, told.content_type, problem), reader.reading)
+        if not noted:
+            raise Cut(problem)
+
+    async def _whole(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
+        """An answer in one piece: read, noted, then passed on."""
+        problem = None
+        try:
+            async for chunk in answer.aiter_bytes():
+                self._kept.add(chunk)
+        except httpx.HTTPError as error:
+            problem = type(error).__name__
+        finally:
+            await answer.aclose()
+        problem = problem or ("TooLarge" if self._kept.over else None)
+        reading = anthropic.read_message(self._kept.content()) if told.good else Reading()
+        await self._note_answer(Answered(told.status, told.content_type, problem), reading)
+        if problem:
+            raise Cut(problem)
+        yield self._kept.content()
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    async def _note_request(self) -> None:
+        """Content first, then the record, both durable before anything leaves (E1, J8)."""
+        run, ask = self._caller.run, self._ask
+        payload = {
+            "protocol": anthropic.PROTOCOL,
+            "model": ask.model,
+            "bytes_hash": ask.bytes_hash,
+            "size": len(ask.body),
+            "stream": ask.stream,
+            "iteration": run.state.iteration + 1,
+        }
+        await self._note(RecordType.MODEL_REQUEST, payload, ask.body, self._caller.epoch)
+
+    async def _note_answer(self, told: Answered, reading: Reading) -> None:
+        """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
+        usage, estimated = reading.settled() if told.good else ({}, False)
+        payload = {
+            "status": told.status,
+            "usage": usage,
+            "stop_reason": reading.stop_reason,
+            "complete": told.good and told.problem is None and reading.complete,
+            "estimated": estimated,
+            "content_type": told.content_type[:128],
+            "problem": told.problem,
+            "duration_ms": self._clock.monotonic_ms() - self._began,
+        }
+        self._measure(told, usage)
+        if self._caller.run.state.end is not None:
+            self._gate.deps.log.warning("model_answer_after_the_end", run_uid=self._caller.run.uid)
+            return
+        content = b"" if self._kept.over else self._kept.content()
+        await self._note(RecordType.MODEL_RESPONSE, payload, content, None)
+
+    async def _note(self, kind: RecordType, payload: Mapping[str, Any], content: bytes, epoch: int | None) -> None:
+        run, ask = self._caller.run, self._ask
+        attachments = {"content": await self._ledger.attach(run, content)} if content else None
+        draft = self._ledger.observed(
+            kind,
+            payload,
+            ask.request_id,
+            attachments=attachments,
+            request_id=ask.request_id,
+            turn=ask.turn,
+            attempt=run.state.attempt,
+        )
+        await self._ledger.append(run, epoch, [draft])
+
+    def _measure(self, told: Answered, usage: Mapping[str, int]) -> None:
+        outcome = told.problem or ("ok" if told.good else str(told.status))
+        self._metrics.model_requests.labels(anthropic.PROTOCOL, outcome).inc()
+        for name, amount in usage.items():
+            self._metrics.model_tokens.labels(name).inc(amount)
+
+
+def _stopped(run: Run) -> bool:
+    """I5: nobody will act on the rest of this answer."""
+    return run.at is not None and (run.at.state.end is not None or run.at.state.cancel_stage is not None)
+
+
+def _returned(headers: Mapping[str, str]) -> dict[str, str]:
+    """What goes back to the agent."""
+    return {name: value for name, value in headers.items() if name not in NOT_RETURNED and name != "content-type"}

@@ -1,0 +1,134 @@
+"""The readers' doors: the journal as a file, the candidate's diff, what the agent has written so far.
+
+Whatever is streamed is read in pages, so that a slow reader holds no memory and slows nobody (M4).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from moorage.core.journal.export import Header, header_line, record_line
+from moorage.core.journal.record import Record, RecordType
+from moorage.gateway.assignment import Assignments
+from moorage.gateway.errors import NotFound
+from moorage.gateway.gate import Gate, mirror_key
+from moorage.gateway.http import NDJSON, query_flag
+from moorage.gateway.ledger import Run
+from moorage.gateway.signals import rung_within
+from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.workspace.refs import candidate_ref
+
+DIFF = "text/x-diff; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+GONE = b"[output was erased]\n"
+
+
+class ReadersRoom:
+    """Doors below /v1/runs/{uid} for those who may `get agentruns` there."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._store, self._blobs, self._mirrors = gate.deps.store, gate.deps.blobs, gate.deps.mirrors
+        self._assignments = Assignments(gate)
+
+    def routes(self) -> list[BaseRoute]:
+        """The doors."""
+        run = "/v1/runs/{uid}"
+        return [
+            Route(f"{run}/journal", self.journal, methods=["GET"], name="journal"),
+            Route(f"{run}/diff", self.diff, methods=["GET"], name="diff"),
+            Route(f"{run}/logs", self.logs, methods=["GET"], name="logs"),
+        ]
+
+    async def journal(self, request: Request) -> Response:
+        """GET the exported journal up to its head of now; verify it offline (J5)."""
+        run = await self._gate.run_for_reader(request)
+        return StreamingResponse(self._export(run.uid), media_type=NDJSON)
+
+    async def _export(self, uid: str) -> AsyncIterator[bytes]:
+        row = await self._store.get(uid)
+        yield header_line(
+            Header(
+                tenant=row.tenant,
+                run_uid=uid,
+                name=row.name,
+                spec_hash=row.spec_hash,
+                offset=row.head.offset,
+                hash=row.head.hash,
+            )
+        )
+        left = row.head.offset + 1
+        if not left:
+            return
+        async for stored in self._store.stored(uid):
+            yield record_line(stored)
+            left -= 1
+            if not left:
+                return
+
+    async def diff(self, request: Request) -> Response:
+        """GET the patch from the base to what the run proposes, or to its last checkpoint."""
+        run = await self._gate.run_for_reader(request)
+        base, head = await self._assignments.base(run), await self._head(run)
+        if base is None or head is None:
+            raise NotFound("the run has written nothing yet")
+        patch = await self._mirrors.diff(mirror_key(run), base, head)
+        headers = {"x-moorage-base": base, "x-moorage-head": head, "x-moorage-truncated": str(patch.truncated).lower()}
+        return Response(patch.data, headers=headers, media_type=DIFF)
+
+    async def _head(self, run: Run) -> str | None:
+        state = run.state
+        if state.proposal is not None:
+            return state.proposal.commit
+        for epoch in range(state.epoch, 0, -1):
+            candidate = await self._mirrors.ref(mirror_key(run), candidate_ref(run.uid, epoch))
+            if candidate is not None:
+                return candidate
+        return state.checkpoint.commit if state.checkpoint else None
+
+    async def logs(self, request: Request) -> Response:
+        """GET the agent's output so far; with `follow=true` until the run has ended."""
+        run = await self._gate.run_for_reader(request)
+        return StreamingResponse(self._logs(run, follow=query_flag(request, "follow")), media_type=TEXT)
+
+    async def _logs(self, run: Run, *, follow: bool) -> AsyncIterator[bytes]:
+        at, page = 0, self._gate.deps.settings.replay_page
+        while True:
+            current = await self._gate.ledger.open(run.uid)
+            bell, ended = current.bell.arm(), current.state.end is not None
+            while records := await self._store.read(run.uid, at, page):
+                for record in records:
+                    if record.type == RecordType.AGENT_OUTPUT:
+                        yield await self._output(run, record)
+                at = records[-1].seq + 1
+            if ended or not follow:
+                return
+            await rung_within(bell, self._gate.deps.settings.keep_alive_ms)
+
+    async def _output(self, run: Run, record: Record) -> bytes:
+        if record.payload_ref is None:
+            return b""
+        try:
+            content = await self._blobs.get(run.tenant, record.payload_ref)
+        except (BlobMissing, BlobCorrupted):
+            return GONE
+        return output_bytes(content)
+
+
+def output_bytes(content: bytes) -> bytes:
+    """What the agent wrote, from the payload of an AGENT_OUTPUT; nothing where it has another shape."""
+    payload = orjson.loads(content)
+    text, data = payload.get("text"), payload.get("data")
+    if isinstance(text, str):
+        return text.encode("utf-8", "replace")
+    try:
+        return base64.b64decode(data) if isinstance(data, str) else b""
+    except binascii.Error:
+        return b""
