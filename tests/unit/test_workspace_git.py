@@ -129,7 +129,7 @@ async def test_a_credential_is_given_to_its_host_alone(tmp_path):
     ask = b"protocol=https\nhost=example.com\n\n"
     for _ in range(2):
         assert "password=pass word" in await git.text("credential", "fill", stdin=ask)
-    both = b"protocol=https\nhost=evil.example\n\n"
+    elsewhere = b"protocol=https\nhost=evil.example\n\n"
     with pytest.raises(errors.AuthFailed):
         await git.text("credential", "fill", stdin=elsewhere)
 
