@@ -13,7 +13,7 @@ Doors of the gateway (who may call: the role found by authentication):
     operator  POST /v1/runs/{uid}/pods            PodRegistration -> RunView
     operator  POST /v1/runs/{uid}/records         ReportRequest -> RunView            facts that the operator saw
     operator  POST /v1/runs/{uid}/deliver         DeliverRequest -> RunView           push upstream, intent and receipt
-    operator  POST /v1/runs/{uid}/release         -> Released                         refs of the run away; journal stays
+    operator  POST /v1/runs/{uid}/release         -> Released                         refs away, journal sealed
     operator  GET  /v1/changes?after=N            -> NDJSON of Change, held open      wakes the operator
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
     reader    GET  /v1/runs/{uid}/diff            -> text/x-diff of the run's candidate against its base
@@ -22,7 +22,7 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N        -> Orders (long poll, at most 25 s)
-    runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are synced
+    runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
     runner    POST /model/v1/messages             Anthropic Messages, credential injected
@@ -40,7 +40,7 @@ Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 
 
 class Wire(BaseModel):
-    """Base of all bodies: unknown fields are kept out, so that N and N-1 notice what they don't share by schema_version."""
+    """Base of all bodies: unknown fields are left out, so that N and N-1 of our processes understand each other."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -197,8 +197,8 @@ class PodRegistration(Wire):
 class ReportedRecord(Wire):
     """A fact as its observer saw it. `record_id` makes a repeated report harmless (within an epoch).
 
-    The payload of TOOL_REQUEST, TOOL_RESPONSE, CONTEXT_COMPACTED and AGENT_OUTPUT is content: the gateway keeps it as an
-    erasable blob and leaves measures (exit_code, duration_ms, bytes, stream, …) in the record. AGENT_OUTPUT is
+    The payload of TOOL_REQUEST, TOOL_RESPONSE, CONTEXT_COMPACTED and AGENT_OUTPUT is content: the gateway keeps it as
+    an erasable blob and leaves measures (exit_code, duration_ms, bytes, stream, …) in the record. AGENT_OUTPUT is
     `{"stream": "stdout" | "stderr", "text": …}`, or `"data"` in base64 where the bytes are no UTF-8.
     """
 

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from moorage.api.wire import ResolvedRun
 from moorage.core.journal.canonical import canonical_hash
-from moorage.core.journal.chain import Broken, ChainVerifier, seal
+from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import (
     Assurance,
     BlobRef,
@@ -31,7 +31,6 @@ from moorage.core.journal.record import (
     Retention,
     RunIdentity,
     Source,
-    decode,
     refuse_unknown_critical,
 )
 from moorage.core.run.phases import IllegalMove, RunPhase
@@ -107,13 +106,18 @@ class Run:
 
 
 class Trial:
-    """The store's guard: reduces new records before they are written, and holds what would follow."""
+    """The store's guard: reduces new records before they are written, and holds what would follow.
+
+    A store may ask again for the same append, after a transaction that it shared with others was undone.
+    """
 
     def __init__(self, start: Reduced) -> None:
+        self._start = start
         self.state, self.facts = start.state, start.facts
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Raise Illegal or Invalid for what can't follow; nothing is appended then."""
+        self.state, self.facts = self._start.state, self._start.facts
         for record in records:
             try:
                 self.state, self.facts = reduce(self.state, record), fold(self.facts, record)
@@ -252,9 +256,8 @@ class Ledger:
             if epoch == at.state.epoch:
                 return
             trial = Trial(at)
-            trial([decode(stored) for stored in seal([draft], at.row.head, at.row.identity, epoch)])
             with self._timed(run):
-                result = await self.store.raise_fence(run.uid, epoch, [draft])
+                result = await self.store.raise_fence(run.uid, epoch, [draft], guard=trial)
             await self._advance(run, result, trial)
 
     async def seal(self, run: Run, reason: str) -> None:

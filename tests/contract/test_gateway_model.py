@@ -1,0 +1,293 @@
+"""The model door against a small real provider on loopback: what leaves, what comes back, what the journal has then."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from tests.gateway_script import Operator, agent_at_work, ok, resolved
+
+from moorage.api.wire import ResolvedLimits, ResolvedModel, SecretRef
+
+KEY = "sk-ant-real-0123456789abcdef"
+MODEL = "claude-test"
+
+
+def event(kind: str, **data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()
+
+
+STREAM = [
+    event(
+        "message_start",
+        message={"usage": {"input_tokens": 11, "cache_read_input_tokens": 500, "cache_creation_input_tokens": 40}},
+    ),
+    event("content_block_delta", index=0, delta={"type": "text_delta", "text": "Let me look."}),
+    event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 25}),
+    event("message_stop"),
+]
+MESSAGE = {
+    "type": "message",
+    "content": [{"type": "text", "text": "done"}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 7, "output_tokens": 3},
+}
+
+
+@dataclass
+class Provider:
+    """Answers like the real one, from a script, and keeps what it was asked."""
+
+    asked: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    status: int = 200
+    cut_after: int | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def messages(self, request: Request) -> Response:
+        body = await request.body()
+        self.asked.append((dict(request.headers), body))
+        if self.status != 200:
+            error = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
+            return JSONResponse(error, self.status, {"retry-after": "3"})
+        if not json.loads(body).get("stream"):
+            return JSONResponse(MESSAGE, headers={"request-id": "req_1"})
+        return StreamingResponse(self._events(), media_type="text/event-stream")
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for at, chunk in enumerate(STREAM):
+            if self.cut_after is not None and at >= self.cut_after:
+                raise ConnectionResetError("cut on purpose")
+            if at == 2:
+                await self.gate.wait()
+            yield chunk
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator["Provider"]:
+        app = Starlette(routes=[Route("/v1/messages", self.messages, methods=["POST"])])
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", ws="none")
+            server = uvicorn.Server(config)
+            task = asyncio.create_task(server.serve([listener]))
+            try:
+                yield self
+            finally:
+                self.gate.set()
+                server.should_exit = True
+                await task
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    async with Provider().serving() as running:
+        running.gate.set()
+        yield running
+
+
+def with_model(upstream, provider: Provider, **changes: Any):
+    model = ResolvedModel(
+        provider="main",
+        protocol="anthropic-messages",
+        base_url=provider.url,
+        name=MODEL,
+        credentials=SecretRef(name="model", key="api-key"),
+    ).model_copy(update={k: v for k, v in changes.items() if k in ResolvedModel.model_fields})
+    spec = resolved(upstream)
+    limits = changes.get("limits", ResolvedLimits())
+    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"model": model}), "limits": limits})
+
+
+@pytest.fixture
+async def operator(gateway, upstream, provider) -> Operator:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    made = Operator(gateway, with_model(upstream, provider))
+    await agent_at_work(gateway, made)
+    return made
+
+
+def ask(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "temperature": 0.7, "messages": [{"role": "user", "content": "hi"}]} | (
+        changes
+    )
+
+
+async def asked(gateway, body: dict[str, Any], pod: str = "p1", **headers: str) -> httpx.Response:
+    return await gateway.sandbox(pod, "team-a").post("/model/v1/messages", json=body, headers=headers)
+
+
+def last(records: list[Any], kind: str) -> Any:
+    return [record for record in records if record.type == kind][-1]
+
+
+@pytest.mark.rule("T2", "L4", "J8")
+async def test_the_key_is_added_on_the_way_out_and_both_directions_are_journaled(gateway, provider, operator) -> None:
+    headers = {"x-api-key": "dummy", "anthropic-version": "2023-06-01", "cookie": "a=b", "x-moorage-turn": "4"}
+    answer = await asked(gateway, ask(), **headers)
+    assert (answer.status_code, answer.json()) == (200, MESSAGE)
+    assert answer.headers["request-id"] == "req_1"
+    sent, body = provider.asked[0]
+    assert sent["x-api-key"] == KEY
+    assert sent["anthropic-version"] == "2023-06-01"
+    assert not {"authorization", "cookie", "x-moorage-turn"} & set(sent)
+    records = await operator.records()
+    request, response = last(records, "MODEL_REQUEST"), last(records, "MODEL_RESPONSE")
+    assert request.request_id == response.request_id
+    assert request.turn == 4
+    assert request.payload["model"] == MODEL
+    assert response.payload["usage"] == {"input_tokens": 7, "output_tokens": 3}
+    assert (response.payload["stop_reason"], response.payload["estimated"]) == ("end_turn", False)
+    assert await gateway.deps.blobs.get("team-a", request.attachments["content"]) == body
+    assert request.attachments["content"].retention == "erasable"
+    stored = b"".join([entry.body async for entry in gateway.deps.store.stored("u1")])
+    assert KEY.encode() not in stored
+    assert b'"hi"' not in stored
+    assert (await operator.state())["usage"]["model_requests"] == 1
+
+
+async def test_a_stream_passes_event_by_event(gateway, provider, operator) -> None:
+    provider.gate.clear()
+    client = gateway.sandbox("p1", "team-a")
+    got = b""
+    async with client.stream("POST", "/model/v1/messages", json=ask(stream=True)) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for chunk in answer.aiter_bytes():
+            got += chunk
+            if b"Let me look." in got and not provider.gate.is_set():
+                assert "MODEL_RESPONSE" not in await operator.types()
+                provider.gate.set()
+            if b"message_stop" in chunk:
+                assert "MODEL_RESPONSE" in await operator.types(), "durable before it can be acted on"
+    assert got == b"".join(STREAM)
+    payload = last(await operator.records(), "MODEL_RESPONSE").payload
+    assert payload["usage"] == {
+        "input_tokens": 11,
+        "output_tokens": 25,
+        "cache_read_tokens": 500,
+        "cache_write_tokens": 40,
+    }
+    assert (payload["stop_reason"], payload["complete"]) == ("tool_use", True)
+    assert (await operator.state())["usage"]["input_tokens"] == 11
+
+
+async def test_a_cut_stream_is_cut_for_the_agent_too_and_settled_as_an_estimate(gateway, provider, operator) -> None:
+    provider.cut_after = 2
+    with pytest.raises(httpx.RemoteProtocolError):
+        await asked(gateway, ask(stream=True))
+    payload = last(await operator.records(), "MODEL_RESPONSE").payload
+    assert (payload["complete"], payload["estimated"]) == (False, True)
+    assert payload["usage"]["input_tokens"] == 11
+    assert payload["usage"]["output_tokens"] == 3  # 12 characters
+
+
+@pytest.mark.rule("R2")
+async def test_a_recovered_attempt_gets_the_recorded_answer_and_is_not_billed(gateway, provider, operator) -> None:
+    for body in (ask(), ask(stream=True)):
+        first = await asked(gateway, body)
+    used = (await operator.state())["usage"]
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    gateway.restart()
+    again = await asked(gateway, dict(reversed(ask(stream=True).items())), "p2")
+    assert again.content == first.content
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert (await asked(gateway, ask(), "p2")).json() == MESSAGE
+    assert len(provider.asked) == 2
+    assert (await operator.state())["usage"] == used
+    assert last(await operator.records(), "MODEL_RESPONSE").payload["replayed"] is True
+    await asked(gateway, ask(max_tokens=101), "p2")
+    assert len(provider.asked) == 3
+
+
+@pytest.mark.rule("R2")
+async def test_what_was_answered_before_the_safe_point_is_asked_anew(gateway, provider, operator) -> None:
+    await asked(gateway, ask())
+    runner = gateway.sandbox("p1", "team-a")
+    point = {"epoch": 1, "iteration": 1, "changed": False, "recorded_at": 1}
+    await ok(await runner.post("/v1/self/checkpoint", json=point))
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    await asked(gateway, ask(), "p2")
+    assert len(provider.asked) == 2
+
+
+async def test_the_same_question_within_an_attempt_is_a_new_decision_but_not_a_retry(
+    gateway, provider, operator
+) -> None:
+    await asked(gateway, ask())
+    await asked(gateway, ask())
+    assert len(provider.asked) == 2
+    await asked(gateway, ask(), **{"x-stainless-retry-count": "1"})
+    assert len(provider.asked) == 2
+
+
+async def test_what_is_refused_is_told_in_the_providers_words(gateway, provider, operator) -> None:
+    other = await asked(gateway, ask(model="claude-huge"))
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
+    assert other.headers["x-should-retry"] == "false"
+    broken = await gateway.sandbox("p1", "team-a").post("/model/v1/messages", content=b"{")
+    assert broken.json()["error"]["type"] == "invalid_request_error"
+    nowhere = await gateway.sandbox("p1", "team-a").post("/model/v1/complete", json={})
+    assert nowhere.json()["type"] == "error"
+    gateway.secrets.held.clear()
+    missing = await asked(gateway, ask())
+    assert (missing.status_code, missing.json()["error"]["type"]) == (401, "authentication_error")
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    fenced = await asked(gateway, ask())
+    assert (fenced.status_code, fenced.headers["x-should-retry"]) == (400, "false")
+    assert not provider.asked
+    assert "MODEL_REQUEST" not in await operator.types()
+
+
+async def test_a_providers_refusal_passes_and_costs_nothing(gateway, provider, operator) -> None:
+    provider.status = 429
+    answer = await asked(gateway, ask())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    payload = last(await operator.records(), "MODEL_RESPONSE").payload
+    assert (payload["status"], payload["usage"], payload["complete"]) == (429, {}, False)
+
+
+async def test_an_unreachable_provider_is_noted_and_may_be_asked_again(gateway, upstream, provider) -> None:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    operator = Operator(gateway, with_model(upstream, provider, base_url="http://127.0.0.1:9"))
+    await agent_at_work(gateway, operator)
+    answer = await asked(gateway, ask())
+    assert answer.status_code == 502
+    assert "x-should-retry" not in answer.headers
+    assert last(await operator.records(), "MODEL_RESPONSE").payload["status"] == 0
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize("limit", [0, 10])
+async def test_a_hard_limit_stops_and_is_not_retried(gateway, upstream, provider, limit) -> None:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    operator = Operator(gateway, with_model(upstream, provider, limits=ResolvedLimits(tokens_hard=limit)))
+    await agent_at_work(gateway, operator)
+    while (answer := await asked(gateway, ask())).status_code == 200:
+        pass
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert "BudgetExhausted" in answer.json()["error"]["message"]
+    assert len(provider.asked) == limit // 10
+
+
+@pytest.mark.rule("I5")
+async def test_a_cancelling_run_asks_no_model(gateway, provider, operator) -> None:
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    answer = await asked(gateway, ask())
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert not provider.asked

@@ -1,0 +1,132 @@
+"""Doors that are held open or streamed: changes, journal, diff, logs."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import Operator, agent_at_work, ok, refused, resolved, told, work_done
+
+from moorage.core.journal.chain import Intact
+from moorage.core.journal.export import verify_export
+from moorage.gateway.settings import GatewaySettings
+from moorage.testing.gateway import LocalGateway
+
+
+async def lines(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.aiter_lines():
+        yield json.loads(line)
+
+
+@pytest.mark.rule("M5")
+async def test_a_change_wakes_the_feed_at_once_and_a_cursor_resumes_it(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    async with gateway.operator.stream("GET", "/v1/changes?after=0") as answer:
+        feed = lines(answer)
+        first = await asyncio.wait_for(anext(feed), 5)
+        assert (first["run_uid"], first["tenant"], first["name"]) == ("u1", "team-a", "fix")
+        waiting = asyncio.ensure_future(anext(feed))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        began = time.perf_counter()
+        await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {})))
+        second = await asyncio.wait_for(waiting, 5)
+        assert time.perf_counter() - began < 1
+        assert second["cursor"] > first["cursor"]
+    async with gateway.operator.stream("GET", f"/v1/changes?after={first['cursor']}") as answer:
+        assert await asyncio.wait_for(anext(lines(answer)), 5) == second
+    refused(await runner.get("/v1/changes"), 403, "Forbidden")
+
+
+async def test_a_quiet_feed_says_that_it_lives(tmp_path) -> None:
+    async with (
+        LocalGateway(tmp_path, settings=GatewaySettings(keep_alive_ms=50)).serving() as gateway,
+        gateway.operator.stream("GET", "/v1/changes") as answer,
+    ):
+        assert await asyncio.wait_for(anext(lines(answer)), 5) == {}
+
+
+@pytest.mark.rule("J5")
+async def test_the_exported_journal_is_intact_and_one_changed_byte_is_found(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await work_done(gateway, operator, tmp_path)
+    exported = (await gateway.reader("ann", "team-a").get("/v1/runs/u1/journal")).content
+    verdict = verify_export([exported])
+    assert isinstance(verdict.chain, Intact)
+    assert verdict.header is not None
+    state = await operator.state()
+    assert (verdict.header.offset, verdict.header.hash) == (state["offset"], state["head"])
+    broken = verify_export([exported.replace(b"AGENT_STARTED", b"AGENT_STARTEE")]).chain
+    assert not isinstance(broken, Intact)
+    assert broken.offset == (await operator.types()).index("AGENT_STARTED")
+    refused(await gateway.reader("eve", "team-b").get("/v1/runs/u1/journal"), 404, "UnknownRun")
+
+
+async def test_the_diff_shows_the_candidate_against_its_base(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    reader = gateway.reader("ann", "team-a")
+    await operator.admit()
+    refused(await reader.get("/v1/runs/u1/diff"), 404, "NotFound")
+    _, head = await work_done(gateway, operator, tmp_path)
+    answer = await reader.get("/v1/runs/u1/diff")
+    assert "+two" in answer.text
+    assert "b.txt" in answer.text
+    assert answer.headers["x-moorage-head"] == head
+
+
+def output(text: bytes, key: str) -> dict[str, Any]:
+    try:
+        payload = {"stream": "stdout", "text": text.decode()}
+    except UnicodeDecodeError:
+        payload = {"stream": "stdout", "data": base64.b64encode(text).decode()}
+    return told("AGENT_OUTPUT", payload, key)
+
+
+async def test_logs_follow_until_the_end(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await ok(await runner.post("/v1/self/records", json=output(b"first\n", "1")))
+    reader = gateway.reader("ann", "team-a")
+    assert (await reader.get("/v1/runs/u1/logs")).content == b"first\n"
+    following = asyncio.create_task(reader.get("/v1/runs/u1/logs?follow=true"))
+    await asyncio.sleep(0.05)
+    await ok(await runner.post("/v1/self/records", json=output(b"\xffsecond\n", "2")))
+    assert not following.done()
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+    assert (await asyncio.wait_for(following, 5)).content == b"first\n\xffsecond\n"
+
+
+async def test_erased_output_is_told_and_the_rest_is_shown(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    for key, text in (("1", b"gone\n"), ("2", b"kept\n")):
+        await ok(await runner.post("/v1/self/records", json=output(text, key)))
+    erased = next(r for r in await operator.records() if r.type == "AGENT_OUTPUT")
+    await gateway.deps.blobs.delete("team-a", erased.payload_ref.sha256)
+    assert (await gateway.operator.get("/v1/runs/u1/logs")).content == b"[output was erased]\nkept\n"
+
+
+async def test_probes_and_metrics_ask_no_token(gateway) -> None:
+    anybody = gateway.client(None)
+    assert (await anybody.get("/healthz")).text == "ok\n"
+    assert (await anybody.get("/readyz")).text == "ok\n"
+    text = (await anybody.get("/metrics")).text
+    assert 'moorage_gateway_requests_total{code="200",door="healthz",method="GET"} 1.0' in text
+    assert "u1" not in text
+
+
+async def test_nobody_hears_of_an_unforeseen_error_but_the_log(tmp_path, upstream, monkeypatch) -> None:
+    async with LocalGateway(tmp_path).serving() as gateway:
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError("secret detail")
+
+        monkeypatch.setattr(gateway.deps.store, "changes", broken)
+        answer = await gateway.operator.get("/v1/runs")
+        refused(answer, 500, "Internal")
+        assert "secret detail" not in answer.text
