@@ -11,6 +11,7 @@ from moorage.core.run.state import RunState
 from moorage.core.run.words import report
 
 CANCEL_GRACE_MS = 30_000
+CANCEL_PATIENCE_MS = 35_000  # an agent has its grace, and its runner a moment more for the last checkpoint
 STOP_POLL_MS = 2_000
 STOP_PATIENCE_MS = 30_000  # a removal this far behind its time: the node's kubelet is gone
 DELIVERY_RETRY_MS = 5_000
@@ -86,7 +87,7 @@ def cancelling(o: Observed, s: RunState, now: int) -> Plan | None:
 
 def _quiesce(o: Observed, s: RunState, now: int) -> Plan:
     """A runner gets its grace to stop by itself; what has none to use is stopped at once."""
-    left = (s.cancel_at or 0) + CANCEL_GRACE_MS - now
+    left = (s.cancel_at or 0) + CANCEL_PATIENCE_MS - now
     stops = tuple(
         action
         for v in o.live_sandboxes

@@ -1,0 +1,170 @@
+"""One place per action. Each may be repeated, and each says what it learned, so that the pass tells the newest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from moorage.api import names
+from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
+from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.ports import Clock, Objects
+from moorage.core.run import actions as a
+from moorage.core.run.observed import Observed, SandboxView
+from moorage.core.run.view import RunView
+from moorage.sandbox.port import Conflict, RunKey, Substrate, Which
+from moorage.telemetry.metrics import OperatorMetrics
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known so far in this pass."""
+
+    observed: Observed
+    view: RunView | None = None
+
+    @property
+    def spec(self) -> ResolvedRun:
+        """The spec that sandboxes are made from."""
+        if self.observed.spec is None:
+            raise Conflict("the run's spec is not known")
+        return self.observed.spec
+
+    def heard(self, view: RunView) -> Known:
+        """The gateway answered."""
+        return replace(self, view=view, observed=replace(self.observed, journal=view.state))
+
+    def saw(self, sandbox: SandboxView) -> Known:
+        """A sandbox stands."""
+        others = tuple(v for v in self.observed.sandboxes if v.uid != sandbox.uid)
+        return replace(self, observed=replace(self.observed, sandboxes=(*others, sandbox)))
+
+
+class Applier:
+    """Applies a plan's actions in order; the first that fails ends the pass, and the next one finishes it."""
+
+    def __init__(
+        self,
+        *,
+        substrate: Substrate,
+        gateway: GatewayClient,
+        objects: Objects,
+        clock: Clock,
+        metrics: OperatorMetrics,
+    ) -> None:
+        self._substrate, self._gateway, self._objects = substrate, gateway, objects
+        self._clock, self._metrics = clock, metrics
+
+    async def apply(self, run: RunKey, actions: Sequence[a.Action], known: Known) -> AsyncIterator[Known]:
+        """All of them, telling what is known after each step; a volume and its sandbox are created side by side, and
+        records are reported together.
+        """
+        for group in grouped(actions):
+            known = await self._group(run, group, known)
+            for action in group:
+                self._metrics.actions.labels(type(action).__name__, "done").inc()
+            yield known
+
+    async def _group(self, run: RunKey, group: Sequence[a.Action], known: Known) -> Known:
+        match group:
+            case [a.EnsureVolume(), a.StartSandbox() as start]:
+                view, _ = await asyncio.gather(
+                    self._substrate.start(run, known.spec, which(start)),
+                    self._substrate.ensure_volume(run, known.spec),
+                )
+                return await self._register(run, view, which(start), known.saw(view))
+            case [a.Report(), *_]:
+                return await self._report(run, [r for r in group if isinstance(r, a.Report)], known)
+            case [action]:
+                return await self._one(run, action, known)
+        raise AssertionError(f"no such group: {group}")
+
+    async def _one(self, run: RunKey, action: a.Action, known: Known) -> Known:
+        match action:
+            case a.Admit(spec):
+                return known.heard(await self._gateway.admit(spec))
+            case a.RaiseEpoch():
+                return await self._raise(run, action, known)
+            case a.StartSandbox():
+                view = await self._substrate.start(run, known.spec, which(action))
+                return await self._register(run, view, which(action), known.saw(view))
+            case a.RegisterSandbox(name, uid, epoch, role, commit):
+                pod = PodRegistration(pod_uid=uid, pod_name=name, epoch=epoch, role=role, commit=commit)
+                return known.heard(await self._gateway.register(run.uid, pod))
+            case a.Deliver(commit):
+                request = DeliverRequest(epoch=_epoch(known), commit=commit)
+                return known.heard(await self._gateway.deliver(run.uid, request))
+        await self._remove(run, action, known)
+        return known
+
+    async def _remove(self, run: RunKey, action: a.Action, known: Known) -> None:
+        match action:
+            case a.EnsureLease(epoch):
+                await self._substrate.raise_epoch(run, epoch, holder(run, epoch))
+            case a.EnsureVolume():
+                await self._substrate.ensure_volume(run, known.spec)
+            case a.StopSandbox(name, uid, _, grace_ms, force):
+                await self._substrate.stop(run, name, uid, grace_ms, force=force)
+            case a.ReleaseVolume():
+                await self._substrate.release_volume(run)
+            case a.ReleaseRun():
+                await asyncio.gather(self._substrate.release(run), self._gateway.release(run.uid))
+            case a.DeleteObject():
+                await self._objects.delete(run)
+
+    async def _raise(self, run: RunKey, action: a.RaiseEpoch, known: Known) -> Known:
+        """F2: the Lease first, then the fence. A Lease that is further on is somebody else's work: look again."""
+        owner = holder(run, action.epoch)
+        raised = await self._substrate.raise_epoch(run, action.epoch, owner)
+        if raised != action.epoch:
+            raise Conflict(f"the Lease is at epoch {raised}, {action.epoch} was meant")
+        request = FenceRequest(
+            epoch=action.epoch,
+            attempt=action.attempt,
+            holder=owner,
+            lease=names.lease_name(run.uid, run.name),
+            reason=action.reason,
+        )
+        return known.heard(await self._gateway.fence(run.uid, request))
+
+    async def _register(self, run: RunKey, view: SandboxView, which: Which, known: Known) -> Known:
+        pod = PodRegistration(
+            pod_uid=view.uid, pod_name=view.name, epoch=which.epoch, role=which.role, commit=which.commit
+        )
+        return known.heard(await self._gateway.register(run.uid, pod))
+
+    async def _report(self, run: RunKey, reports: Sequence[a.Report], known: Known) -> Known:
+        now = self._clock.now_ms()
+        records = [
+            ReportedRecord(record_id=r.record_id, type=r.type, payload=r.payload, recorded_at=now) for r in reports
+        ]
+        return known.heard(await self._gateway.report(run.uid, _epoch(known), records))
+
+
+def grouped(actions: Sequence[a.Action]) -> list[list[a.Action]]:
+    """What may go together: a volume with its sandbox, records with each other; order is kept otherwise."""
+    groups: list[list[a.Action]] = []
+    for action in actions:
+        last = groups[-1] if groups else []
+        pair = len(last) == 1 and isinstance(last[0], a.EnsureVolume) and isinstance(action, a.StartSandbox)
+        batch = bool(last) and isinstance(last[0], a.Report) and isinstance(action, a.Report)
+        if pair or batch:
+            last.append(action)
+        else:
+            groups.append([action])
+    return groups
+
+
+def which(action: a.StartSandbox) -> Which:
+    """The sandbox that an action means."""
+    return Which(action.epoch, action.role, action.serial, action.commit)
+
+
+def holder(run: RunKey, epoch: int) -> str:
+    """F1: the Lease's holder is the attempt, named as its runner's sandbox is."""
+    return names.sandbox_name(run.uid, run.name, epoch, Role.RUNNER.value, 0)
+
+
+def _epoch(known: Known) -> int:
+    return known.observed.journal.epoch if known.observed.journal else 0

@@ -1,0 +1,144 @@
+"""A pass: gather, decide, apply, and one status write when something is worth telling. Nothing is remembered between
+passes but when a status was last written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moorage.api.agentrun import AgentRunStatus
+from moorage.controller.apply import Applier, Known
+from moorage.controller.gateway_client import GatewayAway, GatewayRefused
+from moorage.controller.gather import Gathered, Gatherer
+from moorage.controller.ports import Clock, Objects, Telling
+from moorage.controller.roll import Roll, Standing
+from moorage.core.run.actions import Admit, Plan
+from moorage.core.run.observed import Observed
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
+from moorage.core.run.status import ENDS, project, write_delay
+from moorage.core.run.words import fail
+from moorage.sandbox.port import NameTaken, Refused, RunKey
+from moorage.telemetry.metrics import OperatorMetrics
+
+REFUSED_RETRY_MS = 10_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass came to: when to look again, and whether a slot became free."""
+
+    requeue_ms: int | None
+    freed: bool = False
+    gone: bool = False
+
+
+class Engine:
+    """One pass over one run; the queue sees to it that a run has one at a time."""
+
+    def __init__(
+        self,
+        *,
+        gatherer: Gatherer,
+        applier: Applier,
+        objects: Objects,
+        roll: Roll,
+        clock: Clock,
+        telling: Telling,
+        metrics: OperatorMetrics,
+    ) -> None:
+        self._gatherer, self._applier, self._objects = gatherer, applier, objects
+        self._roll, self._clock, self._telling, self._metrics = roll, clock, telling, metrics
+        self._written: dict[RunKey, int] = {}
+
+    async def run_pass(self, key: RunKey) -> Outcome:
+        """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
+        gathered = await self._gatherer.gather(key)
+        plan = decide(gathered.observed, self._clock.now_ms())
+        if any(isinstance(action, Admit) for action in plan.actions):
+            self._roll.note(key, Standing.LIVE)  # before anything is awaited, so that two passes can't share a slot
+        known, plan = await self._act(key, plan, gathered)
+        freed = self._roll.note(key, _standing(known.observed, plan))
+        wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
+        gone = known.observed.gone and plan.requeue_ms is None and not plan.actions
+        if gone:
+            self._forget(key)
+        return Outcome(_sooner(plan.requeue_ms, wait), freed, gone)
+
+    async def _act(self, key: RunKey, plan: Plan, gathered: Gathered) -> tuple[Known, Plan]:
+        """Apply the plan; what keeps it from being applied becomes what people are told."""
+        known = Known(gathered.observed, gathered.view)
+        try:
+            async for learned in self._applier.apply(key, plan.actions, known):
+                known = learned
+        except GatewayAway:
+            self._metrics.gateway_failures.inc()
+            away = Plan(plan.actions, GATEWAY_RETRY_MS, "GatewayUnavailable", "the gateway can't be reached")
+            return replace(known, observed=replace(known.observed, journal=None)), away
+        except NameTaken as e:
+            return known, Plan(plan.actions, REFUSED_RETRY_MS, "NameTaken", str(e))
+        except Refused as e:
+            return await self._refused(key, plan, known, e)
+        except GatewayRefused as e:
+            if e.status == 409:  # the run moved on meanwhile
+                raise
+            return known, Plan(plan.actions, REFUSED_RETRY_MS, e.reason, str(e))
+        return known, plan
+
+    async def _refused(self, key: RunKey, plan: Plan, known: Known, error: Refused) -> tuple[Known, Plan]:
+        """C6: over quota and the like is waited out; what no waiting mends fails the run."""
+        if not error.permanent:
+            return known, Plan(plan.actions, REFUSED_RETRY_MS, error.reason, str(error))
+        end = (fail(error.reason, str(error)),)
+        async for learned in self._applier.apply(key, end, known):
+            known = learned
+        return known, Plan(end, 1, error.reason, str(error))
+
+    async def _tell(self, key: RunKey, plan: Plan, gathered: Gathered, after: Observed) -> int | None:
+        """Write the status if it is time; else say in how many milliseconds it will be."""
+        if after.closed_without_journal:
+            return None
+        now = self._clock.now_ms()
+        new = project(after, plan, gathered.previous, now)
+        ended = after.journal.agent_end if after.journal else None
+        delay = write_delay(gathered.previous, new, self._written.get(key), ended.at if ended else None, now)
+        if delay == 0:
+            await self._write(key, gathered.previous, new)
+            return None
+        return delay
+
+    async def _write(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
+        body = await self._objects.write_status(key, _merge(old, new))
+        self._written[key] = self._clock.now_ms()
+        if body is not None:
+            self._roll.saw(body)
+            self._telling.changed(key, old, new)
+        if new.phase in ENDS and old.phase not in ENDS:
+            self._metrics.runs_ended.labels(new.phase, new.reason or "").inc()
+
+    def _forget(self, key: RunKey) -> None:
+        self._written.pop(key, None)
+        self._roll.forget(key)
+
+
+def _merge(old: AgentRunStatus, new: AgentRunStatus) -> Mapping[str, Any]:
+    """A merge patch: what is no longer said is taken away."""
+    said = new.wire()
+    return {**dict.fromkeys(old.wire()), **said}
+
+
+def _standing(o: Observed, plan: Plan) -> Standing:
+    s = o.journal
+    if plan.verdict is not None or o.closed_without_journal:
+        return Standing.ENDED
+    if s is None:
+        return Standing.LIVE if o.spec is None and o.problem is None else Standing.WAITING
+    if s.phase is RunPhase.PENDING:
+        return Standing.WAITING if plan.reason == "Queued" else Standing.BLOCKED
+    return Standing.ENDED if s.end is not None else Standing.LIVE
+
+
+def _sooner(*delays: int | None) -> int | None:
+    return min((d for d in delays if d is not None), default=None)

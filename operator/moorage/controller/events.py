@@ -1,0 +1,82 @@
+"""Kubernetes Events: one per transition, typed, bounded, deduplicated by name, and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from moorage.api import names
+from moorage.api.agentrun import AgentRunStatus
+from moorage.api.meta import bounded
+from moorage.controller.ports import Clock
+from moorage.core.run.status import word
+from moorage.sandbox.kube import Body, KubeApi, KubeError, path_of
+from moorage.sandbox.port import RunKey
+
+KEPT = 1_000  # Events waiting to be sent; beyond, the newest are dropped
+WARNINGS = frozenset({"Failed", "Recovering"})
+BENIGN = frozenset({"Provisioning", "Verifying", "Delivering", "Running", "Pending", "Queued", "Cancelling"})
+
+
+class Events:
+    """A mailbox and its postman."""
+
+    def __init__(self, api: KubeApi, clock: Clock, instance: str) -> None:
+        self._api, self._clock, self._instance = api, clock, instance
+        self._mail: asyncio.Queue[tuple[str, Body]] = asyncio.Queue(KEPT)
+
+    def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
+        """Put what happened into the mailbox; drop it where that is full."""
+        for kind, reason, message in told(old, new):
+            body = self._event(run, kind, reason, message, new)
+            if not self._mail.full():
+                self._mail.put_nowait((run.tenant, body))
+
+    async def post(self) -> None:
+        """Send until cancelled. A lost Event is no fault: the journal has it."""
+        while True:
+            tenant, body = await self._mail.get()
+            try:
+                await self._api.create(path_of("events.k8s.io/v1", "events", tenant), body)
+            except KubeError:
+                continue
+
+    def _event(self, run: RunKey, kind: str, reason: str, message: str, status: AgentRunStatus) -> Body:
+        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": names.event_name(run.name, run.uid, reason, status.epoch, message),
+                "namespace": run.tenant,
+            },
+            "type": kind,
+            "reason": reason,
+            "note": bounded(message, 1000),
+            "action": status.phase or "Observed",
+            "eventTime": at,
+            "reportingController": f"{names.GROUP}/operator",
+            "reportingInstance": self._instance,
+            "regarding": {
+                "apiVersion": names.API_VERSION,
+                "kind": "AgentRun",
+                "namespace": run.tenant,
+                "name": run.name,
+                "uid": run.uid,
+            },
+        }
+
+
+def told(old: AgentRunStatus, new: AgentRunStatus) -> Iterator[tuple[str, str, str]]:
+    """Type, reason and message of each thing worth an Event: a new phase, a new attempt, a new trouble."""
+    phase, reason = new.phase or "Pending", word(new.reason or "")
+    message = new.message or ""
+    if new.epoch is not None and new.epoch != old.epoch:
+        yield "Normal", "AttemptStarted", f"attempt {new.attempt} under epoch {new.epoch}"
+    if phase != old.phase:
+        kind = "Warning" if phase in WARNINGS else "Normal"
+        detail = f"{reason}: {message}" if message else reason
+        yield kind, phase, detail if reason != phase else message or phase
+    elif new.reason != old.reason and reason and reason not in BENIGN:
+        yield "Warning", reason, message or reason

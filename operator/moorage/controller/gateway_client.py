@@ -1,0 +1,136 @@
+"""The gateway's doors for the operator, as calls: wire models in, the run's view out, typed refusals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from moorage.api.wire import (
+    Change,
+    DeliverRequest,
+    ErrorBody,
+    FenceRequest,
+    PodRegistration,
+    ReportedRecord,
+    ReportRequest,
+    ResolvedRun,
+)
+from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
+
+Token = Callable[[], str]
+CALL_TIMEOUT_S = 10.0
+DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
+FEED_SILENCE_S = 40.0  # the feed says something every 10 s
+
+
+class GatewayAway(RuntimeError):
+    """No answer, or one that says to ask again. Nothing is known to have happened."""
+
+
+class GatewayRefused(RuntimeError):
+    """The gateway won't: `reason` is stable, the message says why."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        self.status, self.reason = status, reason
+        super().__init__(f"{reason}: {message}")
+
+
+def token_file(path: Path) -> Token:
+    """Read anew at each call: the kubelet rotates it."""
+    return lambda: path.read_text().strip()
+
+
+class GatewayClient:
+    """`http` has the base URL; it is the caller's to close."""
+
+    def __init__(self, http: httpx.AsyncClient, token: Token) -> None:
+        self._http, self._token = http, token
+
+    async def view(self, uid: str) -> RunView | None:
+        """The run as its journal has it; None where it was never admitted."""
+        try:
+            return await self._view("GET", f"/v1/runs/{uid}")
+        except GatewayRefused as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def admit(self, spec: ResolvedRun) -> RunView:
+        """O6: idempotent on the spec's hash."""
+        return await self._view("PUT", f"/v1/runs/{spec.uid}", spec)
+
+    async def fence(self, uid: str, request: FenceRequest) -> RunView:
+        """F2: raise the epoch."""
+        return await self._view("POST", f"/v1/runs/{uid}/fence", request)
+
+    async def register(self, uid: str, pod: PodRegistration) -> RunView:
+        """F2: this pod is that run's."""
+        return await self._view("POST", f"/v1/runs/{uid}/pods", pod)
+
+    async def report(self, uid: str, epoch: int, records: Sequence[ReportedRecord]) -> RunView:
+        """Facts that the operator saw."""
+        return await self._view("POST", f"/v1/runs/{uid}/records", ReportRequest(epoch=epoch, records=tuple(records)))
+
+    async def deliver(self, uid: str, request: DeliverRequest) -> RunView:
+        """Push upstream, or settle an earlier try."""
+        return await self._view("POST", f"/v1/runs/{uid}/deliver", request, DELIVER_TIMEOUT_S)
+
+    async def release(self, uid: str) -> None:
+        """The run's refs away; harmless where the run isn't known or was released already."""
+        try:
+            await self._call("POST", f"/v1/runs/{uid}/release")
+        except GatewayRefused as e:
+            if e.status != 404:
+                raise
+
+    async def pending(self) -> tuple[RunBrief, ...]:
+        """Runs that have not ended, and ended ones that have not been released."""
+        return RUN_LIST.validate_json(await self._call("GET", "/v1/runs?pending=true")).runs
+
+    async def changes(self, after: int) -> AsyncIterator[Change | None]:
+        """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it."""
+        timeout = httpx.Timeout(CALL_TIMEOUT_S, read=FEED_SILENCE_S)
+        try:
+            async with self._http.stream(
+                "GET", f"/v1/changes?after={after}", headers=self._headers(), timeout=timeout
+            ) as answer:
+                if answer.status_code >= 400:
+                    raise _refusal(answer.status_code, await answer.aread())
+                async for line in answer.aiter_lines():
+                    yield Change.model_validate_json(line) if len(line) > 2 else None
+        except (httpx.HTTPError, ValidationError, OSError) as e:
+            raise GatewayAway(f"the changes feed broke off: {type(e).__name__} {e}") from e
+
+    async def _view(
+        self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
+    ) -> RunView:
+        return RUN_VIEW.validate_json(await self._call(method, path, body, wait_s))
+
+    async def _call(
+        self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
+    ) -> bytes:
+        content = body.model_dump_json().encode() if body is not None else None
+        try:
+            answer = await self._http.request(method, path, content=content, headers=self._headers(), timeout=wait_s)
+        except (httpx.HTTPError, OSError) as e:
+            raise GatewayAway(f"{method} {path.partition('?')[0]}: {type(e).__name__} {e}") from e
+        if answer.status_code >= 400:
+            raise _refusal(answer.status_code, answer.content)
+        return answer.content
+
+    def _headers(self) -> dict[str, Any]:
+        return {"Authorization": f"Bearer {self._token()}", "Content-Type": "application/json"}
+
+
+def _refusal(status: int, content: bytes) -> GatewayRefused | GatewayAway:
+    try:
+        body = ErrorBody.model_validate_json(content)
+    except ValidationError:
+        body = ErrorBody(reason="Unreadable", message=f"HTTP {status}")
+    if status in {408, 425, 429} or status >= 500:
+        return GatewayAway(f"{body.reason}: {body.message}")
+    return GatewayRefused(status, body.reason, body.message)

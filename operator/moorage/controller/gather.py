@@ -1,0 +1,219 @@
+"""All reads of one pass, in the order that makes them one picture: the object, what stands for it, the gateway last.
+
+A sandbox seen ended before the journal was read has no result still on its way, since a runner reports before it exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from moorage.api.agent import Agent
+from moorage.api.agentrun import AgentRun, AgentRunStatus
+from moorage.api.modelprovider import ModelProvider
+from moorage.api.wire import ResolvedRun
+from moorage.api.workspace import Workspace
+from moorage.controller.gateway_client import GatewayAway, GatewayClient
+from moorage.controller.ports import Body, Objects
+from moorage.controller.roll import Roll, key_of
+from moorage.core.run.observed import Observed, Problem
+from moorage.core.run.resolve import (
+    Broken,
+    Defaults,
+    References,
+    amended,
+    explain,
+    model_choice,
+    read_run,
+    resolve,
+)
+from moorage.core.run.state import RunState
+from moorage.core.run.status import ENDS
+from moorage.core.run.view import RunView
+from moorage.sandbox.port import Children, RunKey, Substrate
+
+Found = ResolvedRun | Problem | None
+JOURNAL_LOST = Problem(
+    "JournalLost",
+    "the gateway doesn't know this run, though it had begun: restore the gateway's store, or delete the run",
+    stalled=True,
+)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the pass decides on, and the status that it may have to replace."""
+
+    observed: Observed
+    previous: AgentRunStatus
+    view: RunView | None
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The gateway's answer. `away`: it could not be asked. `view` None: it doesn't know the run."""
+
+    view: RunView | None = None
+    away: bool = False
+
+
+class Gatherer:
+    """Reads; never changes anything."""
+
+    def __init__(
+        self,
+        *,
+        objects: Objects,
+        substrate: Substrate,
+        gateway: GatewayClient,
+        roll: Roll,
+        defaults: Defaults,
+        drivers: frozenset[str],
+    ) -> None:
+        self._objects, self._substrate, self._gateway = objects, substrate, gateway
+        self._roll, self._defaults, self._drivers = roll, defaults, drivers
+
+    async def gather(self, key: RunKey) -> Gathered:
+        """One picture of the run."""
+        body = await self._body(key)
+        previous = status_of(body)
+        if body is not None and previous.phase is None:
+            found = await self._first(key, body)
+            if found is not None:
+                return self._picture(key, body, Children(), Journal(), found)
+        children = await self._substrate.observe(key)
+        journal = await self._journal(key)
+        found = None
+        if body is not None and journal.view is None and not journal.away and not previous.epoch:
+            found = await self._resolve(body)
+        return self._picture(key, body, children, journal, found)
+
+    async def _body(self, key: RunKey) -> Body | None:
+        """The object, from the watch where it was seen: each of our own writes is seen there too."""
+        entry = self._roll.get(key)
+        if entry is not None and entry.body is not None:
+            return entry.body
+        body = await self._objects.run(key.tenant, key.name)
+        if body is None or key_of(body).uid != key.uid:
+            return None
+        self._roll.saw(body)
+        return body
+
+    async def _first(self, key: RunKey, body: Body) -> Found:
+        """The short way for a run that nobody has worked on: without a journal nothing stands for it (F2)."""
+        journal, found = await asyncio.gather(self._journal(key), self._resolve(body))
+        return found if journal.view is None and not journal.away else None
+
+    async def _journal(self, key: RunKey) -> Journal:
+        try:
+            return Journal(await self._gateway.view(key.uid))
+        except GatewayAway:
+            return Journal(away=True)
+
+    def _picture(self, key: RunKey, body: Body | None, children: Children, journal: Journal, found: Found) -> Gathered:
+        view, previous = journal.view, status_of(body)
+        run = read_run(body, self._defaults.placement) if body is not None else None
+        asked = spec_of(body)
+        lost = view is None and not journal.away and previous.epoch is not None and previous.phase not in ENDS
+        problem = JOURNAL_LOST if lost else found if isinstance(found, Problem) else None
+        meta = (body or {}).get("metadata") or {}
+        observed = Observed(
+            uid=key.uid,
+            tenant=key.tenant,
+            name=key.name,
+            generation=int(meta.get("generation") or 0),
+            created_at=_created_at(run, self._roll, key),
+            spec=_spec(view, found, run),
+            problem=problem,
+            cancel=asked.get("cancel") is True,
+            suspend=asked.get("suspend") is True,
+            closed_without_journal=view is None and not journal.away and previous.phase in ENDS,
+            slots=self._roll.slots(key),
+            journal=None if journal.away else view.state if view else RunState(),
+            gateway_up_since=view.up_since if view else None,
+            lease=children.lease,
+            sandboxes=children.sandboxes,
+            volume=children.volume,
+            heartbeat=view.heartbeat if view else None,
+            gone=body is None or bool(meta.get("deletionTimestamp")),
+            released=view.released if view else True,
+        )
+        return Gathered(observed, previous, view)
+
+    # --- references ---------------------------------------------------------------------------------------------------
+
+    async def _resolve(self, body: Body) -> ResolvedRun | Problem:
+        run = read_run(body, self._defaults.placement)
+        if isinstance(run, Problem):
+            return run
+        return resolve(run, await self._references(run), self._defaults)
+
+    async def _references(self, run: AgentRun) -> References:
+        """Only what the run names is read, in parallel; the model's provider may follow from the agent."""
+        tenant, spec = run.metadata.namespace, run.spec
+        workspace, (agent, provider), goal, classes = await asyncio.gather(
+            self._read(Workspace, tenant, spec.workspace_ref.name if spec.workspace_ref else None),
+            self._agent(run),
+            self._goal(run),
+            self._objects.runtime_classes(),
+        )
+        refs = References(goal=goal, runtime_classes=classes, drivers=self._drivers)
+        return replace(refs, workspace=workspace, agent=agent, provider=provider)
+
+    async def _agent(self, run: AgentRun) -> tuple[Any, Any]:
+        tenant, ref = run.metadata.namespace, run.spec.agent_ref
+        agent = await self._read(Agent, tenant, ref.name if ref else None)
+        choice = model_choice(run, agent)
+        return agent, await self._read(ModelProvider, tenant, choice.provider_ref.name if choice else None)
+
+    async def _goal(self, run: AgentRun) -> str | None:
+        source = run.spec.goal_from.config_map_key_ref if run.spec.goal_from else None
+        if source is None:
+            return None
+        found = await self._objects.get("ConfigMap", run.metadata.namespace, source.name)
+        text = ((found or {}).get("data") or {}).get(source.key)
+        return text if isinstance(text, str) else None
+
+    async def _read(self, model: type[BaseModel], tenant: str, name: str | None) -> Any:
+        """The object as its model, Broken where it can't be read as such, None where nothing is named or there."""
+        if name is None:
+            return None
+        body = await self._objects.get(model.__name__, tenant, name)
+        if body is None:
+            return None
+        try:
+            return model.model_validate(dict(body), context={"placement": self._defaults.placement})
+        except ValidationError as e:
+            return Broken(explain(e))
+
+
+def spec_of(body: Body | None) -> Mapping[str, Any]:
+    """The spec as it stands, however malformed the rest of it is."""
+    spec = (body or {}).get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
+def status_of(body: Body | None) -> AgentRunStatus:
+    """The status as it stands; one that can't be read counts as none, and is written anew."""
+    try:
+        return AgentRunStatus.model_validate(dict((body or {}).get("status") or {}))
+    except (ValidationError, TypeError, ValueError):
+        return AgentRunStatus()
+
+
+def _spec(view: RunView | None, found: Found, run: AgentRun | Problem | None) -> ResolvedRun | None:
+    """O6: after admission the journaled spec counts, but for what its author may still change."""
+    if view is not None:
+        return amended(view.spec, run) if isinstance(run, AgentRun) else view.spec
+    return found if isinstance(found, ResolvedRun) else None
+
+
+def _created_at(run: AgentRun | Problem | None, roll: Roll, key: RunKey) -> int:
+    if isinstance(run, AgentRun):
+        return run.metadata.created_at
+    entry = roll.get(key)
+    return entry.created_at if entry else 0

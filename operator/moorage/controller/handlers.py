@@ -1,0 +1,70 @@
+"""kopf's watches: each event becomes a key. No finalizer, no annotation, no state of kopf's on any object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from moorage.api import names
+from moorage.api.names import GROUP, VERSION
+from moorage.controller.operator import Operator
+
+OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
+WATCH_SECONDS = 300  # the API server ends a watch after that; a dead connection is noticed by kopf itself
+
+
+def watch(registry: kopf.OperatorRegistry, operator: Operator, *, classes_changed: Callable[[], None] | None) -> None:
+    """Register the handlers. `classes_changed` None: RuntimeClasses may not be watched (namespaced mode)."""
+
+    @kopf.on.event(GROUP, VERSION, "agentruns", registry=registry)
+    def agentrun(event: Any, **_: Any) -> None:
+        operator.run_changed(event["type"], event["object"])
+
+    @kopf.on.event("v1", "pods", registry=registry)
+    def pod(event: Any, **_: Any) -> None:
+        operator.child_changed(event["type"], event["object"])
+
+    @kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry)
+    def lease(event: Any, **_: Any) -> None:
+        if event["type"] == "DELETED":  # renewals are the gateway's, every 15 s for each live run
+            operator.child_changed(None, event["object"])
+
+    for plural in ("workspaces", "agents", "modelproviders"):
+
+        @kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)
+        def reference(namespace: str | None, **_: Any) -> None:
+            operator.reference_changed(namespace)
+
+    if classes_changed is not None:
+        changed = classes_changed
+
+        @kopf.on.event("node.k8s.io", "v1", "runtimeclasses", registry=registry)
+        def runtime_class(**_: Any) -> None:
+            changed()
+            operator.reference_changed(None)
+
+
+def guard_policies(registry: kopf.OperatorRegistry, drifted: Callable[[str], None]) -> None:
+    """T3: a changed or deleted NetworkPolicy of ours is put back at once."""
+
+    @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", registry=registry)
+    def policy(event: Any, namespace: str | None, **_: Any) -> None:
+        if namespace and event["type"] in {"DELETED", "MODIFIED"}:
+            drifted(namespace)
+
+
+def tune(settings: kopf.OperatorSettings) -> None:
+    """kopf only watches here: no Events of its own, no peering, no scanning for namespaces and CRDs."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.queueing.idle_timeout = 0.5  # a handler takes microseconds: an idle worker needs no memory
+    settings.queueing.error_delays = (1, 2, 5, 10)
+    settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.connect_timeout = 10
+    settings.watching.reconnect_backoff = 0.1
+    settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5, 5, 5)
+    for resource in (("v1", "pods"), ("coordination.k8s.io", "leases"), ("networking.k8s.io", "networkpolicies")):
+        settings.watching.label_selectors[resource] = OURS

@@ -1,0 +1,48 @@
+"""Probes that prove progress, and metrics. Alive means that the loop turns and that no pass is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+STUCK_MS = 300_000  # a push upstream may take 180 s; nothing may take longer
+TICK_S = 1.0
+SILENT_S = 10.0
+
+
+class Pulse:
+    """Beats while the loop turns."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+
+    async def beat(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._at = loop.time()
+            await asyncio.sleep(TICK_S)
+
+    def silent_s(self) -> float:
+        """How long the last beat is ago."""
+        return asyncio.get_running_loop().time() - self._at if self._at is not None else float("inf")
+
+
+def health_app(pulse: Pulse, oldest_ms: Callable[[], int], registry: CollectorRegistry) -> Starlette:
+    """/healthz and /metrics."""
+
+    async def healthz(_: Request) -> Response:
+        state = {"silent_s": round(pulse.silent_s(), 1), "oldest_pass_ms": oldest_ms()}
+        alive = pulse.silent_s() < SILENT_S and oldest_ms() < STUCK_MS
+        return JSONResponse(state, status_code=200 if alive else 503)
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)])

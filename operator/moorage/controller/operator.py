@@ -1,0 +1,100 @@
+"""What the watches, the gateway's feed and the scan talk to: it turns each of their words into a key, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from moorage.api import names
+from moorage.controller.engine import Engine
+from moorage.controller.queue import WorkQueue
+from moorage.controller.roll import Roll, Standing, key_of
+from moorage.sandbox.port import Conflict, RunKey, Unavailable
+from moorage.telemetry.logs import Key
+from moorage.telemetry.metrics import OperatorMetrics
+
+Body = Mapping[str, Any]
+
+
+class Operator:
+    """The queue of runs around one engine."""
+
+    def __init__(
+        self, *, engine: Engine, roll: Roll, metrics: OperatorMetrics, log: Any, workers: int, chance: Random
+    ) -> None:
+        self._engine, self._roll, self._metrics, self._log = engine, roll, metrics, log
+        self.queue: WorkQueue[RunKey] = WorkQueue(self._work, workers=workers, chance=chance, failed=self._failed)
+
+    # --- who wakes it -------------------------------------------------------------------------------------------------
+
+    def run_changed(self, kind: str | None, body: Body) -> None:
+        """An AgentRun was seen, or seen to go. Ended ones that nothing is due for cost nothing more."""
+        key = key_of(body)
+        if kind == "DELETED":
+            self._roll.forget(key)
+            self.queue.add(key)
+            return
+        entry = self._roll.saw(body)
+        if entry is not None and entry.standing is not Standing.ENDED:
+            self.queue.add(key)
+
+    def child_changed(self, kind: str | None, body: Body) -> None:
+        """A pod of a run's changed, or its Lease went."""
+        key = run_of_child(body)
+        if key is not None and self._roll.knows(key) and not self._settled(key, kind, body):
+            self.queue.add(key)
+
+    def _settled(self, key: RunKey, kind: str | None, body: Body) -> bool:
+        """An ended pod of an ended run tells nothing: after a restart there may be thousands of them."""
+        entry = self._roll.get(key)
+        status = body.get("status") or {}
+        over = kind == "DELETED" or status.get("phase") in {"Succeeded", "Failed"}
+        return entry is not None and entry.standing is Standing.ENDED and over
+
+    def journal_changed(self, key: RunKey) -> None:
+        """The gateway journaled something about a run."""
+        entry = self._roll.get(key)
+        if entry is not None and entry.standing is not Standing.ENDED:
+            self.queue.add(key)
+
+    def reference_changed(self, tenant: str | None) -> None:
+        """Something that a waiting run may wait for changed."""
+        for key in self._roll.blocked(tenant):
+            self.queue.add(key)
+
+    def look(self, key: RunKey) -> None:
+        """The scan found something to do about that run."""
+        self.queue.add(key)
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    async def _work(self, key: RunKey) -> int | None:
+        with self._metrics.pass_seconds.time():
+            outcome = await self._engine.run_pass(key)
+        self._metrics.passes.labels("done").inc()
+        if outcome.freed:
+            for waiting in self._roll.next_waiting(2):
+                self.queue.add(waiting)
+        if outcome.gone:
+            self.queue.forget(key)
+        return outcome.requeue_ms
+
+    def _failed(self, key: RunKey, error: Exception) -> None:
+        """Expected is what only waiting mends; anything else is a fault of ours, and stays with its run."""
+        expected = isinstance(error, Conflict | Unavailable)
+        self._metrics.passes.labels("waits" if expected else "failed").inc()
+        about = {Key.TENANT.value: key.tenant, Key.RUN.value: key.name, Key.RUN_UID.value: key.uid}
+        if expected:
+            self._log.info("pass_waits", reason=type(error).__name__, message=str(error), **about)
+        else:
+            self._log.error("pass_failed", exc_info=error, **about)
+
+
+def run_of_child(body: Body) -> RunKey | None:
+    """Whose child it is, by its controller; labels alone prove nothing."""
+    meta = body.get("metadata") or {}
+    for owner in meta.get("ownerReferences") or []:
+        if owner.get("controller") and owner.get("kind") == "AgentRun" and owner.get("apiVersion") == names.API_VERSION:
+            return RunKey(str(owner.get("uid")), str(meta.get("namespace")), str(owner.get("name")))
+    return None

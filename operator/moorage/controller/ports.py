@@ -1,0 +1,62 @@
+"""What the controller asks of its surroundings, apart from the substrate (moorage.sandbox.port)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from moorage.api.agentrun import AgentRunStatus
+from moorage.sandbox.port import RunKey
+
+Body = Mapping[str, Any]
+
+
+class Clock(Protocol):
+    """Time, so that tests can step it. The two readings are never mixed."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch, UTC. May step."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some start. Never steps back."""
+
+
+class Objects(Protocol):
+    """Where the objects are that users write: the API server, or the memory of a local run.
+
+    Every method may raise moorage.sandbox.port.Unavailable.
+    """
+
+    async def run(self, tenant: str, name: str) -> Body | None:
+        """The AgentRun as it stands; None where there is none."""
+
+    async def get(self, kind: str, tenant: str, name: str) -> Body | None:
+        """A Workspace, Agent, ModelProvider or ConfigMap."""
+
+    async def runtime_classes(self) -> frozenset[str] | None:
+        """The installed ones; None where they may not be listed."""
+
+    async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
+        """Put `status` in the place of the old one; the object as it stands then, None where that very run is gone."""
+
+    async def delete(self, run: RunKey) -> None:
+        """The AgentRun itself away; harmless when it is gone."""
+
+    async def runs(self) -> frozenset[RunKey]:
+        """Every AgentRun that exists."""
+
+
+class Telling(Protocol):
+    """Who hears of a run's transitions: Kubernetes Events, or the command line of a local run. Never waits."""
+
+    def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
+        """A status was written."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Nobody hears."""
+
+    def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
+        """Nothing."""

@@ -1,0 +1,222 @@
+"""The operator as one process: everything that watches, works, scans and tells, started together and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import kopf
+import uvicorn
+from kubernetes.aio.client import Configuration
+
+from moorage.controller.apply import Applier
+from moorage.controller.changes import follow
+from moorage.controller.engine import Engine
+from moorage.controller.events import Events
+from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.gather import Gatherer
+from moorage.controller.handlers import OURS, guard_policies, tune, watch
+from moorage.controller.health import Pulse, health_app
+from moorage.controller.objects import KubeObjects
+from moorage.controller.operator import Operator, run_of_child
+from moorage.controller.ports import Clock
+from moorage.controller.roll import Roll
+from moorage.controller.scan import Scan
+from moorage.controller.settings import OperatorSettings
+from moorage.sandbox.kube import METADATA_ONLY, KubeApi, KubeError, path_of
+from moorage.sandbox.pods import PodSubstrate
+from moorage.sandbox.port import NameTaken, RunKey
+from moorage.sandbox.spec import SandboxSettings
+from moorage.sandbox.tenant import TenantObjects
+from moorage.telemetry.metrics import OperatorMetrics
+
+
+@dataclass(frozen=True)
+class Deps:
+    """What the process is given; who makes them also closes them. `configuration` is how kopf reaches the API."""
+
+    api: KubeApi
+    configuration: Configuration
+    gateway: GatewayClient
+    clock: Clock
+    metrics: OperatorMetrics
+    log: Any
+    chance: Random
+    drivers: frozenset[str]
+
+
+async def sandbox_settings(api: KubeApi, settings: OperatorSettings) -> SandboxSettings:
+    """Look up the gateway's Service: its address, its port, and the pods behind it. Raises KubeError, LookupError."""
+    service = await api.get(path_of("v1", "services", settings.namespace, settings.gateway_service))
+    if service is None:
+        raise LookupError(f"Service {settings.gateway_service} isn't in {settings.namespace}: install the chart")
+    spec = service["spec"]
+    port = spec["ports"][0]
+    target = port.get("targetPort")
+    return SandboxSettings(
+        gateway_ip=spec["clusterIP"],
+        gateway_port=port["port"],
+        gateway_namespace=settings.namespace,
+        gateway_labels=dict(spec["selector"]),
+        gateway_pod_port=target if target is not None else port["port"],
+        pull_policy=settings.pull_policy,
+        pull_secrets=settings.pull_secrets,
+        probe=settings.probe,
+        default_disk=settings.defaults.disk or "5Gi",
+    )
+
+
+async def run_operator(
+    settings: OperatorSettings,
+    sandboxes: SandboxSettings,
+    deps: Deps,
+    *,
+    stop: asyncio.Event,
+    ready: asyncio.Event | None = None,
+    listener: socket.socket | None = None,
+) -> None:
+    """Work until `stop`. `listener` None: no probes and metrics are served."""
+    roll = Roll(settings.max_live_runs)
+    deps.metrics.slots.set(settings.max_live_runs)
+    objects = KubeObjects(deps.api, settings.watch_namespaces)
+    tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms)
+    substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock.now_ms)
+    events = Events(deps.api, deps.clock, settings.pod_name)
+    engine = Engine(
+        gatherer=Gatherer(
+            objects=objects,
+            substrate=substrate,
+            gateway=deps.gateway,
+            roll=roll,
+            defaults=settings.defaults,
+            drivers=deps.drivers,
+        ),
+        applier=Applier(
+            substrate=substrate, gateway=deps.gateway, objects=objects, clock=deps.clock, metrics=deps.metrics
+        ),
+        objects=objects,
+        roll=roll,
+        clock=deps.clock,
+        telling=events,
+        metrics=deps.metrics,
+    )
+    operator = Operator(
+        engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
+    )
+    scan = Scan(
+        gateway=deps.gateway,
+        objects=objects,
+        roll=roll,
+        clock=deps.clock,
+        tenants=tenants,
+        volumes=lambda: _volumes(deps.api, settings.watch_namespaces),
+        look=operator.look,
+        log=deps.log,
+        namespaces=settings.watch_namespaces,
+    )
+    pulse = Pulse()
+    guard = PolicyGuard(tenants, deps.log)
+    registry = kopf.OperatorRegistry()
+    watch(registry, operator, classes_changed=None if settings.watch_namespaces else objects.classes_changed)
+    guard_policies(registry, guard.drifted)
+    _login(registry, deps.configuration)
+    jobs = [
+        operator.queue.run(),
+        follow(deps.gateway, operator, deps.log, deps.chance),
+        scan.run(settings.scan_s),
+        events.post(),
+        pulse.beat(),
+        guard.run(),
+        _kopf(registry, settings, stop, ready),
+    ]
+    if listener is not None:
+        app = health_app(pulse, operator.queue.oldest_ms, deps.metrics.registry)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+        jobs.append(uvicorn.Server(config).serve([listener]))
+    await _together(jobs, stop)
+    operator.queue.close()
+
+
+async def _together(jobs: list[Any], stop: asyncio.Event) -> None:
+    """Run all until `stop`, or until one of them fails: then all end, and the failure is raised."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.set()
+        for task in (*tasks, stopped):
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+async def _kopf(
+    registry: kopf.OperatorRegistry, settings: OperatorSettings, stop: asyncio.Event, ready: asyncio.Event | None
+) -> None:
+    tuned = kopf.OperatorSettings()
+    tune(tuned)
+    await kopf.operator(
+        registry=registry,
+        settings=tuned,
+        standalone=True,
+        clusterwide=not settings.watch_namespaces,
+        namespaces=settings.watch_namespaces,
+        stop_flag=stop,
+        ready_flag=ready,
+    )
+
+
+def _login(registry: kopf.OperatorRegistry, configuration: Configuration) -> None:
+    """kopf asks again whenever its credentials are refused; the configuration reads the token anew."""
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        auth = (await configuration.auth_settings()).get("BearerToken", {}).get("value", "")
+        scheme, _space, token = str(auth).partition(" ")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            scheme=scheme.capitalize() if token else None,
+            token=token or None,
+        )
+
+
+async def _volumes(api: KubeApi, namespaces: tuple[str, ...]) -> frozenset[RunKey]:
+    """Whose volume claims stand."""
+    found = []
+    for namespace in namespaces or (None,):
+        path = path_of("v1", "persistentvolumeclaims", namespace)
+        accept = METADATA_ONLY.replace("PartialObjectMetadata", "PartialObjectMetadataList")
+        found += await api.items(path, labels=OURS, accept=accept)
+    return frozenset(key for key in map(run_of_child, found) if key is not None)
+
+
+class PolicyGuard:
+    """Puts back policies of ours that somebody changed or deleted, one look per word of the watch."""
+
+    def __init__(self, tenants: TenantObjects, log: Any) -> None:
+        self._tenants, self._log = tenants, log
+        self._namespaces: asyncio.Queue[str] = asyncio.Queue()
+
+    def drifted(self, namespace: str) -> None:
+        """A policy of ours was changed or deleted there."""
+        self._namespaces.put_nowait(namespace)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            namespace = await self._namespaces.get()
+            try:
+                if namespace in await self._tenants.tenants():
+                    await self._tenants.ensure(namespace, fresh_ms=0)
+            except (KubeError, NameTaken) as e:
+                self._log.warning("policy_not_put_back", tenant=namespace, reason=type(e).__name__, message=str(e))

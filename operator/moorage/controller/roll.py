@@ -1,0 +1,181 @@
+"""Who is there: the AgentRuns seen so far, with as little as admission by a concurrency cap and the skipping of ended
+runs need. All of it is rebuilt from the watch after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from moorage.api.meta import parse_time
+from moorage.api.quantity import duration_ms
+from moorage.core.run.observed import Slots
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.status import ENDS
+from moorage.sandbox.port import RunKey
+
+DEFAULT_TTL = "168h"
+NOT_LIVE = frozenset({RunPhase.PENDING.value, ""})
+
+
+class Standing(StrEnum):
+    """What a run counts as for admission."""
+
+    WAITING = "waiting"
+    BLOCKED = "blocked"  # waits for something else than a slot
+    LIVE = "live"
+    ENDED = "ended"
+
+
+@dataclass
+class Entry:
+    """One AgentRun. `body` is kept while it may still be worked on."""
+
+    key: RunKey
+    created_at: int
+    standing: Standing
+    body: Mapping[str, Any] | None
+    version: int
+    due_at: int | None = None  # ended: when its retention is over
+    succeeded: bool = False
+
+
+class Roll:
+    """By namespace and name: an object of the same name with another UID takes the old one's place."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._entries: dict[tuple[str, str], Entry] = {}
+
+    def saw(self, body: Mapping[str, Any]) -> Entry | None:
+        """Take note of an AgentRun as the watch or a write showed it; None where an newer one is known already."""
+        meta = body.get("metadata") or {}
+        key = key_of(body)
+        known = self._entries.get((key.tenant, key.name))
+        version = _version(meta)
+        if known is not None and known.key.uid == key.uid and version < known.version:
+            return None
+        standing = _standing(body) if known is None or known.key.uid != key.uid else known.standing
+        if settled(body):
+            standing = Standing.ENDED
+        kept = None if settled(body) else body
+        entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body))
+        self._entries[key.tenant, key.name] = entry
+        return entry
+
+    def forget(self, key: RunKey) -> None:
+        """That very run is gone."""
+        if self.knows(key):
+            del self._entries[key.tenant, key.name]
+
+    def knows(self, key: RunKey) -> bool:
+        """Whether that very run is known to exist."""
+        known = self._entries.get((key.tenant, key.name))
+        return known is not None and known.key.uid == key.uid
+
+    def get(self, key: RunKey) -> Entry | None:
+        """What is known of that very run."""
+        known = self._entries.get((key.tenant, key.name))
+        return known if known is not None and known.key.uid == key.uid else None
+
+    def find(self, tenant: str, name: str) -> RunKey | None:
+        """The run of that name."""
+        known = self._entries.get((tenant, name))
+        return known.key if known else None
+
+    def note(self, key: RunKey, standing: Standing) -> bool:
+        """Set what it counts as; True where that freed a slot."""
+        entry = self.get(key)
+        if entry is None:
+            return False
+        freed = entry.standing is Standing.LIVE and standing is not Standing.LIVE
+        entry.standing = standing
+        return freed
+
+    def slots(self, key: RunKey) -> Slots:
+        """How many are live, and how many wait that came earlier."""
+        entry = self.get(key)
+        mine = (entry.created_at, key.tenant, key.name) if entry else (0, "", "")
+        live = ahead = 0
+        for other in self._entries.values():
+            if other.key == key:
+                continue
+            if other.standing is Standing.LIVE:
+                live += 1
+            elif other.standing is Standing.WAITING and _order(other) < mine:
+                ahead += 1
+        return Slots(self.limit, live, ahead)
+
+    def next_waiting(self, count: int) -> list[RunKey]:
+        """The first in the queue."""
+        waiting = sorted((e for e in self._entries.values() if e.standing is Standing.WAITING), key=_order)
+        return [e.key for e in waiting[:count]]
+
+    def blocked(self, tenant: str | None = None) -> Iterator[RunKey]:
+        """Runs that wait for something else than a slot, of one tenant or of all."""
+        for entry in list(self._entries.values()):
+            if entry.standing is Standing.BLOCKED and tenant in {None, entry.key.tenant}:
+                yield entry.key
+
+    def tenants(self) -> frozenset[str]:
+        """Namespaces with at least one AgentRun."""
+        return frozenset(tenant for tenant, _ in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def key_of(body: Mapping[str, Any]) -> RunKey:
+    """The key of an AgentRun."""
+    meta = body.get("metadata") or {}
+    return RunKey(str(meta.get("uid", "")), str(meta.get("namespace", "")), str(meta.get("name", "")))
+
+
+def settled(body: Mapping[str, Any]) -> bool:
+    """It has ended, its status says so about this very generation, and nobody is deleting it."""
+    meta, status = body.get("metadata") or {}, body.get("status") or {}
+    if not isinstance(status, Mapping) or meta.get("deletionTimestamp"):
+        return False
+    return status.get("phase") in ENDS and status.get("observedGeneration") == meta.get("generation")
+
+
+def _standing(body: Mapping[str, Any]) -> Standing:
+    status = body.get("status") or {}
+    phase = str(status.get("phase") or "") if isinstance(status, Mapping) else ""
+    if phase in ENDS:
+        return Standing.ENDED
+    return Standing.WAITING if phase in {*NOT_LIVE, "Queued"} else Standing.LIVE
+
+
+def _due_at(body: Mapping[str, Any]) -> int | None:
+    """When the retention of an ended run is over; None where that can't be told from the object."""
+    status, spec = body.get("status"), body.get("spec")
+    try:
+        ended = parse_time(status["finishedAt"]) if isinstance(status, Mapping) else None
+        kept = spec.get("retention") if isinstance(spec, Mapping) else None
+        return ended + duration_ms((kept or {}).get("ttlAfterFinished") or DEFAULT_TTL) if ended is not None else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _succeeded(body: Mapping[str, Any]) -> bool:
+    status = body.get("status")
+    return isinstance(status, Mapping) and status.get("phase") == RunPhase.SUCCEEDED.value
+
+
+def _order(entry: Entry) -> tuple[int, str, str]:
+    return (entry.created_at, entry.key.tenant, entry.key.name)
+
+
+def _created(meta: Mapping[str, Any]) -> int:
+    try:
+        return parse_time(str(meta.get("creationTimestamp")))
+    except ValueError:
+        return 0
+
+
+def _version(meta: Mapping[str, Any]) -> int:
+    text = str(meta.get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0

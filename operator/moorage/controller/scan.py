@@ -1,0 +1,97 @@
+"""The net below all events (R7): what the gateway still holds for runs that are gone, ended runs whose time is up, and
+namespaces whose last run went. A delete never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
+from moorage.controller.ports import Clock, Objects
+from moorage.controller.roll import Roll, Standing
+from moorage.core.run.view import RunBrief
+from moorage.sandbox.kube import KubeError
+from moorage.sandbox.port import NameTaken, RunKey, Unavailable
+
+WAITS = (GatewayAway, GatewayRefused, Unavailable, KubeError, NameTaken)
+
+
+class Tenants(Protocol):
+    """What stands once per namespace."""
+
+    async def ensure(self, namespace: str, *, fresh_ms: int = ...) -> None:
+        """Put it there, and back on drift."""
+
+    async def release(self, namespace: str) -> None:
+        """The last run is gone."""
+
+    async def tenants(self) -> frozenset[str]:
+        """Namespaces where it stands."""
+
+
+class Scan:
+    """`look` wakes a run. `volumes` lists whose claims stand: asked once, for what a crash may have left behind."""
+
+    def __init__(
+        self,
+        *,
+        gateway: GatewayClient,
+        objects: Objects,
+        roll: Roll,
+        clock: Clock,
+        tenants: Tenants | None,
+        volumes: Callable[[], Awaitable[frozenset[RunKey]]] | None,
+        look: Callable[[RunKey], None],
+        log: Any,
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self._gateway, self._objects, self._roll, self._clock = gateway, objects, roll, clock
+        self._tenants, self._volumes = tenants, volumes
+        self._look, self._log, self._namespaces = look, log, namespaces
+
+    async def run(self, every_s: float) -> None:
+        """Now and then, until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except WAITS as e:
+                self._log.info("scan_waits", reason=type(e).__name__, message=str(e))
+            await asyncio.sleep(every_s)
+
+    async def once(self) -> None:
+        """One look at everything. The gateway is read first: a run that is admitted meanwhile exists already."""
+        briefs = [b for b in await self._gateway.pending() if b.placement == "cluster" and self._mine(b)]
+        existing = await self._objects.runs()
+        for brief in briefs:
+            key = RunKey(brief.uid, brief.tenant, brief.name)
+            if key not in existing or (brief.phase.terminal and self._due(key)):
+                self._look(key)
+        await self._left_behind(existing)
+        if self._tenants is not None:
+            await self._tidy(self._tenants, frozenset(key.tenant for key in existing))
+
+    def _due(self, key: RunKey) -> bool:
+        entry = self._roll.get(key)
+        return entry is not None and entry.due_at is not None and entry.due_at <= self._clock.now_ms()
+
+    async def _left_behind(self, existing: frozenset[RunKey]) -> None:
+        """Volumes of runs that ended well: an operator died between the last status and their release."""
+        if self._volumes is None or not all(self._roll.knows(key) for key in existing):
+            return
+        for key in await self._volumes():
+            entry = self._roll.get(key)
+            if entry is not None and entry.standing is Standing.ENDED and entry.succeeded:
+                self._look(key)
+        self._volumes = None
+
+    def _mine(self, brief: RunBrief) -> bool:
+        return not self._namespaces or brief.tenant in self._namespaces
+
+    async def _tidy(self, tenants: Tenants, in_use: frozenset[str]) -> None:
+        for namespace in await tenants.tenants():
+            if namespace in in_use:
+                await tenants.ensure(namespace, fresh_ms=0)
+            else:
+                await tenants.release(namespace)
