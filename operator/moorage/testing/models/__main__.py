@@ -1,0 +1,32 @@
+"""Serve a stand-in until interrupted: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import uvicorn
+from pydantic import ValidationError
+
+from moorage.testing.models.script import load
+from moorage.testing.models.server import StandIn
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m moorage.testing.models", description="A stand-in model provider.")
+    parser.add_argument("--script", type=Path, required=True, help="YAML file with the replies")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on")
+    args = parser.parse_args(argv)
+    try:
+        script = load(args.script)
+    except (OSError, ValidationError) as error:
+        parser.error(f"{args.script}: {error}")
+    uvicorn.run(StandIn(script).app, host=args.host, port=args.port, log_level="critical", timeout_graceful_shutdown=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
