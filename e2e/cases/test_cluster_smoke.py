@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from e2e.cluster import network
 from e2e.cluster.backend import Backend
 from e2e.cluster.errors import CommandFailedError
-from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
+from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS, PUBLIC_ADDRESS_V6
 from e2e.cluster.node import TOOLS_IMAGE
 
 SERVER_PORT = 8080
@@ -88,6 +89,8 @@ def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Backend, names
     address = cluster.kubectl("get", "pod", "-n", namespace, "server", "-o", "jsonpath={.status.podIP}")
     api = cluster.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
     targets = [(address, SERVER_PORT), (api, 443), (PUBLIC_ADDRESS, 80), (METADATA_ADDRESS, 80)]
+    if network.ipv6_works():
+        targets.append((PUBLIC_ADDRESS_V6, 80))
 
     def reached() -> list[bool]:
         return [reaches(cluster, namespace, "client", *target) for target in targets]

@@ -49,8 +49,8 @@ def cni(node: Node) -> str:
         "ipam": {
             "type": "host-local",
             "dataDir": str(node.folder / "cni-addresses"),
-            "ranges": [[{"subnet": node.pod_range}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "ranges": [[{"subnet": subnet}] for subnet in node.pod_ranges],
+            "routes": [{"dst": "0.0.0.0/0"}, *([{"dst": "::/0"}] if node.ipv6 else [])],
         },
     }
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -147,7 +147,7 @@ def kube_proxy(node: Node, config: Path) -> str:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
-            "clusterCIDR": controlplane.POD_RANGE,
+            "clusterCIDR": ",".join(controlplane.pod_ranges(ipv6=node.ipv6)),
             "hostnameOverride": node.name,
             "clientConnection": {"kubeconfig": str(config)},
             "conntrack": {"maxPerCore": 0},
@@ -163,7 +163,8 @@ def kube_router_argv(program: Path, node: Node, config: Path) -> list[str]:
         str(program),
         f"--kubeconfig={config}",
         f"--hostname-override={node.name}",
-        f"--service-cluster-ip-range={controlplane.SERVICE_RANGE}",
+        *(f"--service-cluster-ip-range={services}" for services in controlplane.service_ranges(ipv6=node.ipv6)),
+        f"--enable-ipv6={str(node.ipv6).lower()}",
         "--run-firewall=true",
         "--run-router=false",
         "--run-service-proxy=false",

@@ -18,8 +18,6 @@ from e2e.cluster.layout import (
     API_PORT,
     ETCD_PEER_PORT,
     ETCD_PORT,
-    METADATA_ADDRESS,
-    PUBLIC_ADDRESS,
     Layout,
     Node,
 )
@@ -72,6 +70,9 @@ class SourceCluster:
                 self._start_control_plane()
             for number in range(have + 1, nodes + 1):
                 self._add_node(number)
+            with self.console.step("controllers at work"):
+                account = ("get", "serviceaccount", "default", "--namespace=default")
+                self._wait("kube-controller-manager", lambda: self._kubectl_succeeds(*account))
             self._record(nodes)
 
     def down(self) -> None:
@@ -174,8 +175,6 @@ class SourceCluster:
             self._start_controllers(keys)
             self._apply(addons.objects())
             self._start_world()
-            account = ("get", "serviceaccount", "default", "--namespace=default")
-            self._wait("kube-controller-manager", lambda: self._kubectl_succeeds(*account))
 
     def _start_servers(self, keys: pki.Pki) -> None:
         layout, first = self.layout, self.layout.node(1)
@@ -187,6 +186,7 @@ class SourceCluster:
             port=API_PORT,
             bind="0.0.0.0",
             advertise=first.address,
+            ipv6=self.layout.ipv6,
             extra=(
                 f"--kubelet-client-certificate={keys.kubelet_client_certificate}",
                 f"--kubelet-client-key={keys.kubelet_client_key}",
@@ -202,7 +202,6 @@ class SourceCluster:
             self.programs.path("kube-controller-manager"),
             self._config("system:kube-controller-manager"),
             keys,
-            f"--cluster-cidr={controlplane.POD_RANGE}",
             "--allocate-node-cidrs=false",
         )
         scheduler = controlplane.scheduler_argv(
@@ -251,7 +250,7 @@ class SourceCluster:
             f"--config={this.folder / 'kubelet.yaml'}",
             f"--kubeconfig={self._config(f'system:node:{this.name}')}",
             f"--hostname-override={this.name}",
-            f"--node-ip={this.address}",
+            f"--node-ip={','.join(this.addresses)}",
             f"--root-dir={this.folder / 'kubelet'}",
             f"--cert-dir={this.folder / 'kubelet-pki'}",
         ]
@@ -277,7 +276,7 @@ class SourceCluster:
         self._spawn_beside("storage", argv)
 
     def _start_world(self) -> None:
-        servers = [f"{PUBLIC_ADDRESS}=public", f"{METADATA_ADDRESS}=metadata"]
+        servers = [f"{address}={greeting}" for address, greeting in self.layout.world.items()]
         argv = network.inside(self.layout.fabric, sys.executable, "-m", "e2e.cluster.world", *servers)
         self._launch("world", argv, env={"PYTHONPATH": str(CHECKOUT)})
 
