@@ -159,9 +159,10 @@ async def _together(jobs: list[Any], stop: asyncio.Event) -> None:
 async def _kopf(
     registry: kopf.OperatorRegistry, settings: OperatorSettings, stop: asyncio.Event, ready: asyncio.Event | None
 ) -> None:
+    """Not `kopf.operator()`: at its end that cancels every task of the loop that is younger than itself."""
     tuned = kopf.OperatorSettings()
     tune(tuned)
-    await kopf.operator(
+    tasks = await kopf.spawn_tasks(
         registry=registry,
         settings=tuned,
         standalone=True,
@@ -170,6 +171,15 @@ async def _kopf(
         stop_flag=stop,
         ready_flag=ready,
     )
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise failure
 
 
 def _login(registry: kopf.OperatorRegistry, configuration: Configuration) -> None:
