@@ -239,7 +239,7 @@ def test_namespaced_mode_holds_no_right_beyond_its_namespaces(helm: str) -> None
     assert places == {"team-a", "team-b", "moorage-system"}
     own = [each for each in of_kind(objects, "Role") if each["metadata"]["namespace"] == "moorage-system"]
     granted = {resource for role in own for rule in role["rules"] for resource in rule["resources"]}
-    assert granted == {"services", "leases", "pods", "pods/portforward"}
+    assert granted == {"services", "pods", "pods/portforward"}
     assert environment(objects, "operator")["MOORAGE_WATCH_NAMESPACES"] == "team-a,team-b"
     assert environment(objects, "gateway")["MOORAGE_TOKEN_CHECK"] == "issuer-keys"
 

@@ -277,10 +277,13 @@ def test_the_plugin_means_the_cluster_and_the_program_does_once_one_is_named(pro
     ):
         assert program(*argv) == Exit.NOT_FOUND
         assert "there is no kubeconfig at" in program.err
+    assert program("-n", "team-a", "logs", "tidy") == Exit.NOT_FOUND
+    assert "there is no kubeconfig at" in program.err
     program.plugin = True
     assert program("logs", "tidy") == Exit.NOT_FOUND
     assert "there is no kubeconfig at" in program.err
     assert program("logs", "tidy", "--state", str(program.state)) == Exit.OK
+    assert program("--state", str(program.state), "logs", "tidy") == Exit.OK
 
 
 def test_a_run_that_succeeded_says_where_its_branch_is(program: Program, manifest: Path) -> None:

@@ -60,10 +60,8 @@ async def connected(target: Target) -> AsyncIterator[Cluster]:
     configuration = client.Configuration()
     _demand_kubeconfig(target.kubeconfig)
     try:
-        contexts, active = config.list_kube_config_contexts(  # type: ignore[no-untyped-call]  # untyped in the library
-            config_file=target.kubeconfig
-        )
-        await config.load_kube_config(  # type: ignore[no-untyped-call]  # untyped in the library
+        contexts, active = config.list_kube_config_contexts(config_file=target.kubeconfig)
+        await config.load_kube_config(
             config_file=target.kubeconfig, context=target.context, client_configuration=configuration
         )
     except (ConfigException, OSError) as error:
@@ -88,9 +86,7 @@ async def in_cluster() -> AsyncIterator[Cluster]:
     """The connection of a pod with a mounted service account."""
     configuration = client.Configuration()
     try:
-        config.load_incluster_config(  # type: ignore[no-untyped-call]  # untyped in the library
-            client_configuration=configuration
-        )
+        config.load_incluster_config(client_configuration=configuration)
     except ConfigException as error:
         raise NotFound(f"not in a cluster: {error}", "leave --in-cluster out") from None
     async with client.ApiClient(configuration) as api:
@@ -178,6 +174,8 @@ async def reader_token(cluster: Cluster, note: Callable[[str], None]) -> str:
     """A token of the namespace's reader for the gateway, good for ten minutes. A missing reader is made first."""
     try:
         return await _mint(cluster)
+    except Denied as error:
+        raise Denied(error.message, f"you need create on serviceaccounts/token of {READER}: edit has it") from None
     except NotFound:
         await make_reader(cluster)
         note(f"made ServiceAccount, Role and RoleBinding {READER} in {cluster.namespace}: they may read runs there")

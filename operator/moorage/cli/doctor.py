@@ -43,7 +43,7 @@ def doctor(
 ) -> None:
     """Check this machine for local runs; with a namespace, context or kubeconfig, or as a plugin, the cluster."""
     session = session_of(ctx)
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     if output is Output.NAME:
         raise Usage("checks have no names to print", "use -o text, json or yaml")
     if inside:
@@ -51,7 +51,7 @@ def doctor(
     elif readers or where.on_cluster(session):
         checks = wait(_outside(where, readers=readers))
     else:
-        checks = machine(state_folder(session, state))
+        checks = machine(state_folder(session, where.state))
     tell_checks(session.terminal, checks, output)
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(Exit.FAILED)

@@ -14,7 +14,17 @@ from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
 from moorage.cli.render import terminal
-from moorage.cli.session import Session
+from moorage.cli.session import (
+    SYSTEM_NAMESPACE,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Session,
+    State,
+    System,
+    Where,
+    session_of,
+)
 
 PLUGIN = "kubectl-moorage"
 EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 130 interrupted."
@@ -23,7 +33,6 @@ EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 d
 def program() -> typer.Typer:
     """Return the whole program, without having run any of it."""
     cli = typer.Typer(
-        help="Durable AI agent runs.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
@@ -38,8 +47,17 @@ def program() -> typer.Typer:
     return cli
 
 
-def _top() -> None:
+def _top(
+    ctx: typer.Context,
+    *,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
     """Durable AI agent runs: on this machine, or on the cluster that a namespace, context or kubeconfig names."""
+    session_of(ctx).where = Where(namespace, context, kubeconfig, system_namespace, state)
 
 
 def load_app() -> App:

@@ -49,7 +49,7 @@ def logs(
     state: State = None,
 ) -> None:
     """Print what the agent wrote."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
 
     async def work(session: Session) -> None:
         async with evidence_of(session, where, run) as evidence:
@@ -69,7 +69,7 @@ def diff(
     state: State = None,
 ) -> None:
     """Print what the run proposes, or delivered, against its base."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
 
     async def work(session: Session) -> None:
         async with evidence_of(session, where, run) as evidence:
@@ -92,7 +92,7 @@ def timeline(
     state: State = None,
 ) -> None:
     """Show the journal: what happened, when, under which epoch, and who saw it."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
     chosen = Output.JSON if as_json else output
     if chosen is Output.NAME:
@@ -120,7 +120,7 @@ def verify(
     state: State = None,
 ) -> None:
     """Check the hash chain of a journal; exit code 1 names the first bad record."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
     if (run is None) == (file is None):
         raise Usage("give either a RUN or -f FILE", "moorage verify RUN, or moorage verify -f exported.journal")
@@ -145,7 +145,7 @@ def export(
     state: State = None,
 ) -> None:
     """Write a run's journal to a file that `moorage verify -f` checks without any cluster."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state)
+    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
 
     async def work() -> Verdict:

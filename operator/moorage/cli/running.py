@@ -25,7 +25,8 @@ def run(
     session = session_of(ctx)
     if not file.is_file():
         raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
-    result = wait(_run(session, file, state_folder(session, state)))
+    outer = session.where.state if session.where else None
+    result = wait(_run(session, file, state_folder(session, state or outer)))
     tell_result(session.terminal, result, output)
     if not result.succeeded:
         raise typer.Exit(Exit.FAILED)

@@ -48,6 +48,7 @@ class Session:
     app: Callable[[], App]
     env: Mapping[str, str]
     plugin: bool = False
+    where: Where | None = None  # what was named before the command
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,19 @@ class Where:
     kubeconfig: str | None
     system_namespace: str
     state: Path | None
+
+    def under(self, outer: Where | None) -> Where:
+        """What is named at the command outranks what is named before it."""
+        if outer is None:
+            return self
+        chosen = self.system_namespace if self.system_namespace != SYSTEM_NAMESPACE else outer.system_namespace
+        return Where(
+            self.namespace or outer.namespace,
+            self.context or outer.context,
+            self.kubeconfig or outer.kubeconfig,
+            chosen,
+            self.state or outer.state,
+        )
 
     def on_cluster(self, session: Session) -> bool:
         """The plugin means the cluster; `moorage` means this machine, until something of a cluster is named."""
