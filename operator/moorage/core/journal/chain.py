@@ -74,9 +74,7 @@ class Broken:
 
 def link(prev_hash: str | None, body: bytes) -> str:
     """Return the chain's hash at a record with these canonical bytes, in lower-case hex."""
-    digest = hashlib.sha256(prev_hash.encode("ascii") if prev_hash is not None else GENESIS)
-    digest.update(body)
-    return digest.hexdigest()
+    return hashlib.sha256((prev_hash.encode("ascii") if prev_hash is not None else GENESIS) + body).hexdigest()
 
 
 def head_at(record: Record) -> Head:
@@ -129,11 +127,17 @@ class ChainVerifier:
 
     def feed(self, stored: Stored) -> Broken | None:
         """Check that `stored` follows what came before."""
-        if self._broken is None:
-            self._broken = self._check(stored)
-        if self._broken is None:
-            self._offset, self._hash = self._offset + 1, stored.hash
-        return self._broken
+        if self._broken is not None:
+            return self._broken
+        try:
+            record = decode(stored)
+        except Malformed as e:
+            return self.fail(f"the record can't be read: {e}")
+        if why := self._fault(record, stored):
+            self._broken = Broken(self._offset + 1, record.record_id, why)
+            return self._broken
+        self.last, self._offset, self._hash = record, record.seq, stored.hash
+        return None
 
     def fail(self, why: str) -> Broken:
         """Record that what should follow can't be read."""
@@ -150,28 +154,16 @@ class ChainVerifier:
             return Broken(self._offset + 1, None, f"the journal ends here, its head says offset {expected.offset}")
         return self._broken or Intact(self._offset, self._hash)
 
-    def _check(self, stored: Stored) -> Broken | None:
-        at = self._offset + 1
-        intact = link(self._hash, stored.body) == stored.hash
-        try:
-            record = decode(stored)
-        except Malformed as e:
-            return Broken(at, None, f"the record can't be read: {e}")
-        if not intact:
-            return Broken(at, record.record_id, "its hash doesn't match its bytes and the hash before it")
-        self._run_uid = self._run_uid or record.run_uid
-        if misplaced := self._misplaced(record, at):
-            return misplaced
-        self.last = record
-        return None
-
-    def _misplaced(self, record: Record, at: int) -> Broken | None:
-        if record.seq != at:
-            return Broken(at, record.record_id, f"it says seq {record.seq}")
+    def _fault(self, record: Record, stored: Stored) -> str | None:
+        if link(self._hash, stored.body) != stored.hash:
+            return "its hash doesn't match its bytes and the hash before it"
+        if record.seq != self._offset + 1:
+            return f"it says seq {record.seq}"
         if record.prev_hash != self._hash:
-            return Broken(at, record.record_id, "it names another hash before it")
+            return "it names another hash before it"
+        self._run_uid = self._run_uid or record.run_uid
         if record.run_uid != self._run_uid:
-            return Broken(at, record.record_id, f"it belongs to run {record.run_uid}")
+            return f"it belongs to run {record.run_uid}"
         return None
 
 
