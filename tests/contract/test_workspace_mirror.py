@@ -193,6 +193,76 @@ async def test_shallow_mirror_is_cut_and_can_be_filled_up(mirrors, server, work)
     assert git(state.path, "rev-list", "--count", state.revision) == "4"
 
 
+async def test_a_shallow_mirror_delivers(mirrors, server, work):
+    commit(work, "b.txt", "two\n")
+    git(work, "push", "-q", "origin", "main")
+    shallow = Upstream(server.url("shop.git"), None, Credential("ada", PASSWORD), depth=1)
+    base = (await mirrors.ensure(KEY, shallow)).revision
+    new = await candidate(mirrors, base, base)
+    assert (await mirrors.push_upstream(KEY, shallow, new, "moorage/x", None)).kind is PushKind.CONFIRMED
+    assert git(server.root / "shop.git", "rev-list", "--count", "moorage/x") == "3"
+
+
+async def test_what_a_killed_gateway_left_is_swept_away(mirrors, upstream, work):
+    path = (await mirrors.ensure(KEY, upstream)).path
+    for name in ("HEAD.lock", "packed-refs.lock", "config.lock", "shallow.lock", "refs/upstream/heads/main.lock"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    pushed = path / "refs/moorage/runs/run-1/3/checkpoints.lock"
+    pushed.parent.mkdir(parents=True)
+    pushed.touch()
+    new = commit(work, "b.txt", "two\n")
+    git(work, "push", "-q", "origin", "main")
+    assert (await mirrors.ensure(KEY, upstream)).revision == new
+    assert pushed.exists()  # a push may be under way
+    os.utime(pushed, (0, 0))
+    await mirrors.ensure(KEY, upstream)
+    assert not pushed.exists()
+
+
+async def test_a_large_delivery_arrives_whole(mirrors, upstream, server, tmp_path):
+    base = (await mirrors.ensure(KEY, upstream)).revision
+    path = mirrors.path(KEY)
+    (tmp_path / "large").write_bytes(os.urandom(3_000_000))
+    blob = git(path, "hash-object", "-w", str(tmp_path / "large"))
+    tree = git(path, "mktree", stdin=f"100644 blob {blob}\tlarge\n")
+    new = git(path, "commit-tree", "-m", "large", "-p", base, tree)
+    assert (await mirrors.push_upstream(KEY, upstream, new, "moorage/x", None)).kind is PushKind.CONFIRMED
+    assert git(server.root / "shop.git", "cat-file", "-s", "moorage/x:large") == "3000000"
+
+
+@pytest.mark.rule("T2")
+async def test_a_redirect_carries_no_password_to_another_host(mirrors, upstream, tmp_path):
+    """`localhost` and `127.0.0.1` are two hosts to git's credential rules."""
+    seen = []
+
+    async def elsewhere(reader, writer):
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        target = upstream.url.replace("127.0.0.1", "localhost") + "/info/refs?service=git-upload-pack"
+        writer.write(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    redirector = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
+    async with redirector:
+        port = redirector.sockets[0].getsockname()[1]
+        with pytest.raises(AuthFailed):
+            await mirrors.ensure(KEY, Upstream(f"http://127.0.0.1:{port}/x.git", credential=upstream.credential))
+    assert seen
+    assert b"Authorization" not in b"".join(seen)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="changes owners")
+@pytest.mark.rule("W4")
+async def test_a_local_repository_of_another_user_is_no_dubious_ownership(mirrors, work):
+    for path in [work, *work.rglob("*")]:
+        os.lchown(path, 1000, 1000)
+    state = await mirrors.ensure(KEY, LocalUpstream(work))
+    assert (
+        await mirrors.push_upstream(KEY, LocalUpstream(work), state.revision, "moorage/x", None)
+    ).kind is PushKind.CONFIRMED
+
+
 async def test_concurrent_ensures_of_two_processes_are_one_after_the_other(mirrors, upstream, tmp_path):
     other = Mirrors(tmp_path / "mirrors")
     states = await asyncio.gather(*(m.ensure(KEY, upstream) for m in (mirrors, other) * 3))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,18 @@ from moorage.testing.gitdoor import GitDoor
 from moorage.testing.trees import ENV, git, snapshot
 from moorage.workspace.errors import (
     BadRef,
+    DiskFull,
+    LockHeld,
     NetworkUnreachable,
+    PathRefused,
     RefMissing,
     Refused,
     SubmodulesUnsupported,
 )
 from moorage.workspace.mirror import LocalUpstream, MirrorKey, Mirrors, ReceivePolicy
+from moorage.workspace.paths import resolve
+from moorage.workspace.port import WorkspaceKind, WorkspaceProvider, WorkspaceRequest
+from moorage.workspace.provider import WorktreeProvider
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
 
@@ -221,11 +228,15 @@ async def test_what_a_killed_predecessor_left_is_taken_over(place):
     worktree.shadow.index.with_name("index.lock").touch()
     (repo / "objects/pack/tmp_pack_x").write_text("half")
     (repo / "config").write_text("[core\nbroken")
+    agents = worktree.volume.state / "agent/home/poetry.lock"
+    agents.parent.mkdir(parents=True)
+    agents.touch()
     again = await place.prepare(epoch=2)
     assert again.drift is not None
     assert git(again.tree, "status", "--porcelain") == ""
     assert git(again.tree, "symbolic-ref", "HEAD") == f"refs/heads/{BRANCH}"
     git(again.tree, "commit", "-q", "--allow-empty", "-m", "the agent can commit")
+    assert agents.exists()
 
 
 def remove_packs(worktree: RunWorktree) -> None:
@@ -282,6 +293,27 @@ async def test_a_tree_that_is_gone_is_checked_out_again(place, source):
     shutil.rmtree(worktree.tree)
     again = await place.prepare(epoch=2)
     assert snapshot(again.tree) == snapshot(source)
+
+
+async def test_two_runners_never_work_on_one_volume(place, monkeypatch):
+    monkeypatch.setattr("moorage.workspace.worktree._LOCK_WAIT_SECONDS", 0.1)
+    first = await place.prepare()
+    place.live = None
+    with pytest.raises(LockHeld, match="another runner"):
+        await place.prepare(epoch=2)
+    first.close()
+    first.close()
+    await place.prepare(epoch=2)
+
+
+async def test_a_successor_waits_for_what_a_killed_runner_left_running(place, tmp_path):
+    """The orphan stands for a git process of the killed runner: it holds what it inherited, and no more."""
+    first = await place.prepare()
+    orphan = await asyncio.create_subprocess_exec("sleep", "0.6", pass_fds=first.shadow.inherit)
+    began = time.monotonic()
+    await place.prepare(epoch=2)
+    assert time.monotonic() - began >= 0.4
+    await orphan.wait()
 
 
 @pytest.mark.rule("W4")
@@ -510,3 +542,50 @@ async def test_a_volume_of_another_user_is_no_dubious_ownership(place):
         check=False,
     )
     assert done.stdout == b" M a.txt\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
+async def test_a_full_disk_has_a_name_and_nothing_is_lost(place):
+    place.root.mkdir()
+    mounted = await asyncio.to_thread(
+        subprocess.run, ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place.root], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("may not mount here")
+    try:
+        worktree = await place.prepare()
+        (worktree.tree / "a.txt").write_text("two\n")
+        one = await worktree.checkpoint(1, 1)
+        await worktree.push_checkpoint(one)
+        (worktree.tree / "noise").write_bytes(os.urandom(1_700_000))
+        with pytest.raises(DiskFull, match="larger"):
+            await worktree.checkpoint(2, 1)
+        (worktree.tree / "noise").write_bytes(b"small")
+        two = await worktree.checkpoint(2, 1)
+        assert two.parent == one.commit
+        await worktree.push_checkpoint(two)
+    finally:
+        place.release()
+        place.live = None
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", place.root], check=True)
+
+
+@pytest.mark.rule("W1")
+@pytest.mark.parametrize("kind", WorkspaceKind)
+async def test_workspaces_are_acquired_and_released_by_id(place, tmp_path, kind):
+    provider: WorkspaceProvider = WorktreeProvider(tmp_path / "volumes", WorktreeOptions())
+    request = WorkspaceRequest(RUN, kind, place.door.url, place.base, BRANCH)
+    workspace = await provider.acquire(request)
+    assert (workspace.id, workspace.kind) == (RUN, kind)
+    assert workspace.metadata == {"git.remote": place.door.url, "git.branch": BRANCH, "git.commit": place.base}
+    assert (workspace.root / "a.txt").read_text() == "one\n"
+    with pytest.raises(PathRefused):
+        resolve(workspace.root, "outside")
+    assert (await provider.acquire(request)).root == workspace.root
+    await provider.release(RUN)
+    await provider.release(RUN)
+    assert not workspace.root.exists()
+    with pytest.raises(BadRef):
+        await provider.release("../x")
+    with pytest.raises(RefMissing):
+        await provider.acquire(WorkspaceRequest(RUN, kind, place.door.url))

@@ -40,7 +40,7 @@ _HARDENING: tuple[tuple[str, str], ...] = (
     ("push.gpgSign", "false"),
     ("advice.detachedHead", "false"),
     ("http.lowSpeedLimit", "1"),
-    ("http.lowSpeedTime", "60"),
+    ("http.lowSpeedTime", "300"),  # a large push is silent while the other end checks and syncs it
 )
 
 

@@ -54,6 +54,9 @@ _STORE = (
     ("core.logAllRefUpdates", "always"),
     ("fetch.writeCommitGraph", "false"),
     ("fetch.unpackLimit", "1"),
+    # What strangers push must not fill our memory: large blobs are streamed and never diffed.
+    ("core.bigFileThreshold", "16m"),
+    ("pack.windowMemory", "64m"),
 )
 _AUTHOR = {
     "GIT_AUTHOR_NAME": "Moorage",

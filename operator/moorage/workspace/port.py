@@ -29,13 +29,16 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceRequest:
-    """What is wanted. `remote` is an http(s) address without a credential; without it the workspace starts empty."""
+    """What is wanted. `remote` is an http(s) address without a credential, `base` a full commit id, `resume` the
+    checkpoint to go on from under `epoch`."""
 
     id: str
     kind: WorkspaceKind
     remote: str | None = None
     base: str | None = None
     branch: str | None = None
+    resume: str | None = None
+    epoch: int = 1
 
 
 class WorkspaceProvider(Protocol):

@@ -20,6 +20,7 @@ from moorage.workspace.errors import (
 from moorage.workspace.git import Credential, Git, Output
 from moorage.workspace.refs import HEADS, check_branch, check_url, is_sha
 
+_ASK_SECONDS = 45.0
 # A repository on this machine may belong to another user, and its hooks are not ours to run.
 _LOCAL = "git -c safe.directory=* -c core.hooksPath=/dev/null"
 
@@ -68,10 +69,14 @@ class LocalUpstream:
 AnyUpstream = Upstream | LocalUpstream
 
 
+def _asking(upstream: AnyUpstream, git: Git) -> Git:
+    """For small questions: a remote that swallows packets is told within the minute."""
+    return replace(upstream.reach(git), timeout=min(git.timeout, _ASK_SECONDS))
+
+
 async def default_branch(git: Git, upstream: AnyUpstream) -> str | None:
     """The ref that HEAD names there; None when it names none. One request, and the first to find a wrong address."""
-    reached = upstream.reach(git)
-    out = await reached.text("ls-remote", "--symref", *upstream.address("ls-remote"), "HEAD")
+    out = await _asking(upstream, git).text("ls-remote", "--symref", *upstream.address("ls-remote"), "HEAD")
     match = re.search(r"^ref: (refs/heads/\S+)\tHEAD$", out, re.MULTILINE)
     return match[1] if match else None
 
@@ -79,7 +84,7 @@ async def default_branch(git: Git, upstream: AnyUpstream) -> str | None:
 async def query(git: Git, upstream: AnyUpstream, branch: str) -> str | None:
     """What the branch points at upstream, now; None when there is none."""
     ref = HEADS + check_branch(branch)
-    out = await upstream.reach(git).text("ls-remote", *upstream.address("ls-remote"), ref)
+    out = await _asking(upstream, git).text("ls-remote", *upstream.address("ls-remote"), ref)
     for line in out.splitlines():
         sha, _, name = line.partition("\t")
         if name == ref and is_sha(sha):

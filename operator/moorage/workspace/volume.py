@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_CAP = 256 << 20
-_LEFTOVERS = ("**/*.lock", "repo.git/objects/pack/tmp_*", "repo.git/objects/*/tmp_obj_*", "repo.git/objects/tmp_*")
+_LEFTOVERS = ("index.lock", "repo.git/**/*.lock", "repo.git/objects/pack/tmp_*", "repo.git/objects/*/tmp_obj_*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Volume:
         """What killed git processes left: locks, half-written objects. None of them lives: the lock is ours."""
         for pattern in _LEFTOVERS:
             for path in self.state.glob(pattern):
-                if path.is_file() and "aside" not in path.relative_to(self.state).parts:
+                if path.is_file():
                     path.unlink(missing_ok=True)
 
 
