@@ -150,7 +150,8 @@ class LocalGateway:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[LocalGateway]:
         """Listen on a free port of loopback; `url` is then the address, and new clients go there."""
-        with socket.socket() as listener:
+        # named as TCP, or asyncio leaves Nagle on for what it accepts: 40 ms for each answer
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
             listener.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             config = uvicorn.Config(self, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
