@@ -38,11 +38,9 @@ def test_every_request_and_ref_update_is_logged(server, work):
     asked = [(r.method, r.service, r.user, r.status) for r in server.requests]
     assert asked[0] == ("GET", "git-receive-pack", None, 401)
     assert asked[-1] == ("POST", "git-receive-pack", "ada", 200)
-    git(work, "push", "-q", "origin", ":main", "main:refs/heads/other")
-    assert [(u.ref, bool(u.new)) for u in server.updates[1:]] == [
-        ("refs/heads/main", False),
-        ("refs/heads/other", True),
-    ]
+    git(work, "push", "-q", "origin", "main:refs/heads/a")
+    git(work, "push", "-q", "origin", ":a", "main:refs/heads/b")
+    assert [(u.ref, u.new) for u in server.updates[2:]] == [("refs/heads/a", ""), ("refs/heads/b", head)]
 
 
 def test_a_wrong_password_gets_nothing(server, work):
