@@ -215,6 +215,8 @@ def test_only_all_commands_passing_is_a_pass() -> None:
     assert (red["passed"], red["summary"]) == (False, "test: `make test` ended with exit code 1\nboom")
     slow, _ = verdict(report(check("lint", 0, timed_out=True), check("test")), ASKED)
     assert (slow["passed"], slow["summary"]) == (False, "lint: `make lint` timed out")
+    stopped, _ = verdict(report(check("lint", 1)), ASKED)
+    assert stopped["passed"] is False, "a verifier may stop at the first failure"
     killed, _ = verdict(report(check("lint", None), check("test")), ASKED)
     assert killed["passed"] is False
 

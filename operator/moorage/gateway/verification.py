@@ -15,11 +15,11 @@ TAIL_CHARACTERS = 600
 def verdict(report: VerificationReport, asked: Sequence[ResolvedCheck]) -> tuple[dict[str, Any], dict[str, str]]:
     """Payload of VERIFICATION_RESULT, and the commands' outputs by attachment name.
 
-    Raise Invalid where other commands were run than the run asks for: a verdict over less is none. With `problem` the
-    verifier could not do its work, and nothing is judged.
+    Raise Invalid where other commands were run than the run asks for: a pass over less is none. A verifier may stop at
+    the first command that fails. With `problem` it could not do its work, and nothing is judged.
     """
     if report.problem is None:
-        _demand_all(report.checks, asked)
+        _demand_asked(report.checks, asked)
     failed = next((check for check in report.checks if not check.passed), None)
     passed = report.problem is None and failed is None
     payload = {
@@ -35,9 +35,12 @@ def verdict(report: VerificationReport, asked: Sequence[ResolvedCheck]) -> tuple
     return payload, outputs
 
 
-def _demand_all(done: Sequence[CheckResult], asked: Sequence[ResolvedCheck]) -> None:
-    if [(check.name, check.run) for check in done] != [(check.name, check.run) for check in asked]:
-        raise Invalid("checks: report exactly the commands of the assignment, in their order, each once")
+def _demand_asked(done: Sequence[CheckResult], asked: Sequence[ResolvedCheck]) -> None:
+    wanted = [(check.name, check.run) for check in asked]
+    if [(check.name, check.run) for check in done] != wanted[: len(done)]:
+        raise Invalid("checks: report the commands of the assignment, in their order, each once")
+    if len(done) < len(wanted) and (not done or done[-1].passed):
+        raise Invalid(f"checks: {len(wanted)} commands were asked for, {len(done)} were run, and none of them failed")
 
 
 def _fact(check: CheckResult) -> dict[str, Any]:
