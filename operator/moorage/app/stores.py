@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,6 @@ class Stores:
 @asynccontextmanager
 async def open_stores(folder: Path, clock: Clock) -> AsyncIterator[Stores]:
     """Open (and where need be create) what lies in `folder`; closed at the end. Raises StoreError, OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with SqliteStore(folder / "moorage.db") as store:
         yield Stores(store, FileBlobs(folder / "blobs", clock.now_ms), Mirrors(folder / "mirrors", now_ms=clock.now_ms))

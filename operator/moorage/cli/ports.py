@@ -66,7 +66,9 @@ class ManifestRefused(ValueError):
 class LocalRuns(Protocol):
     """The past runs of one state folder. `client` speaks to the gateway's reader doors."""
 
-    client: httpx.AsyncClient
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """A client of the reader doors."""
 
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""

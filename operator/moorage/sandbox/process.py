@@ -1,0 +1,251 @@
+"""Substrate on this machine: a sandbox is a process tree below this process and dies with it.
+
+The Lease of a local run is this process: it holds while it lives. What stands is therefore kept in memory; the journal
+in the store is the truth that outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from moorage.api import names
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
+from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, program
+from moorage.sandbox.port import Children, Refused, RunKey, Which
+
+LEASE_MS = 40_000
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Whom the substrate tells. `issued`: a sandbox's UID, namespace and token; `ended`: look at that run again."""
+
+    issued: Callable[[str, str, str], None]
+    ended: Callable[[RunKey], None]
+
+
+@dataclass
+class _Process:
+    """One sandbox."""
+
+    view: SandboxView
+    process: asyncio.subprocess.Process
+    control: Path
+    watcher: asyncio.Task[None] | None = None
+
+
+@dataclass
+class _Run:
+    """All that stands for one run."""
+
+    lease: tuple[int, str] | None = None
+    volume: Path | None = None
+    sandboxes: dict[str, _Process] = field(default_factory=dict)
+
+
+class ProcessSubstrate:
+    """`folder` keeps volumes; `socket` is the gateway's; `mirror` tells where a run may borrow objects from."""
+
+    def __init__(
+        self,
+        folder: Path,
+        socket: Path,
+        handlers: Handlers,
+        *,
+        isolated: bool,
+        mirror: Callable[[ResolvedRun], Path | None],
+    ) -> None:
+        self._folder, self._socket, self._handlers = folder, socket, handlers
+        self._isolated, self._mirror = isolated, mirror
+        self._runs: dict[str, _Run] = {}
+
+    @property
+    def grade(self) -> str:
+        """What keeps an agent in, as people are told."""
+        return "bubblewrap" if self._isolated else "none: an ordinary process of yours (install bubblewrap)"
+
+    async def observe(self, run: RunKey) -> Children:
+        """See the port."""
+        held = self._of(run)
+        lease = LeaseView(held.lease[0], held.lease[1], _now_ms(), LEASE_MS) if held.lease else None
+        views = tuple(each.view for each in held.sandboxes.values())
+        return Children(lease=lease, sandboxes=views, volume=held.volume is not None)
+
+    async def raise_epoch(self, run: RunKey, epoch: int, holder: str) -> int:
+        """See the port; there is nobody to race."""
+        held = self._of(run)
+        if held.lease is None or held.lease[0] < epoch:
+            held.lease = (epoch, holder)
+        return held.lease[0]
+
+    async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:  # noqa: ARG002  the port's shape
+        """See the port."""
+        held = self._of(run)
+        held.volume = self._folder / run.uid / "volume"
+        held.volume.mkdir(parents=True, exist_ok=True)
+
+    async def start(self, run: RunKey, spec: ResolvedRun, which: Which) -> SandboxView:
+        """See the port. Raises Refused where the system won't start a process."""
+        held = self._of(run)
+        name = names.sandbox_name(run.uid, run.name, which.epoch, which.role.value, which.serial)
+        if name in held.sandboxes:
+            return held.sandboxes[name].view
+        if which.role is Role.RUNNER:
+            await self.ensure_volume(run, spec)
+        started = await self._spawn(run, spec, which, name)
+        held.sandboxes[name] = started
+        started.watcher = asyncio.create_task(self._watch(run, started))
+        return started.view
+
+    async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
+        """See the port."""
+        found = self._of(run).sandboxes.get(name)
+        if found is None or found.view.uid != uid or found.view.phase is SandboxPhase.ENDED:
+            return
+        found.view = replace(found.view, stop_by=_now_ms() + grace_ms)
+        if grace_ms and not force:
+            self._signal(found.process, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(found.process.wait()), grace_ms / 1000)
+        self._signal(found.process, signal.SIGKILL)
+        if found.watcher is not None:
+            await asyncio.shield(found.watcher)
+
+    async def release_volume(self, run: RunKey) -> None:
+        """See the port."""
+        held = self._of(run)
+        if held.volume is not None:
+            await asyncio.to_thread(shutil.rmtree, held.volume, ignore_errors=True)
+            held.volume = None
+
+    async def release(self, run: RunKey) -> None:
+        """See the port."""
+        held = self._of(run)
+        for name, each in list(held.sandboxes.items()):
+            await self.stop(run, name, each.view.uid, 0)
+        await self.release_volume(run)
+        await asyncio.to_thread(shutil.rmtree, self._folder / run.uid, ignore_errors=True)
+        self._runs.pop(run.uid, None)
+
+    async def close(self) -> None:
+        """Stop everything: a sandbox never outlives its owner."""
+        for held in self._runs.values():
+            for each in held.sandboxes.values():
+                if each.view.phase is not SandboxPhase.ENDED:
+                    self._signal(each.process, signal.SIGKILL)
+                    if each.watcher is not None:
+                        await each.watcher
+
+    def _of(self, run: RunKey) -> _Run:
+        return self._runs.setdefault(run.uid, _Run())
+
+    async def _spawn(self, run: RunKey, spec: ResolvedRun, which: Which, name: str) -> _Process:
+        own = self._folder / run.uid / name
+        control = own / "control"
+        control.mkdir(parents=True, exist_ok=True)
+        volume = self._of(run).volume if which.role is Role.RUNNER else own / "volume"
+        if volume is None:
+            raise Refused("VolumeMissing", "the run's volume is gone")
+        volume.mkdir(parents=True, exist_ok=True)
+        token = secrets.token_urlsafe(32)
+        (control / "token").touch(mode=0o600)
+        (control / "token").write_text(token)
+        uid = str(uuid.uuid4())
+        argv, env = self._command(Places(volume, control, self._socket, self._mirror(spec)))
+        self._handlers.issued(uid, run.tenant, token)
+        try:
+            with (own / "output.log").open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    env=env,
+                    cwd=volume,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise Refused("ProcessNotStarted", f"{argv[0]}: {error.strerror}", permanent=True) from error
+        now = _now_ms()
+        view = SandboxView(
+            name=name,
+            uid=uid,
+            epoch=which.epoch,
+            role=which.role.value,
+            phase=SandboxPhase.RUNNING,
+            created_at=now,
+            started_at=now,
+        )
+        return _Process(view, process, control)
+
+    def _command(self, places: Places) -> tuple[list[str], dict[str, str]]:
+        if self._isolated:
+            env = environment(
+                gateway=f"unix:{RUN}/gateway.sock",
+                token=f"{RUN}/token",
+                volume=VOLUME,
+                log=f"{RUN}/termination.log",
+                shared=places.shared,
+            )
+            return [*bubblewrap(places, env), *program()], {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+        env = environment(
+            gateway=f"unix:{places.socket}",
+            token=str(places.control / "token"),
+            volume=str(places.volume),
+            log=str(places.control / "termination.log"),
+            shared=places.shared,
+        )
+        return list(program()), env
+
+    async def _watch(self, run: RunKey, found: _Process) -> None:
+        code = await found.process.wait()
+        reason, message = _last_words(found.control / "termination.log", code)
+        found.view = replace(
+            found.view, phase=SandboxPhase.ENDED, exit_code=code, reason=reason, message=message, stop_by=None
+        )
+        self._handlers.ended(run)
+
+    def _signal(self, process: asyncio.subprocess.Process, sign: signal.Signals) -> None:
+        """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for all."""
+        target = process.pid
+        if self._isolated and sign is signal.SIGTERM:
+            target = _child_of(process.pid) or process.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, sign)
+
+
+def _child_of(pid: int) -> int | None:
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return None
+    return int(listed[0]) if listed else None
+
+
+def _last_words(log: Path, code: int) -> tuple[str, str]:
+    """Typed reason and message from the runner's termination log, else from the exit code."""
+    try:
+        told = json.loads(log.read_text())
+        return str(told["reason"]), str(told["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        if code == 0:
+            return "Completed", ""
+        if code < 0:
+            return "Killed", f"the sandbox was ended by signal {-code}"
+        return "Error", f"the sandbox ended with exit code {code}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
