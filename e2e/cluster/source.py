@@ -130,12 +130,15 @@ class SourceCluster:
     def load_images(self, archives: Sequence[Path]) -> None:
         """Import archives on every node that hasn't them yet (an archive's name tells its content)."""
         for each in self.nodes():
-            loaded = each.folder / "images"
-            loaded.mkdir(exist_ok=True)
-            for archive in archives:
-                if not (loaded / archive.name).exists():
-                    self._import(each, archive)
-                    (loaded / archive.name).touch()
+            self._load(each, archives)
+
+    def _load(self, this: Node, archives: Sequence[Path]) -> None:
+        loaded = this.folder / "images"
+        loaded.mkdir(exist_ok=True)
+        for archive in archives:
+            if not (loaded / archive.name).exists():
+                self._import(this, archive)
+                (loaded / archive.name).touch()
 
     def deploy(self, *settings: str) -> None:
         """Install or upgrade the chart with the images built here; pods of older images are replaced."""
@@ -221,7 +224,7 @@ class SourceCluster:
             argv: list[str | Path] = [self.programs.path("containerd"), "-c", this.folder / "containerd.toml"]
             self._spawn(this, self._process(this, "containerd"), argv, env={"PATH": self._path()})
             self._wait(self._process(this, "containerd"), lambda: self._ctr(this, "version"))
-            self._import(this, addons.tools_archive(self.programs.cache))
+            self._load(this, [addons.tools_archive(self.programs.cache), *self._loaded_elsewhere()])
         with self.console.step(f"{this.name}: kubelet, kube-proxy, kube-router"):
             self._apply([addons.node_object(this)])
             self._start_kubelet(this)
@@ -243,6 +246,11 @@ class SourceCluster:
         process = read_pid_file(self._pid_file(name))
         assert process is not None
         self._wait(name, lambda: node.mounted(Path(f"/proc/{process.pid}/mounts").read_text()))
+
+    def _loaded_elsewhere(self) -> list[Path]:
+        """Archives of the project's images that the first node has: a second one must not lack them."""
+        names = {path.name for path in (self.layout.node(1).folder / "images").glob("*")}
+        return [path for path in (self.programs.cache / "images").glob("*.tar") if path.name in names]
 
     def _start_kubelet(self, this: Node) -> None:
         kubelet: list[str | Path] = [

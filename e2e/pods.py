@@ -1,0 +1,94 @@
+"""Plain pods for the harness's own cases: restricted, with the harness's tools."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from e2e.cluster.backend import Backend
+from e2e.cluster.errors import CommandFailedError
+from e2e.cluster.node import TOOLS_IMAGE
+
+SERVER_PORT = 8080
+_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def pod(name: str, command: str, *, runtime: str | None = "gvisor", claim: str | None = None) -> dict[str, Any]:
+    """A pod that meets the restricted standard, with the harness's tools."""
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": TOOLS_IMAGE,
+        "command": ["sh", "-c", command],
+        "securityContext": _RESTRICTED,
+        "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+    }
+    volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [{"name": "work", **volume}],
+    }
+    if runtime:
+        spec["runtimeClassName"] = runtime
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+
+
+def apply(cluster: Backend, namespace: str, *objects: dict[str, Any]) -> None:
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=document)
+
+
+def wait_ready(cluster: Backend, namespace: str, *names: str) -> None:
+    pods = [f"pod/{name}" for name in names]
+    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=60s", *pods)
+
+
+def reaches(cluster: Backend, namespace: str, name: str, address: str, port: int) -> bool:
+    try:
+        cluster.kubectl("exec", "-n", namespace, name, "--", "probe", address, str(port))
+    except CommandFailedError:
+        return False
+    return True
+
+
+def server(name: str = "server") -> dict[str, Any]:
+    """A pod that answers HTTP on SERVER_PORT."""
+    return pod(name, f"cd /work && echo hello > index.html && exec httpd -f -p {SERVER_PORT}", runtime=None)
+
+
+def address(cluster: Backend, namespace: str, name: str) -> str:
+    """Address of a running pod."""
+    return cluster.kubectl("get", "pod", "-n", namespace, name, "-o", "jsonpath={.status.podIP}")
+
+
+def isolate(cluster: Backend, namespace: str, name: str) -> None:
+    """Refuse a pod all traffic, in and out, by a NetworkPolicy."""
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": f"alone-{name}"},
+        "spec": {"podSelector": {"matchLabels": {"app": name}}, "policyTypes": ["Ingress", "Egress"]},
+    }
+    apply(cluster, namespace, policy)
+
+
+def eventually(holds: Callable[[], bool], *, within_s: float = 15) -> bool:
+    """Whether something comes to hold."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
