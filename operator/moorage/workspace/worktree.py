@@ -214,17 +214,13 @@ class RunWorktree:
             return False
         return True
 
-    async def restore(self, commit: str, head: str) -> None:
-        """Put tree and index at a commit's files, and the branch at `head`. The caller has saved what is to be kept."""
-        git = self.shadow.git
-        tree = await _tree(git, commit)
-        await self._attach(head)
-        await self.shadow.restore(tree)
+    async def _restore(self) -> None:
+        """Put files and index at the last checkpoint's, and the branch at its head. What is to be kept is saved."""
+        await self._attach(self.head)
+        await self.shadow.restore(self.last_tree)
         shutil.copy2(self.volume.index, self.volume.admin / "index")
-        if await _tree(git, head) != tree:
-            await self._in_tree().run("reset", "--quiet", "--mixed", head)
-        await self._set_last(commit, tree, head)
-        self._staged = False
+        if self.head != self.last and await _tree(self.shadow.git, self.head) != self.last_tree:
+            await self._in_tree().run("reset", "--quiet", "--mixed", self.head)
 
     async def _take_over_or_afresh(self, resume: str | None) -> None:
         try:
@@ -245,7 +241,7 @@ class RunWorktree:
         if any(self.tree.iterdir()):
             await self._index_for_existing()
             self.drift = await self.save_drift(self.epoch)
-        await self.restore(start, head)
+        await self._restore()
         await self._check_place()
         self.lfs_pointers = await self._lfs()
 
