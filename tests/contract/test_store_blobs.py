@@ -16,7 +16,7 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import EMPTY, MAX_INLINE, seal
 from moorage.core.journal.record import Assurance, BlobRef, Draft, RecordType, Retention, RunIdentity, Source, decode
 from moorage.store.blobs import BlobStore, FileBlobs, MemoryBlobs, Now, dangling, externalise
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
 
 class Clock:
@@ -142,9 +142,18 @@ async def test_a_write_that_fails_leaves_nothing(files: FileBlobs, tmp_path: Pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StoreUnavailable, match="No space"):
         await files.put("team-a", b"content")
     assert [name for *_, names in os.walk(tmp_path) for name in names] == []
+
+
+async def test_a_folder_that_cant_be_used_is_told(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_text("no folder")
+    blobs = FileBlobs(tmp_path / "file", clock)
+    with pytest.raises(StoreUnavailable, match="check the disk"):
+        await blobs.put("team-a", b"content")
+    with pytest.raises(StoreUnavailable, match="check the disk"):
+        await blobs.get("team-a", BlobRef("ab" * 32, 1))
 
 
 def draft(payload: dict[str, Any] | None, **more: Any) -> Draft:

@@ -14,6 +14,7 @@ import pytest
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
+from moorage.store.blobs import FileBlobs, dangling, externalise
 from moorage.store.port import NewExecution
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
@@ -27,9 +28,13 @@ def draft(record_id: str, size: int) -> Draft:
                  assurance=Assurance.REPORTED, payload={"x": "y" * size})  # fmt: skip
 
 
+def blobs_beside(path: Path) -> FileBlobs:
+    return FileBlobs(path.parent / "blobs", lambda: int(time.time() * 1000))
+
+
 async def write_until_killed(path: Path, life: int) -> None:
     """Append to several runs at once, batches of several sizes, and tell each acknowledgement to the parent."""
-    store = SqliteStore(path)
+    store, blobs = SqliteStore(path), blobs_beside(path)
     for run_uid in RUNS:
         identity = RunIdentity(tenant="t", run_uid=run_uid, session_id="s")
         await store.persist(NewExecution(identity=identity, name=run_uid, spec_hash="h", spec={}, created_at=1))
@@ -38,6 +43,8 @@ async def write_until_killed(path: Path, life: int) -> None:
     async def write(run_uid: str) -> None:
         for n in range(1_000_000):
             batch = [draft(f"{life}.{n}.{k}", 10 + (n * 997) % 9000) for k in range(1 + n % 3)]
+            if n % 4 == 0:
+                batch.append(await externalise(draft(f"{life}.{n}.big", 70_000 + n), blobs, "t"))
             result = await store.append(run_uid, life, batch)
             sys.stdout.write("".join(f"{run_uid} {r.seq} {r.hash}\n" for r in result.records))
             sys.stdout.flush()
@@ -60,7 +67,19 @@ def live_and_die(path: Path, life: int, seconds: float) -> list[tuple[str, int, 
     return [(run_uid, int(seq), digest) for run_uid, seq, digest in told if len(digest) == 64]
 
 
-@pytest.mark.rule("J3", "I1", "K1")
+async def check_blobs(store: SqliteStore, path: Path) -> None:
+    """J8: whatever a record names is there and whole; what a crash left behind is an orphan and can go."""
+    blobs, referenced = blobs_beside(path), await store.referenced_blobs("t")
+    assert await dangling(blobs, "t", referenced) == []
+    await blobs.collect_orphans("t", referenced, 10**15)
+    assert set(await blobs.digests("t")) == referenced
+    for run_uid in RUNS:
+        for record in await store.read(run_uid, 0, 1_000_000):
+            for ref in record.blobs:
+                assert len(await blobs.get("t", ref)) == ref.size
+
+
+@pytest.mark.rule("J3", "J8", "I1")
 async def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path, chance = tmp_path / "journal.db", random.Random(4)
     acknowledged: dict[tuple[str, int], str] = {}
@@ -75,6 +94,7 @@ async def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Pat
             for run_uid in RUNS:
                 assert isinstance(await verify_stored(store, run_uid), Intact)
                 assert (await store.recover(run_uid)).fence_epoch == life
+            await check_blobs(store, path)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from moorage.core.journal.chain import Broken
+from moorage.core.journal.canonical import canonical
+from moorage.core.journal.chain import Broken, link, seal
 from moorage.core.journal.errors import JournalCorrupted, UnknownCritical
-from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
+from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source, readable
 from moorage.store.errors import NotDurable, SchemaMismatch, StoreBusy, StoreUnavailable
 from moorage.store.migrations import Migration, migrate, released
 from moorage.store.port import NewExecution
@@ -167,6 +169,31 @@ async def test_recovery_is_refused_on_critical_types_of_a_later_version(store: S
     with pytest.raises(UnknownCritical, match="OF_A_LATER_VERSION"):
         await store.recover("run-1")
     assert [r.type for r in await store.read("run-1", LENGTH)] == ["OF_A_LATER_VERSION"]
+
+
+@pytest.mark.rule("J10")
+async def test_an_older_version_goes_on_after_what_a_newer_one_wrote(store: SqliteStore) -> None:
+    """The newer version knows a type and fields that this one doesn't; both append in turn."""
+    row = await store.get("run-1")
+    plain = seal([draft("new", type="NEW_AND_OPTIONAL")], row.head, row.identity, 2)[0]
+    newer = orjson.loads(plain.body) | {"criticality": "optional", "schema_version": 2, "of_later": {"x": [1]}}
+    body = canonical(newer)
+    digest = link(row.head.hash, body)
+    store._db.execute(
+        f"INSERT INTO execution_events {EVENT} (?, 1, ?, 'new', ?, ?)", (RUN + LENGTH, LENGTH, digest, body)
+    )
+    store._db.execute("UPDATE executions SET next_seq = next_seq + 1, head_hash = ?, logical_time = 99", (digest,))
+    after = await store.append("run-1", 2, [draft("old")], LENGTH)
+    assert (after.records[0].prev_hash, after.records[0].logical_time) == (digest, 100)
+    assert (await store.recover("run-1")).head.offset == LENGTH + 1
+    records = await store.read("run-1", LENGTH)
+    assert [(r.type, r.known, r.schema_version) for r in records] == [
+        ("NEW_AND_OPTIONAL", False, 2),
+        ("CHECKPOINT", True, 1),
+    ]
+    assert [r.record_id for r in readable(records)] == ["old"]
+    bodies = [entry.body async for entry in store.stored("run-1", LENGTH)]
+    assert bodies[0] == body
 
 
 async def test_another_process_that_holds_the_database_is_waited_for_and_then_named(

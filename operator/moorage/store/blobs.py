@@ -15,13 +15,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_INLINE
 from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Now = Callable[[], int]
 """Returns milliseconds since the epoch: a blob's age decides only whether an orphan is collected yet."""
 
@@ -146,28 +148,35 @@ class FileBlobs:
     ) -> BlobRef:
         """See the port."""
         ref = _reference(content, privacy, retention)
-        await asyncio.to_thread(self._put, self._path(tenant, ref.sha256), content)
+        await self._on_thread(self._put, self._path(tenant, ref.sha256), content)
         return ref
 
     async def get(self, tenant: str, ref: BlobRef) -> bytes:
         """See the port."""
-        try:
-            content = await asyncio.to_thread(_read, self._path(tenant, ref.sha256), ref.size)
-        except FileNotFoundError:
-            raise BlobMissing(tenant, ref.sha256) from None
+        content = await self._on_thread(_read, self._path(tenant, ref.sha256), ref.size)
+        if content is None:
+            raise BlobMissing(tenant, ref.sha256)
         return _checked(tenant, ref, content)
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """See the port."""
-        return await asyncio.to_thread(_unlink, self._path(tenant, sha256))
+        return await self._on_thread(_unlink, self._path(tenant, sha256))
 
     async def digests(self, tenant: str) -> list[str]:
         """See the port."""
-        return await asyncio.to_thread(self._list, tenant)
+        return await self._on_thread(self._list, tenant)
 
     async def collect_orphans(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
         """See the port. Files that a crash left half written go as well."""
-        return await asyncio.to_thread(self._collect, tenant, referenced, before)
+        return await self._on_thread(self._collect, tenant, referenced, before)
+
+    async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except OSError as e:
+            raise StoreUnavailable(
+                f"{self._root} can't be used ({e}): check the disk's space, rights and health"
+            ) from e
 
     def _put(self, path: Path, content: bytes) -> None:
         if not (self._refresh(path) and path.read_bytes() == content):
@@ -240,10 +249,13 @@ def _folder(tenant: str) -> str:
     return tenant if _SAFE_TENANT.match(tenant) else "_" + hashlib.sha256(tenant.encode()).hexdigest()[:40]
 
 
-def _read(path: Path, size: int) -> bytes:
+def _read(path: Path, size: int) -> bytes | None:
     """At most one byte more than expected, so that a damaged file can't fill the memory."""
-    with path.open("rb") as file:
-        return file.read(size + 1)
+    try:
+        with path.open("rb") as file:
+            return file.read(size + 1)
+    except FileNotFoundError:
+        return None
 
 
 def _unlink(path: Path) -> bool:
