@@ -37,7 +37,7 @@ async def _work(settings: OperatorSettings) -> None:
     configuration = Configuration()
     config.load_incluster_config(client_configuration=configuration)
     metrics = OperatorMetrics(CollectorRegistry())
-    api = KubeApi(ApiClient(configuration))
+    api = KubeApi(ApiClient(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
     try:
         async with httpx.AsyncClient(base_url=settings.gateway_url, trust_env=False) as http:
             deps = Deps(
@@ -58,7 +58,7 @@ async def _work(settings: OperatorSettings) -> None:
 
 def _listen(port: int) -> socket.socket:
     """Bind before anything works: a port that is taken is told at once."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("0.0.0.0", port))  # noqa: S104  its own network namespace
     return listener
