@@ -155,20 +155,21 @@ class KindCluster:
 
 
 def choose(console: Console | None = None, name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ) -> Backend:
-    """Pick the back end: what ``MOORAGE_CLUSTER`` says, else kind where it can work, else from source.
+    """Pick the back end: what ``MOORAGE_CLUSTER`` says, else what is up already, else kind where it can work.
 
     Raises:
         HarnessError: ``MOORAGE_CLUSTER`` names something else.
     """
-    wanted = env.get("MOORAGE_CLUSTER") or ("kind" if kind_works() else "source")
-    talk = console or Console()
+    built = source(console, name, env)
+    kind = KindCluster(name, state_root(f"{name}-kind", env), built.console)
+    wanted = env.get("MOORAGE_CLUSTER")
     if wanted == "current":
         return CurrentCluster(env)
-    if wanted == "kind":
-        return KindCluster(name, state_root(name, env), talk)
-    if wanted == "source":
-        return source(talk, name, env)
-    raise HarnessError(f"MOORAGE_CLUSTER={wanted}: use current, kind or source")
+    if wanted not in {None, "", "kind", "source"}:
+        raise HarnessError(f"MOORAGE_CLUSTER={wanted}: use current, kind or source")
+    if wanted == "kind" or (not wanted and not built.layout.state.exists() and (kind.state.exists() or kind_works())):
+        return kind
+    return built
 
 
 def source(

@@ -1,4 +1,4 @@
-"""Writes a small OCI archive: one layer from a folder's files, without any image tool."""
+"""Writes OCI archives without any image tool: of a few files, or of an image that was built already."""
 
 import hashlib
 import io
@@ -39,16 +39,45 @@ def write_archive(path: Path, name: str, layer: Layer, config: Mapping[str, Any]
         "config": _add(blobs, json.dumps(image).encode(), f"{_OCI}.config.v1+json"),
         "layers": [_add(blobs, content, f"{_OCI}.layer.v1.tar")],
     }
-    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
-    entry = {**_add(blobs, json.dumps(manifest).encode(), f"{_OCI}.manifest.v1+json"), "annotations": names}
-    files = {
-        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
-        "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
-        **{f"blobs/{digest.replace(':', '/')}": blob for digest, blob in blobs.items()},
-    }
+    entry = _add(blobs, json.dumps(manifest).encode(), f"{_OCI}.manifest.v1+json")
     with tarfile.open(path, "w") as archive:
-        for file_name, body in files.items():
-            archive.addfile(_file(file_name, len(body), 0o644), io.BytesIO(body))
+        _add_index(archive, name, entry)
+        for digest, blob in blobs.items():
+            _add_file(archive, _blob_path(digest), blob)
+
+
+def pack(folder: Path, path: Path, name: str) -> None:
+    """Write an archive of an image that stands as a manifest and blobs in a folder (``buildah push … dir:FOLDER``).
+
+    Unlike `buildah push … oci-archive:`, this leaves layers uncompressed; and unlike with ``docker save``'s format, an
+    import skips the layers that are there.
+    """
+    manifest = (folder / "manifest.json").read_bytes()
+    described = json.loads(manifest)
+    blobs: dict[str, bytes] = {}
+    entry = _add(blobs, manifest, described.get("mediaType", f"{_OCI}.manifest.v1+json"))
+    with tarfile.open(path, "w") as archive:
+        _add_index(archive, name, entry)
+        _add_file(archive, _blob_path(entry["digest"]), manifest)
+        for digest in dict.fromkeys([described["config"]["digest"], *(each["digest"] for each in described["layers"])]):
+            source = folder / digest.removeprefix("sha256:")
+            with source.open("rb") as body:
+                archive.addfile(_file(_blob_path(digest), source.stat().st_size, 0o644), body)
+
+
+def _add_index(archive: tarfile.TarFile, name: str, manifest: Mapping[str, Any]) -> None:
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+    index = {"schemaVersion": 2, "manifests": [{**manifest, "annotations": names}]}
+    _add_file(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+    _add_file(archive, "index.json", json.dumps(index).encode())
+
+
+def _add_file(archive: tarfile.TarFile, name: str, body: bytes) -> None:
+    archive.addfile(_file(name, len(body), 0o644), io.BytesIO(body))
+
+
+def _blob_path(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
 
 
 def _layer_tar(layer: Layer) -> bytes:

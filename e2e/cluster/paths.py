@@ -11,7 +11,7 @@ def cache_root(env: Mapping[str, str] = os.environ) -> Path:
     """Folder of everything that survives clusters: programs, root file systems, wheels."""
     if chosen := env.get("MOORAGE_CACHE"):
         return Path(chosen)
-    home = Path(env.get("HOME", "/root"))
+    home = Path(env.get("HOME") or Path.home())
     return Path(env.get("XDG_CACHE_HOME") or home / ".cache") / "moorage"
 
 
