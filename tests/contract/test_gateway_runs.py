@@ -573,3 +573,83 @@ async def test_a_broken_chain_refuses_everything_and_starts_nothing_afresh(tmp_p
 
 def replace_body(stored):
     return stored._replace(body=stored.body.replace(b"RUN_ADMITTED", b"RUN_ADMITTEE"))
+
+
+# --- crashes around the push ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("E5", "E1")
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_a_gateway_that_dies_around_the_push_leaves_one_push(
+    gateway, upstream, tmp_path, monkeypatch, pushed
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    original = gateway.deps.mirrors.push_upstream
+
+    async def dies(*args):
+        if pushed:
+            await original(*args)
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(gateway.deps.mirrors, "push_upstream", dies)
+    refused(await operator.deliver(1, head), 500, "Internal")
+    assert (await operator.state())["effects"][-1]["status"] == "dispatched"
+    monkeypatch.setattr(gateway.deps.mirrors, "push_upstream", original)
+    gateway.restart()
+    effects = (await ok(await operator.deliver(1, head)))["state"]["effects"]
+    assert [e["status"] for e in effects] == (["confirmed"] if pushed else ["not_dispatched", "confirmed"])
+    assert len([u for u in upstream.updates if u.new == head]) == 1
+    assert len({e["key"] for e in effects}) == 1
+
+
+async def test_a_slow_push_holds_up_nobody_else(gateway, upstream, tmp_path, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    original, entered, go = gateway.deps.mirrors.push_upstream, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args):
+        entered.set()
+        await go.wait()
+        return await original(*args)
+
+    monkeypatch.setattr(gateway.deps.mirrors, "push_upstream", slow)
+    delivering = asyncio.create_task(operator.deliver(1, head))
+    await entered.wait()
+    other = Operator(gateway, resolved(upstream, "u2", name="other"))
+    await other.start(pod="p2")
+    assert (await ok(await runner.post("/v1/self/heartbeat", json=beat())))["stop"] is None
+    assert (await operator.state())["phase"] == "Delivering"
+    assert not delivering.done()
+    go.set()
+    assert (await ok(await delivering))["state"]["effects"][0]["status"] == "confirmed"
+
+
+async def test_an_end_that_comes_during_the_push_still_hears_of_it(gateway, upstream, tmp_path, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    original = gateway.deps.mirrors.push_upstream
+
+    async def late(*args):
+        await ok(await operator.report(1, "RUN_FAILED", {"reason": "DeadlineExceeded", "message": ""}))
+        return await original(*args)
+
+    monkeypatch.setattr(gateway.deps.mirrors, "push_upstream", late)
+    state = (await ok(await operator.deliver(1, head)))["state"]
+    assert (state["phase"], state["effects"][0]["status"]) == ("Failed", "confirmed")
+
+
+async def test_a_proposal_stays_fetchable_when_the_candidate_moves_on(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    tree = tmp_path / "tree"
+    await asyncio.to_thread(git, tree, "checkout", "-q", "HEAD~1")
+    other = await asyncio.to_thread(commit, tree, "c.txt", "three\n")
+    await push(tree, f"+{other}:refs/heads/{BRANCH}")
+    await operator.register("v1", 1, "verifier", head)
+    gateway.token_for_pod("v1", "team-a")
+    verify = await worktree(gateway, tmp_path, "v1", "verify")
+    await asyncio.to_thread(git, verify, "fetch", "-q", "origin", head)

@@ -12,13 +12,12 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
-from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
+from moorage.gateway.gate import BASE_PIN, Caller, Gate, base_of, branch_of, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.gateway.upstream import PASSING, refusal_of, upstream_of
 from moorage.workspace.errors import NotFound, WorkspaceError
-from moorage.workspace.refs import drift_ref, pin_ref
+from moorage.workspace.refs import drift_ref
 
-BASE = "base"
 GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
 
 
@@ -45,15 +44,6 @@ class Assignments:
         self._unreachable_since.pop((run.uid, caller.epoch), None)
         return _assignment(caller, self._git(run, base, _resume(run.state)))
 
-    async def base(self, run: Run) -> str | None:
-        """The commit that the run's attempts start from, once it is fixed."""
-        if run.state.workspace_base:
-            return run.state.workspace_base
-        try:
-            return await self._mirrors.ref(mirror_key(run), pin_ref(run.uid, BASE))
-        except NotFound:
-            return None
-
     async def _note_start(self, caller: Caller) -> None:
         payload = {"epoch": caller.epoch, "pod_uid": caller.pod.pod_uid}
         if caller.identity.node:
@@ -65,7 +55,7 @@ class Assignments:
 
     async def _verifier(self, caller: Caller) -> Assignment:
         run = caller.run
-        base = await self.base(run) or (run.state.proposal.base if run.state.proposal else None)
+        base = await base_of(self._mirrors, run) or (run.state.proposal.base if run.state.proposal else None)
         if base is None or caller.pod.commit is None:
             raise Refusal("there is nothing to verify yet", status=409, reason="NothingProposed")
         git = self._git(run, base, None).model_copy(update={"commit": caller.pod.commit})
@@ -75,7 +65,7 @@ class Assignments:
 
     async def _base(self, run: Run) -> str:
         """The base, its objects in the mirror. The remote is asked only where they aren't there yet."""
-        key, known = mirror_key(run), await self.base(run)
+        key, known = mirror_key(run), await base_of(self._mirrors, run)
         if known is not None and await self._there(run, known):
             return known
         upstream = await upstream_of(run.spec, self._gate.deps.secrets)
@@ -87,7 +77,7 @@ class Assignments:
         base = known or fetched.revision
         if known is not None and not await self._mirrors.has_commit(key, known):
             raise UpstreamRefused(f"the base {known} is gone from the remote", reason="GitRefNotFound")
-        await self._mirrors.pin(key, run.uid, BASE, base)
+        await self._mirrors.pin(key, run.uid, BASE_PIN, base)
         return base
 
     async def _there(self, run: Run, commit: str) -> bool:

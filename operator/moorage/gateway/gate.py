@@ -19,7 +19,12 @@ from moorage.store import errors as store_errors
 from moorage.store.blobs import BlobStore
 from moorage.store.port import DurableExecutionStore, Pod
 from moorage.telemetry.metrics import GatewayMetrics
+from moorage.workspace.errors import NotFound
 from moorage.workspace.mirror import MirrorKey, Mirrors
+from moorage.workspace.refs import pin_ref
+
+BASE_PIN = "base"
+PROPOSAL_PIN = "proposal"
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,16 @@ class Gate:
 def mirror_key(run: Run) -> MirrorKey:
     """Where the run's git objects are."""
     return MirrorKey(run.tenant, run.spec.workspace.key)
+
+
+async def base_of(mirrors: Mirrors, run: Run) -> str | None:
+    """The commit that the run's attempts start from; None until it is fixed, at the first contact of a sandbox."""
+    if run.state.workspace_base:
+        return run.state.workspace_base
+    try:
+        return await mirrors.ref(mirror_key(run), pin_ref(run.uid, BASE_PIN))
+    except NotFound:
+        return None
 
 
 def branch_of(run: Run) -> str:

@@ -7,7 +7,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from moorage.core.journal.record import Privacy
 from moorage.gateway.gate import Gate
+
+PROBE_TENANT = "_ready"
+"""No namespace can have this name. One blob, written again and again."""
 
 
 class HealthRoom:
@@ -29,8 +33,9 @@ class HealthRoom:
         return PlainTextResponse("ok\n")
 
     async def ready(self, _: Request) -> Response:
-        """The store answers and takes writes; its refusal becomes 503 like at any door."""
+        """The store answers and the disk takes writes; a refusal becomes 503 like at any door."""
         await self._gate.deps.store.changes(0, 1)
+        await self._gate.deps.blobs.put(PROBE_TENANT, b"ready", Privacy.METADATA)
         return PlainTextResponse("ok\n")
 
     async def metrics(self, _: Request) -> Response:

@@ -282,6 +282,9 @@ class Ledger:
 
     async def _advance(self, run: Run, result: AppendResult, trial: Trial) -> AppendResult:
         run.at = Reduced(result.execution, trial.state, trial.facts)
+        if result.offset != trial.state.offset:  # all of it was there before, and another gateway has gone on since
+            run.at = None
+            await self._load(run)
         for record in result.appended:
             self._metrics.records.labels(record.source).inc()
         await self._settle_status(run)

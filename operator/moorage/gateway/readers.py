@@ -16,9 +16,8 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.core.journal.export import Header, header_line, record_line
 from moorage.core.journal.record import Record, RecordType
-from moorage.gateway.assignment import Assignments
 from moorage.gateway.errors import NotFound
-from moorage.gateway.gate import Gate, mirror_key
+from moorage.gateway.gate import Gate, base_of, mirror_key
 from moorage.gateway.http import NDJSON, query_flag
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
@@ -36,7 +35,6 @@ class ReadersRoom:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._store, self._blobs, self._mirrors = gate.deps.store, gate.deps.blobs, gate.deps.mirrors
-        self._assignments = Assignments(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -76,7 +74,8 @@ class ReadersRoom:
     async def diff(self, request: Request) -> Response:
         """GET the patch from the base to what the run proposes, or to its last checkpoint."""
         run = await self._gate.run_for_reader(request)
-        base, head = await self._assignments.base(run), await self._head(run)
+        base = await base_of(self._mirrors, run)
+        head = await self._head(run) if base else None
         if base is None or head is None:
             raise NotFound("the run has written nothing yet")
         patch = await self._mirrors.diff(mirror_key(run), base, head)

@@ -27,7 +27,7 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
-from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
+from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of, mirror_key
 from moorage.gateway.heartbeat import LeaseTarget
 from moorage.gateway.http import answer, query_int, read_model
 from moorage.gateway.ledger import Run
@@ -142,7 +142,7 @@ class SandboxRoom:
             why = f"{body.commit} is not on {ref} here: push it, then report it"
             raise Refusal(why, status=409, reason="CheckpointMissing")
         tree = await self._mirrors.tree_of(key, body.commit)
-        payload = {"commit": body.commit, "tree": tree, "iteration": body.iteration, "ref": ref}
+        payload = {"commit": body.commit, "tree": tree, "iteration": body.iteration, "ref": ref} | _left_out(body)
         return _seen(caller, RecordType.CHECKPOINT, f"checkpoint:{body.iteration}", body.recorded_at, payload)
 
     async def _holds(self, run: Run, ref: str, commit: str) -> bool:
@@ -159,7 +159,7 @@ class SandboxRoom:
     async def _proposal_seen(self, caller: Caller, body: ResultReport) -> Draft:
         """The candidate as it stands here; without a candidate the agent changed nothing."""
         key, run = mirror_key(caller.run), caller.run
-        base = await self._assignments.base(run)
+        base = await base_of(self._mirrors, run)
         if base is None:
             raise Refusal("there is no base yet: ask for the assignment first", status=409, reason="NotAssigned")
         commit = body.commit or base
@@ -171,12 +171,13 @@ class SandboxRoom:
         tree = await self._mirrors.tree_of(key, commit)
         empty = tree == await self._mirrors.tree_of(key, base)
         files = 0 if empty else len(await self._mirrors.diff_stat(key, base, commit))
+        await self._mirrors.pin(key, run.uid, PROPOSAL_PIN, commit)  # the candidate's ref may still move on
         payload = {"commit": commit, "tree": tree, "base": base, "empty": empty, "files": files}
         return _seen(caller, RecordType.RESULT_PROPOSED, "proposal", body.recorded_at, payload)
 
     async def _demand_assigned(self, run: Run, record: ReportedRecord) -> None:
         """A runner works where it was told to: base and branch are the gateway's word, not its own."""
-        base = await self._assignments.base(run)
+        base = await base_of(self._mirrors, run)
         if record.payload.get("base") != base or record.payload.get("branch") != branch_of(run):
             raise Invalid(f"WORKSPACE_READY: base and branch are not the assigned ones ({base}, {branch_of(run)})")
 
@@ -204,12 +205,17 @@ def _lease(caller: Caller) -> LeaseTarget | None:
     return LeaseTarget(caller.run.tenant, name, caller.epoch) if name else None
 
 
+def _left_out(body: CheckpointReport) -> dict[str, Any]:
+    """What the worktree holds and the checkpoint doesn't: named as far as a record should, counted whole."""
+    if not body.left_out:
+        return {}
+    return {"left_out": list(body.left_out[:LEFT_OUT_NAMED]), "left_out_count": len(body.left_out)}
+
+
 def _iteration(caller: Caller, body: CheckpointReport) -> Draft:
     payload = {
         "iteration": body.iteration,
         "changed": body.changed,
-        "left_out": list(body.left_out[:LEFT_OUT_NAMED]),
-        "left_out_count": len(body.left_out),
         "usage": body.usage,
     }
     return _told(caller, RecordType.ITERATION_COMPLETE, f"iteration:{body.iteration}", body.recorded_at, payload)
