@@ -5,8 +5,8 @@ It may say more, one JSON object per line of its stdout:
     {"moorage": {"event": "iteration"}}              a safe point: the tree is checkpointed as it stands
     {"moorage": {"event": "summary", "text": "…"}}   what it did, for status and the commit
 
-The program is frozen (SIGSTOP) while a checkpoint is taken, so the tree stands still. A program that reports nothing
-has no safe point but its end.
+The program and all that it started are frozen (SIGSTOP) while a checkpoint is taken, so the tree stands still. A
+program that reports nothing has no safe point but its end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from moorage.drivers.port import Child, Guarantees, Host, Outcome, Task
 
+MARK = b'{"moorage"'  # how a line of ours begins
 LINE_CAP = 32 * 1024
 READ = 64 * 1024
 STOP_GRACE_S = 25.0
@@ -98,10 +99,10 @@ class _Session:
         return Outcome("failed", "AgentFailed", f"the agent exited with code {code}", self._summary, code)
 
     async def _read_out(self) -> None:
-        async for line in lines(self._child.stdout):
-            event = _event(line)
+        async for piece in pieces(self._child.stdout):
+            event = _event(piece)
             if event is None:
-                await self._host.output("stdout", line)
+                await self._host.output("stdout", piece)
             else:
                 await self._obey(event)
 
@@ -112,11 +113,7 @@ class _Session:
     async def _obey(self, event: dict[str, Any]) -> None:
         match event.get("event"):
             case "iteration":
-                self._child.freeze()
-                try:
-                    await self._host.safe_point(self._iteration)
-                finally:
-                    self._child.thaw()
+                await self._host.safe_point(self._iteration)
                 self._iteration += 1
             case "summary":
                 self._summary = str(event.get("text", ""))[:SUMMARY_CAP]
@@ -124,24 +121,41 @@ class _Session:
                 await self._host.output("stdout", json.dumps({"moorage": event}).encode() + b"\n")
 
 
-async def lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Lines with their newline, split at \\n bytes alone; a line over the cap comes in pieces. Memory is bounded."""
+async def pieces(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The output in order: each line that may be an event by itself, what lies between in pieces as they come.
+
+    Lines end at \\n bytes alone. An event's line is at most LINE_CAP long; a longer one is output. Memory is bounded.
+    """
     held = bytearray()
     while data := await stream.read(READ):
-        held.extend(data)
-        while (at := held.find(b"\n")) >= 0:
-            yield bytes(held[: at + 1])
-            del held[: at + 1]
-        while len(held) > LINE_CAP:
-            yield bytes(held[:LINE_CAP])
-            del held[:LINE_CAP]
+        held += data
+        for piece in _take(held):
+            yield piece
     if held:
         yield bytes(held)
 
 
+def _take(held: bytearray) -> Iterator[bytes]:
+    """Whole lines off the front of `held`, events apart from the rest; of an overlong line, what there is of it."""
+    whole = held.rfind(b"\n") + 1
+    at = 0
+    while at < whole:
+        if held.startswith(MARK, at):
+            end = held.index(b"\n", at) + 1
+        else:
+            found = held.find(b"\n" + MARK, at, whole)
+            end = whole if found < 0 else found + 1
+        yield bytes(held[at:end])
+        at = end
+    del held[:whole]
+    if len(held) > LINE_CAP:
+        yield bytes(held)
+        held.clear()
+
+
 def _event(line: bytes) -> dict[str, Any] | None:
     """What a line tells us, where it is one of ours."""
-    if not line.startswith(b'{"moorage"'):
+    if not line.startswith(MARK):
         return None
     try:
         told = json.loads(line)

@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
 
-
 Ending = Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
 
 
@@ -80,7 +79,10 @@ class Host(Protocol):
         """Pass on what the agent wrote; kept as chunked artifacts, bounded, never a record each."""
 
     async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
-        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5)."""
+        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5).
+
+        Every process of the agent's stands still (SIGSTOP) while the picture is taken.
+        """
 
     async def spawn(
         self,
@@ -101,16 +103,10 @@ class Child(Protocol):
     stderr: asyncio.StreamReader
 
     async def wait(self) -> int:
-        """Exit code; negative for a signal."""
-
-    def freeze(self) -> None:
-        """Stop the tree where it stands (SIGSTOP), so that its files stand still."""
-
-    def thaw(self) -> None:
-        """Let a frozen tree go on."""
+        """Exit code; negative for a signal. What it left behind may still hold its outputs."""
 
     async def stop(self, grace: float) -> None:
-        """X2: stdin EOF, SIGTERM, SIGKILL of the tree; returns when nothing of it is left."""
+        """X2: stdin EOF, SIGTERM, after `grace` seconds SIGKILL of the tree; returns when nothing of it is left."""
 
 
 class Driver(Protocol):

@@ -1,0 +1,109 @@
+"""A model's answer, made safe to act on: pure.
+
+Provider bytes are not trusted: whatever shape they have, what comes out here is either a `Answer` whose calls have
+unique ids and plain JSON arguments, or a `Malformed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NAMES = {
+    "input_tokens": "input_tokens",
+    "output_tokens": "output_tokens",
+    "cache_read_input_tokens": "cache_read_tokens",
+    "cache_creation_input_tokens": "cache_write_tokens",
+}
+MAX_DEPTH = 64
+
+
+class Malformed(ValueError):
+    """The answer is no message, or nested past all reason."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call; `id` is the provider's, made unique within the answer."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One decision. `usage` in the names of the budget vector; `stop` is the provider's stop reason."""
+
+    text: str
+    calls: tuple[Call, ...]
+    stop: str
+    usage: Mapping[str, int]
+
+    @property
+    def cut(self) -> bool:
+        """It ended by the limit of output tokens, not by its own word."""
+        return self.stop == "max_tokens"
+
+    @property
+    def empty(self) -> bool:
+        """It says nothing at all."""
+        return not self.calls and not self.text.strip()
+
+    def without_cut_call(self) -> Answer:
+        """The last call of a cut answer may lack the end of its arguments, so it isn't one."""
+        return Answer(self.text, self.calls[:-1], self.stop, self.usage) if self.cut else self
+
+    def content(self) -> list[dict[str, Any]]:
+        """The answer as it is sent back in the next request."""
+        text = [{"type": "text", "text": self.text}] if self.text.strip() else []
+        calls = [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in self.calls]
+        return [*text, *calls]
+
+
+def parse(body: bytes) -> Answer:
+    """Read an answer. Raises Malformed."""
+    try:
+        told = _plain(json.loads(body, parse_constant=lambda _: None), MAX_DEPTH)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(str(error) or type(error).__name__) from None
+    if not isinstance(told, dict) or told.get("type") != "message" or not isinstance(told.get("content"), list):
+        raise Malformed("the answer is no message")
+    blocks = [block for block in told["content"] if isinstance(block, dict)]
+    text = "".join(_text(block.get("text")) for block in blocks if block.get("type") == "text")
+    return Answer(text.rstrip(), tuple(_calls(blocks)), str(told.get("stop_reason")), _usage(told.get("usage")))
+
+
+def _calls(blocks: list[dict[str, Any]]) -> Iterator[Call]:
+    seen: set[str] = set()
+    for index, block in enumerate(block for block in blocks if block.get("type") == "tool_use"):
+        given, arguments = _text(block.get("id")), block.get("input")
+        unique = given if given and given not in seen else f"call_{index}"
+        seen.add(unique)
+        yield Call(unique, _text(block.get("name")), arguments if isinstance(arguments, dict) else {})
+
+
+def _usage(usage: object) -> dict[str, int]:
+    if not isinstance(usage, dict):
+        return {}
+    counts = {ours: usage.get(theirs) for theirs, ours in NAMES.items()}
+    return {name: n for name, n in counts.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The same value without half surrogates, which no UTF-8 can carry."""
+    if depth == 0:
+        raise Malformed("the answer is nested too deep")
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_plain(k, depth): _plain(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth - 1) for item in value]
+    return value

@@ -1,0 +1,248 @@
+"""The loop. One iteration is one decision: ask, journal each call before it runs and after, take a safe point.
+
+A recovered attempt begins a new conversation from the goal and a handoff made of facts (R4); iterations go on at the
+next number, so that none is used twice (E2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.core.journal.canonical import canonical
+from moorage.core.journal.errors import NotCanonical
+from moorage.drivers.builtin import prompt
+from moorage.drivers.builtin.answer import Answer, Call
+from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
+from moorage.drivers.builtin.tools import Toolbox, ToolResult
+from moorage.drivers.port import Guarantees, Host, Outcome, Task
+
+MAX_OUTPUT_TOKENS = 8_192
+MAX_ARGUMENTS = 1 << 20  # bytes of a call's arguments; more fits no report to the journal
+MAX_CUT = 3  # N1: answers in a row that the output limit cut
+MAX_EMPTY = 2
+SUMMARY_CAP = 4_096
+FEW_ITERATIONS = 3
+TOKENS_SHORT = 0.2  # of the hard limit
+
+
+class BuiltinDriver:
+    """Driver `builtin`."""
+
+    name = "builtin"
+    guarantees = Guarantees(safe_points="iterations", resume="checkpoint", native_usage=True, steer=False)
+
+    def __init__(self, retries: Retries | None = None) -> None:
+        self._retries = retries or Retries()
+
+    async def run(self, task: Task, host: Host) -> Outcome:
+        """Work until the model says that it is done, a limit is reached, or we are told to stop."""
+        if task.agent.model is None:
+            return Outcome("failed", "NoModel", "the driver `builtin` needs spec.agent.model")
+        async with client(task.relay_url, task.dummy_key) as http:
+            loop = _Loop(task, host, ModelClient(http, self._retries), Toolbox(task.tree, task.tmp, host))
+            return await _unless_stopped(loop, host)
+
+
+async def _unless_stopped(loop: _Loop, host: Host) -> Outcome:
+    """The loop's end; a stop cancels it where it stands, and its tools end before this returns."""
+    work, told = asyncio.create_task(loop.run()), asyncio.create_task(host.stopping.wait())
+    try:
+        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return await work
+        return Outcome("cancelled", "Stopped", "stopped on request", loop.summary)
+    finally:
+        for each in (work, told):
+            each.cancel()
+        await asyncio.gather(work, told, return_exceptions=True)
+
+
+@dataclass
+class _Loop:
+    """One conversation."""
+
+    task: Task
+    host: Host
+    model: ModelClient
+    tools: Toolbox
+    summary: str = ""
+    tokens: int = 0
+    cut: int = 0
+    empty: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    async def run(self) -> Outcome:
+        self.tokens = self.task.tokens_used
+        self._say(prompt.opening(self.task))
+        iteration = self.task.next_iteration
+        while (spent := self._spent(iteration)) is None:
+            try:
+                answer = await self.model.ask(self._request(), iteration)
+            except BudgetSpent as error:
+                return self._exhausted(str(error))
+            except ModelError as error:
+                return Outcome("failed", error.reason, str(error), self.summary)
+            ended = await self._act(iteration, answer)
+            await self.host.safe_point(iteration, answer.usage)
+            if ended is not None:
+                return ended
+            iteration += 1
+        return self._exhausted(spent)
+
+    # --- one iteration ------------------------------------------------------------------------------------------------
+
+    async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
+        """Do what was decided; an Outcome where that is the end."""
+        self.tokens += sum(answer.usage.values())
+        await self._show(answer.text)
+        if answer.text.strip():
+            self.summary = answer.text.strip()[:SUMMARY_CAP]
+        self.cut = self.cut + 1 if answer.cut else 0
+        self.empty = self.empty + 1 if answer.empty and not answer.cut else 0
+        if (failure := self._failure(answer)) is not None:
+            return failure
+        whole = answer.without_cut_call()
+        if whole.calls:
+            await self._run_calls(iteration, whole)
+        elif answer.cut:
+            self._go_on(whole, prompt.CUT_CALL if answer.calls else prompt.CUT_TEXT)
+        elif answer.empty:
+            self._say(prompt.EMPTY)
+        else:
+            return Outcome("completed", "Completed", "", self.summary)
+        self._warn(iteration)
+        return None
+
+    def _failure(self, answer: Answer) -> Outcome | None:
+        """Answers that lead nowhere."""
+        if answer.stop == "refusal":
+            return Outcome("failed", "ModelDeclined", "the model declined to go on with this goal", self.summary)
+        if answer.stop == "model_context_window_exceeded":
+            why = "the conversation no longer fits the model's context"
+            return Outcome("failed", "ContextExceeded", why, self.summary)
+        if self.cut > MAX_CUT:
+            why = f"{self.cut} answers in a row were cut by the limit of {MAX_OUTPUT_TOKENS} output tokens"
+            return Outcome("failed", "OutputLimit", why, self.summary)
+        if self.empty > MAX_EMPTY:
+            return Outcome("failed", "EmptyAnswer", f"{self.empty} answers in a row were empty", self.summary)
+        return None
+
+    async def _run_calls(self, iteration: int, answer: Answer) -> None:
+        """In their order, one after the other; all results go back together (M6)."""
+        results = []
+        for index, call in enumerate(answer.calls):
+            result = await self._run_call(iteration, index, call)
+            block = {"type": "tool_result", "tool_use_id": call.id, "content": result.text or "(nothing)"}
+            results.append(block if result.ok else block | {"is_error": True})
+        cut = [{"type": "text", "text": prompt.CUT_CALL}] if answer.cut else []
+        self.messages.append({"role": "assistant", "content": answer.content()})
+        self.messages.append({"role": "user", "content": [*results, *cut]})
+
+    async def _run_call(self, iteration: int, index: int, call: Call) -> ToolResult:
+        """M1: the arguments are durable before anything of the call runs."""
+        place = {"tool": call.name[:128], "iteration": iteration, "index": index}
+        size = len(json.dumps(call.arguments))
+        arguments = _journaled(call.arguments) if size <= MAX_ARGUMENTS else None
+        await self._tell("TOOL_REQUEST", {**place, "arguments": arguments, "bytes": size}, iteration, index)
+        if size <= MAX_ARGUMENTS:
+            result = await self.tools.run(call.name, call.arguments)
+        else:
+            why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
+            result = ToolResult(False, why, size=len(why))
+        await self._tell("TOOL_RESPONSE", {**place, **result.payload()}, iteration, index)
+        await self._show(f"[{call.name} {_brief(call)}: {_end(result)}]")
+        return result
+
+    async def _tell(self, kind: str, payload: Mapping[str, Any], iteration: int, index: int) -> None:
+        """Under ids that follow from the place of the call, so that told twice it is one record."""
+        call_id = f"{iteration}.{index}"
+        await self.host.emit(kind, payload, record_id=f"{kind}:{call_id}", turn=iteration, tool_call_id=call_id)
+
+    async def _show(self, text: str) -> None:
+        if text.strip():
+            await self.host.output("stdout", f"{text.rstrip()}\n".encode())
+
+    # --- the conversation ---------------------------------------------------------------------------------------------
+
+    def _request(self) -> dict[str, Any]:
+        """The whole of it, with marks up to where a provider may cache."""
+        model = self.task.agent.model
+        system = {"type": "text", "text": prompt.SYSTEM, "cache_control": {"type": "ephemeral"}}
+        return {
+            "model": model.name if model else "",
+            "max_tokens": MAX_OUTPUT_TOKENS,
+            "system": [system],
+            "tools": self.tools.definitions(),
+            "messages": _cached(self.messages),
+        }
+
+    def _say(self, text: str) -> None:
+        """As the user: a message of its own, or one more part of the last one."""
+        block = {"type": "text", "text": text}
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.messages[-1]["content"].append(block)
+        else:
+            self.messages.append({"role": "user", "content": [block]})
+
+    def _go_on(self, answer: Answer, how: str) -> None:
+        if not answer.empty:
+            self.messages.append({"role": "assistant", "content": answer.content()})
+        self._say(how)
+
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def _spent(self, iteration: int) -> str | None:
+        """B3: a hard limit that is reached. 0 means 0."""
+        limits = self.task.limits
+        if limits.max_iterations is not None and iteration > limits.max_iterations:
+            return f"all {limits.max_iterations} iterations are used up"
+        if limits.tokens_hard is not None and self.tokens >= limits.tokens_hard:
+            return f"the token limit of {limits.tokens_hard} is used up ({self.tokens})"
+        return None
+
+    def _exhausted(self, why: str) -> Outcome:
+        return Outcome("exhausted", "BudgetExhausted", why, self.summary)
+
+    def _warn(self, iteration: int) -> None:
+        """C7, B3: say what is left when little is, or when a soft limit is passed."""
+        limits = self.task.limits
+        iterations = tokens = None
+        if limits.max_iterations is not None and limits.max_iterations - iteration <= FEW_ITERATIONS:
+            iterations = limits.max_iterations - iteration
+        if limits.tokens_hard is not None:
+            left = limits.tokens_hard - self.tokens
+            soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
+            tokens = max(0, left) if soft or left <= limits.tokens_hard * TOKENS_SHORT else None
+        if told := prompt.remaining(iterations, tokens):
+            self._say(told)
+
+
+def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, the last block marked: the next request begins with all of them."""
+    *before, last = messages
+    *blocks, block = last["content"]
+    return [*before, {**last, "content": [*blocks, block | {"cache_control": {"type": "ephemeral"}}]}]
+
+
+def _journaled(arguments: dict[str, Any]) -> object:
+    """As they are where canonical JSON can hold them; else as text."""
+    try:
+        canonical(arguments)
+    except NotCanonical:
+        return json.dumps(arguments)
+    return arguments
+
+
+def _brief(call: Call) -> str:
+    text = str(call.arguments.get("command") or call.arguments.get("path") or "").strip()
+    return text.splitlines()[0][:120] if text else ""
+
+
+def _end(result: ToolResult) -> str:
+    if result.timed_out:
+        return "timed out"
+    return f"exit {result.exit_code}" if result.exit_code is not None else ("ok" if result.ok else "refused")

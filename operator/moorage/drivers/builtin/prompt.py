@@ -1,0 +1,38 @@
+"""What the model is told. Short: a model knows how to program; it doesn't know where it is."""
+
+from __future__ import annotations
+
+from moorage.drivers.port import Task
+
+SYSTEM = """\
+You are a coding agent that works alone in a git worktree; nobody can answer questions. Reach the goal, then stop.
+
+- Look before you change anything: read the files that matter, run what is there to be run.
+- Change as little as the goal needs, in the style of the code around it. Never weaken or delete a test to make it pass.
+- Check your work by running it (tests, the program itself) before you say that it is done.
+- Paths are relative to the worktree. Don't commit and don't push: your files are saved after each step and delivered \
+when you are done.
+- The network is closed but for what was allowed; commands end after their timeout and so does what they leave running.
+- When the goal is reached, answer without calling a tool: two or three sentences on what you changed and how you \
+checked it. If it can't be reached, say what is in the way.
+"""
+
+CUT_TEXT = "Your answer was cut by the limit of output tokens. Go on exactly where it stopped."
+CUT_CALL = (
+    "Your answer was cut by the limit of output tokens within a tool call, so that call did not run. Make it again, in "
+    "smaller parts."
+)
+EMPTY = "Your last answer was empty. Call a tool, or say in words that you are done."
+
+
+def opening(task: Task) -> str:
+    """The first message: the goal, and for a recovered attempt what is known of the earlier ones (R4)."""
+    if not task.handoff:
+        return task.goal
+    return f"{task.goal}\n\n<handoff>\n{task.handoff}\n</handoff>\nLook at the worktree first, then go on from there."
+
+
+def remaining(iterations: int | None, tokens: int | None) -> str:
+    """C7: what is left, where it begins to run short."""
+    left = [f"{amount} {name}" for amount, name in ((iterations, "steps"), (tokens, "tokens")) if amount is not None]
+    return f"Left: {' and '.join(left)}. Bring the work to an end that holds." if left else ""

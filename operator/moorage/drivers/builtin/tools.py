@@ -1,0 +1,192 @@
+"""The five tools: what the model is told of them, how their arguments are checked, what they do.
+
+A tool never raises for what the model did wrong: it answers in words that say how to do it right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moorage.drivers.builtin import files
+from moorage.drivers.builtin.shell import run_command
+from moorage.drivers.port import Host
+from moorage.workspace.errors import WorkspaceError
+
+BASH_S = 120
+BASH_MAX_S = 1_800
+RESULT_CHARACTERS = 30_000
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ReadArguments(_Arguments):
+    """Read a text file, or list a folder. Lines come with their numbers, which are not part of the file."""
+
+    path: str = Field(description="relative to the worktree")
+    offset: int = Field(1, ge=1, description="first line to read")
+    limit: int = Field(1_000, ge=1, le=5_000, description="how many lines at most")
+
+
+class WriteArguments(_Arguments):
+    """Write a whole file, made or replaced. For a change of an existing file prefer edit."""
+
+    path: str = Field(description="relative to the worktree; missing folders are made")
+    content: str
+
+
+class EditArguments(_Arguments):
+    """Replace one piece of a file. `old` must occur exactly once, character for character, spaces included."""
+
+    path: str = Field(description="relative to the worktree")
+    old: str = Field(min_length=1, description="text as it stands in the file, without line numbers")
+    new: str = Field(description="what stands there afterwards")
+
+
+class BashArguments(_Arguments):
+    """Run a command in the worktree. Nothing is kept between calls but files; what it leaves running is ended."""
+
+    command: str = Field(min_length=1)
+    timeout_s: int = Field(BASH_S, ge=1, le=BASH_MAX_S, description="seconds until it is ended")
+
+
+class TodoItem(_Arguments):
+    """One thing to do."""
+
+    text: str
+    status: Literal["pending", "in_progress", "done"] = "pending"
+
+
+class TodoArguments(_Arguments):
+    """Keep your plan: the whole list each time. For work of more than three steps."""
+
+    items: list[TodoItem]
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call came to. `text` goes to the model, capped; `size` is the bytes that there were."""
+
+    ok: bool
+    text: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated: bool = False
+    size: int = 0
+    duration_ms: int = 0
+
+    def payload(self) -> dict[str, Any]:
+        """For TOOL_RESPONSE."""
+        told = {
+            "ok": self.ok,
+            "duration_ms": self.duration_ms,
+            "bytes": self.size,
+            "truncated": self.truncated,
+            "content": self.text,
+        }
+        return told if self.exit_code is None else told | {"exit_code": self.exit_code, "timed_out": self.timed_out}
+
+
+Runner = Callable[[Any], Awaitable[ToolResult]]
+
+
+class Toolbox:
+    """The tools over one worktree. `scratch` is on the same volume and outside of the tree."""
+
+    def __init__(self, tree: Path, scratch: Path, host: Host) -> None:
+        self._place = files.Place(tree, scratch)
+        self._host = host
+        self.todo: list[TodoItem] = []
+        self._tools: Mapping[str, tuple[type[_Arguments], Runner]] = {
+            "read": (ReadArguments, self._read),
+            "write": (WriteArguments, self._write),
+            "edit": (EditArguments, self._edit),
+            "bash": (BashArguments, self._bash),
+            "todo": (TodoArguments, self._todo),
+        }
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """As a provider takes them."""
+        return [
+            {"name": name, "description": " ".join((kind.__doc__ or "").split()), "input_schema": _schema(kind)}
+            for name, (kind, _) in self._tools.items()
+        ]
+
+    async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Run one call to its end."""
+        begun = time.monotonic()
+        result = await self._run(name, arguments)
+        return replace(_capped(result), duration_ms=int((time.monotonic() - begun) * 1000))
+
+    async def _run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if name not in self._tools:
+            return _refused(f"there is no tool {name[:64]!r}; there are: {', '.join(self._tools)}")
+        kind, runner = self._tools[name]
+        try:
+            checked = kind.model_validate(arguments)
+        except ValidationError as error:
+            return _refused("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]))
+        try:
+            return await runner(checked)
+        except WorkspaceError as error:
+            return _refused(str(error))
+        except OSError as error:
+            return _refused(f"{error.strerror or type(error).__name__}")
+
+    async def _read(self, asked: ReadArguments) -> ToolResult:
+        return _done(await self._place.read(asked.path, asked.offset, asked.limit))
+
+    async def _write(self, asked: WriteArguments) -> ToolResult:
+        return _done(await self._place.write(asked.path, asked.content))
+
+    async def _edit(self, asked: EditArguments) -> ToolResult:
+        return _done(await self._place.edit(asked.path, asked.old, asked.new))
+
+    async def _bash(self, asked: BashArguments) -> ToolResult:
+        ended = await run_command(self._host, asked.command, asked.timeout_s)
+        last = "ended by its timeout" if ended.timed_out else f"exit code {ended.exit_code}"
+        text = f"{ended.output}\n[{last}]" if ended.output else f"[{last}]"
+        return ToolResult(
+            ended.exit_code == 0 and not ended.timed_out,
+            text,
+            ended.exit_code,
+            ended.timed_out,
+            ended.truncated,
+            ended.size,
+        )
+
+    async def _todo(self, asked: TodoArguments) -> ToolResult:
+        self.todo = asked.items
+        left = sum(item.status != "done" for item in asked.items)
+        return _done(f"{len(asked.items)} items, {left} left")
+
+
+def _schema(kind: type[_Arguments]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    schema.pop("description", None)
+    return schema
+
+
+def _done(text: str) -> ToolResult:
+    return ToolResult(True, text, size=len(text.encode()))
+
+
+def _refused(why: str) -> ToolResult:
+    return ToolResult(False, why, size=len(why.encode()))
+
+
+def _capped(result: ToolResult) -> ToolResult:
+    """Bound what the model has to read: the beginning and the end, and how much is missing between them."""
+    over = len(result.text) - RESULT_CHARACTERS
+    if over <= 0:
+        return result
+    half = RESULT_CHARACTERS // 2
+    text = f"{result.text[:half]}\n[… {over} characters left out …]\n{result.text[-half:]}"
+    return replace(result, text=text, truncated=True)
