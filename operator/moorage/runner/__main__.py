@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from moorage.api.wire import Role
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
 from moorage.runner.exitcodes import Exit, leave
-from moorage.runner.processes import become_subreaper, kill_everything
+from moorage.runner.processes import become_subreaper, kill_everything, reap_orphans
 from moorage.runner.relay import Relay
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.verify import Verification
@@ -20,7 +21,6 @@ from moorage.runner.work import Leave, Work
 from moorage.workspace.errors import WorkspaceError
 
 T = TypeVar("T")
-ENDS = (Leave, GatewayError, GatewayLost, WorkspaceError, OSError, BaseExceptionGroup)
 CODES: dict[type[GatewayError], Exit] = {Fenced: Exit.FENCED, NotWanted: Exit.NOT_WANTED}
 
 
@@ -34,10 +34,12 @@ def main() -> int:
 async def _guarded(settings: RunnerSettings) -> int:
     try:
         await _serve(settings)
-    except ENDS as error:
+    except Exception as error:  # noqa: BLE001  the process's outermost: whatever it was, the operator hears of it
         code, reason, message = explain(error)
         leave(settings.termination_log, reason, message)
         sys.stderr.write(f"moorage-runner: {reason}: {message}\n")
+        if code is Exit.FAULT:
+            traceback.print_exception(error)
         return int(code)
     finally:
         await kill_everything()
@@ -47,8 +49,6 @@ async def _guarded(settings: RunnerSettings) -> int:
 def explain(error: BaseException) -> tuple[Exit, str, str]:
     """Exit code, typed reason and message of an end without a result."""
     match error:
-        case BaseExceptionGroup(exceptions=(first, *_)):
-            return explain(first)
         case Leave():
             return error.code, error.reason, error.message
         case GatewayError():
@@ -67,6 +67,7 @@ async def _serve(settings: RunnerSettings) -> None:
     client = GatewayClient(settings.gateway, settings.token_file, patience_s=settings.patience_s)
     relay = Relay(settings.gateway, settings.token_file)
     await relay.start()
+    reaper = asyncio.create_task(reap_orphans())
     try:
         assignment = await _until(terminated, client.assignment())
         if assignment.role is Role.VERIFIER:
@@ -74,6 +75,7 @@ async def _serve(settings: RunnerSettings) -> None:
         else:
             await Work(settings, client, assignment, relay, terminated).run()
     finally:
+        reaper.cancel()
         await relay.stop()
         await client.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from moorage.api.wire import Assignment, CheckpointReport, ReportedRecord, Repor
 from moorage.drivers.port import Child
 from moorage.runner.client import GatewayClient
 from moorage.runner.output import OutputLog
-from moorage.runner.processes import spawn
+from moorage.runner.processes import spawn, standing_still
 from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
@@ -69,7 +70,8 @@ class RunnerHost:
 
     async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
         """P2, P5: the objects first, then the record that counts them."""
-        taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
+        with standing_still():
+            taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
         await self._worktree.push_checkpoint(taken)
         report = CheckpointReport(
             epoch=self._assignment.epoch,
@@ -123,6 +125,7 @@ class AgentPaths:
 
     def prepare(self, goal: str) -> None:
         """Make the folders and write the goal; TMPDIR starts empty in each attempt."""
+        shutil.rmtree(self.tmp, ignore_errors=True)
         for folder in (self.home, self.tmp, self.cache):
             folder.mkdir(parents=True, exist_ok=True)
         self.goal.write_text(goal)
@@ -138,6 +141,7 @@ class AgentPaths:
             "HOME": str(self.home),
             "TMPDIR": str(self.tmp),
             "XDG_CACHE_HOME": str(self.cache),
+            "PYTHONPYCACHEPREFIX": str(self.cache / "pycache"),  # else byte code would be delivered with the work
             "MOORAGE_GOAL_FILE": str(self.goal),
             "MOORAGE_REMAINING_FILE": str(self.remaining),
             "ANTHROPIC_BASE_URL": f"{self._relay_url}/model",

@@ -8,13 +8,15 @@ slowed down by it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import base64
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 CHUNK_BYTES = 32 * 1024
 BURST_BYTES = 256 * 1024
 KEPT_BYTES = 8 * 1024 * 1024
 FLUSH_S = 0.5
+LONGEST_CHARACTER = 4  # bytes of one in UTF-8
 
 Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
@@ -55,13 +57,33 @@ class OutputLog:
             held, self._held = self._held, []
             self._held_bytes, dropped, self._dropped = 0, self._dropped, 0
             for stream, data in held:
-                for at in range(0, len(data), CHUNK_BYTES):
-                    await self._ship(stream, bytes(data[at : at + CHUNK_BYTES]))
+                for chunk in chunks(data):
+                    await self._ship(stream, chunk)
             if dropped:
                 await self._ship("moorage", f"\n[{dropped} bytes of output dropped here]\n".encode())
 
     async def _ship(self, stream: str, data: bytes) -> None:
         self._seq += 1
         self._sent += len(data)
-        text = data.decode("utf-8", "replace")
-        await self._emit("AGENT_OUTPUT", {"stream": stream, "text": text, "bytes": len(data), "index": self._seq})
+        await self._emit("AGENT_OUTPUT", {"stream": stream, **content(data), "bytes": len(data), "index": self._seq})
+
+
+def chunks(data: bytes | bytearray) -> Iterator[bytes]:
+    """Pieces of at most CHUNK_BYTES, cut between characters where the bytes are UTF-8."""
+    at = 0
+    while at < len(data):
+        end = min(at + CHUNK_BYTES, len(data))
+        back = end
+        while back < len(data) and end - back < LONGEST_CHARACTER and data[back] & 0xC0 == 0x80:
+            back -= 1
+        end = back if end - back < LONGEST_CHARACTER else end
+        yield bytes(data[at:end])
+        at = end
+
+
+def content(data: bytes) -> dict[str, str]:
+    """As text where the bytes are text, else as they are, in base64."""
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError:
+        return {"data": base64.b64encode(data).decode()}

@@ -1,4 +1,4 @@
-"""The agent's processes: started as a group of their own, stopped by their whole tree (X2).
+"""The agent's processes: started in a session of their own, stopped by their whole tree (X2).
 
 The runner is PID 1 of its sandbox, or a child subreaper elsewhere: whatever an agent's process leaves behind becomes a
 child of ours. So stopping means: signal every descendant until none is left, however often it forked or changed its
@@ -13,12 +13,24 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
+REAP_S = 1.0
+KILL_S = 10.0
 LINE_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One process as /proc tells of it."""
+
+    parent: int
+    session: int
+    zombie: bool
 
 
 def become_subreaper() -> bool:
@@ -29,85 +41,123 @@ def become_subreaper() -> bool:
     return int(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
 
 
-def descendants(root: int | None = None) -> list[int]:
-    """Every live process below `root` (us), by /proc; zombies are left out."""
-    top = os.getpid() if root is None else root
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+def processes() -> dict[int, Entry]:
+    """All that can be seen, by pid."""
+    found: dict[int, Entry] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state not in {"Z", "X"}:
-                    parents[int(entry.name)] = int(parent)
-    return [pid for pid in parents if _below(pid, top, parents)]
+                state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                found[int(folder.name)] = Entry(int(parent), int(session), state in {"Z", "X"})
+    return found
 
 
-def _below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
-    seen = 0
-    while pid in parents and seen < len(parents):
-        pid, seen = parents[pid], seen + 1
-        if pid == top:
-            return True
-    return False
+def descendants() -> list[int]:
+    """Every live process below us."""
+    table = processes()
+    return [pid for pid in below({os.getpid()}, table) if not table[pid].zombie]
 
 
-def reap(spare: frozenset[int]) -> None:
-    """Collect the adopted dead, but not the children that somebody waits for."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in spare:
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state == "Z" and int(parent) == os.getpid():
-                os.waitpid(int(entry.name), os.WNOHANG)
+def family(leader: int) -> list[int]:
+    """Live processes below us that come from `leader`: its tree, its session's orphans, and their trees."""
+    table = processes()
+    ours = below({os.getpid()}, table)
+    roots = {pid for pid in ours if pid == leader or table[pid].session == leader}
+    return [pid for pid in sorted(roots | below(roots, table)) if not table[pid].zombie]
 
 
-def send(pids: Sequence[int], sign: signal.Signals) -> None:
+def below(roots: set[int], table: Mapping[int, Entry]) -> set[int]:
+    """All that descends from any of `roots`, themselves left out."""
+    found: set[int] = set()
+    wave = roots
+    while wave:
+        wave = {pid for pid, entry in table.items() if entry.parent in wave and pid not in found}
+        found |= wave
+    return found
+
+
+def send(pids: Iterable[int], sign: signal.Signals) -> None:
     """Signal processes that may be gone already."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sign)
 
 
+@contextlib.contextmanager
+def standing_still() -> Iterator[None]:
+    """Freeze all that descends from us (SIGSTOP), so that its files stand still; what is started within runs."""
+    frozen: set[int] = set()
+    try:
+        while fresh := set(descendants()) - frozen:  # what was forked while we looked is found by the next look
+            send(fresh, signal.SIGSTOP)
+            frozen |= fresh
+        yield
+    finally:
+        send(frozen.intersection(descendants()), signal.SIGCONT)
+
+
+class _Streams(asyncio.subprocess.SubprocessStreamProtocol):
+    """Knows when the process itself has ended, also while grandchildren hold its pipes.
+
+    `Process.wait` of Python 3.11 waits for both; an agent that left a daemon behind would never be seen to end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=LINE_LIMIT, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        """The event loop has collected it."""
+        super().process_exited()
+        self.exited.set()
+
+
 class ChildProcess:
     """One started program and its tree. Implements drivers.port.Child."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.pid = process.pid
-        if process.stdout is None or process.stderr is None:
+    def __init__(self, transport: asyncio.SubprocessTransport, streams: _Streams) -> None:
+        if streams.stdout is None or streams.stderr is None:
             raise ValueError("a child's outputs are pipes")
-        self.stdout = process.stdout
-        self.stderr = process.stderr
+        self.pid = transport.get_pid()
+        self.stdout, self.stderr = streams.stdout, streams.stderr
+        self._transport, self._exited, self._stdin = transport, streams.exited, streams.stdin
 
     async def wait(self) -> int:
-        """Exit code; negative for a signal."""
-        return await self._process.wait()
-
-    def freeze(self) -> None:
-        """SIGSTOP the tree; what it forks in between is frozen by the second look."""
-        for _ in range(2):
-            send([self.pid, *descendants(self.pid)], signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT the tree."""
-        send([*descendants(self.pid), self.pid], signal.SIGCONT)
+        """Exit code; negative for a signal. What the program left behind may still hold its outputs."""
+        await self._exited.wait()
+        code = self._transport.get_returncode()
+        return -1 if code is None else code
 
     async def stop(self, grace: float) -> None:
-        """Stdin EOF, SIGTERM, SIGKILL of the tree; returns when nothing of it is left."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        tree = [self.pid, *descendants(self.pid)]
-        send(tree, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace)
-        await kill_tree(frozenset({self.pid}), tree)
-        await self._process.wait()
+        """Stdin EOF, SIGTERM, after `grace` seconds SIGKILL of the tree; returns when nothing of it is left.
+
+        The grace is the program's own: when that has ended, what it left behind is killed. An orphan that made itself
+        a session of its own is nobody's child any more but the sandbox's, and goes with `kill_everything`.
+        """
+        if self._stdin is not None:
+            self._stdin.close()
+        known = family(self.pid)
+        if not self._exited.is_set():
+            send(known, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), grace)
+        await _kill_until_gone(lambda: _still(known, family(self.pid)))
+        await self._exited.wait()
+
+    async def give(self, data: bytes) -> None:
+        """Write its whole stdin and close it; a program that doesn't read it is no error."""
+        if self._stdin is not None:
+            self._stdin.write(data)
+            with contextlib.suppress(ConnectionError):
+                await self._stdin.drain()
+            self._stdin.close()
 
 
 async def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: bytes | None = None) -> ChildProcess:
     """Start a program in a session of its own. Raises FileNotFoundError, PermissionError."""
-    process = await asyncio.create_subprocess_exec(
+    loop = asyncio.get_running_loop()
+    transport, streams = await loop.subprocess_exec(
+        lambda: _Streams(loop),
         *argv,
         env=dict(env),
         cwd=cwd,
@@ -115,39 +165,51 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        limit=LINE_LIMIT,
     )
-    if process.stdin is not None and stdin is not None:
-        process.stdin.write(stdin)
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
-        process.stdin.close()
-    return ChildProcess(process)
+    child = ChildProcess(transport, streams)
+    if stdin is not None:
+        await child.give(stdin)
+    return child
 
 
-async def kill_tree(spare: frozenset[int], known: Sequence[int], *, patience_s: float = 10.0) -> None:
-    """SIGKILL those of `known` that still descend from us, and what they forked meanwhile, until none is left."""
-    targets = set(known)
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        ours = set(descendants())
-        for pid in list(targets & ours):
-            targets.update(descendants(pid))
-        left = sorted(targets & ours)
-        if not left:
-            return
-        send(left, signal.SIGKILL)
-        await asyncio.sleep(POLL_S)
-        reap(spare)
+def _still(known: list[int], now: list[int]) -> set[int]:
+    """Of a family: those that are there now, and those that were and left its session but not us."""
+    return set(now) | set(known).intersection(descendants())
 
 
-async def kill_everything(spare: frozenset[int] = frozenset(), *, patience_s: float = 10.0) -> bool:
-    """SIGKILL all that descends from us, until nothing is left. Only for the end of a sandbox."""
-    deadline = time.monotonic() + patience_s
-    while left := [pid for pid in descendants() if pid not in spare]:
+async def kill_everything() -> bool:
+    """SIGKILL all that descends from us, until nothing is left. Only for the end of a sandbox's work."""
+    return await _kill_until_gone(descendants)
+
+
+async def _kill_until_gone(targets: Callable[[], Iterable[int]]) -> bool:
+    """False where something outlived its SIGKILL (it hangs in the kernel)."""
+    deadline = time.monotonic() + KILL_S
+    while left := sorted(targets()):
         if time.monotonic() > deadline:
             return False
         send(left, signal.SIGKILL)
         await asyncio.sleep(POLL_S)
-        reap(spare)
     return True
+
+
+async def reap_orphans() -> None:
+    """Collect the adopted dead until cancelled, as PID 1 has to.
+
+    Our own children are collected by the event loop in the moment of their end: who is found dead by two looks is
+    waited for by nobody.
+    """
+    dead: set[int] = set()
+    while True:
+        me = os.getpid()
+        seen = {pid for pid, entry in processes().items() if entry.zombie and entry.parent == me}
+        for pid in seen & dead:
+            collect(pid)
+        dead = seen - dead
+        await asyncio.sleep(REAP_S)
+
+
+def collect(pid: int) -> None:
+    """Take a dead child's exit code, unless somebody has."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

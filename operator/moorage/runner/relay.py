@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 
 PREFIXES = ("/model/", "/git/")
 MAX_HEAD = 64 * 1024
 CHUNK = 64 * 1024
+REQUEST_LINE = re.compile(rb"[A-Z]{1,16} [!-~\x80-\xff]+ HTTP/1\.[01]")
+HEADER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
 DROPPED = frozenset({b"authorization", b"x-api-key", b"host", b"connection", b"proxy-authorization", b"keep-alive"})
 REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
@@ -50,7 +53,9 @@ class Relay:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _refuse(writer, b"431 Request Header Fields Too Large", b"the request's head is too long")
-        path = head.split(b" ", 2)[1].decode("latin-1") if head.count(b" ") >= 2 else ""
+        if not well_formed(head):
+            return _refuse(writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
+        path = head.split(b" ", 2)[1].decode("latin-1")
         if not path.startswith(PREFIXES) or "/../" in path:
             return _refuse(writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
         token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
@@ -71,10 +76,20 @@ class Relay:
         return await asyncio.open_connection(host, int(port or 80))
 
 
+def well_formed(head: bytes) -> bool:
+    """Every line is what it looks like to whoever reads it next.
+
+    A bare CR or LF, a folded line or a name with a space in it could end a line, or the head, for the gateway and not
+    for us: then a key of the client's would pass, or a second request with our token in it.
+    """
+    first, *lines = head[:-4].split(b"\r\n")
+    return bool(REQUEST_LINE.fullmatch(first)) and all(HEADER_LINE.fullmatch(line) for line in lines)
+
+
 def rewrite(head: bytes, token: bytes) -> bytes:
     """The request's head with our token and without the client's own credentials."""
     first, *lines = head[:-4].split(b"\r\n")
-    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in DROPPED]
+    kept = [line for line in lines if line.partition(b":")[0].lower() not in DROPPED]
     ours = [b"host: gateway", b"authorization: Bearer " + token, b"connection: close"]
     return b"\r\n".join([first, *kept, *ours]) + b"\r\n\r\n"
 

@@ -15,7 +15,7 @@ from typing import Any
 from moorage.api.wire import Assignment, Orders, ResultReport
 from moorage.drivers.port import Outcome, Task
 from moorage.drivers.registry import UnknownDriver, load
-from moorage.runner.client import GatewayClient
+from moorage.runner.client import GatewayClient, GatewayError
 from moorage.runner.exitcodes import Exit
 from moorage.runner.host import AgentPaths, RunnerHost, now_ms
 from moorage.runner.probe import isolated
@@ -28,6 +28,7 @@ from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
+REASONS = {"fenced": "Fenced", "terminal": "RunEnded", "deadline": "DeadlineExceeded"}
 
 
 class Leave(Exception):
@@ -125,17 +126,32 @@ class Work:
         try:
             await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                await self._stop(host, watch.stop)
-            return await work
+                await self._stop(host, watch.stop, work)
+            return await self._outcome(work, watch)
         finally:
             for each in (work, *stops):
                 each.cancel()
+            await asyncio.gather(work, *stops, return_exceptions=True)
 
-    async def _stop(self, host: RunnerHost, order: Orders | None) -> None:
+    async def _outcome(self, work: asyncio.Task[Outcome], watch: Watch) -> Outcome:
+        """The driver's word; what broke because we stopped it (a checkpoint killed half-way) is no fault."""
+        try:
+            return await work
+        except (WorkspaceError, GatewayError) as error:
+            if watch.stop is None and not self.terminated.is_set():
+                raise
+            return Outcome("cancelled", "Stopped", str(error))
+
+    async def _stop(self, host: RunnerHost, order: Orders | None, work: asyncio.Task[Outcome]) -> None:
+        """X2: the driver is told, has the order's grace to end its agent, and then nothing of it is left."""
+        host.stopping.set()
+        grace = self.settings.stop_grace_s
+        if order is not None:
+            grace = min(grace, order.grace_ms / 1000)
         if order is not None and order.stop == "cancel":
             await host.emit("CANCEL_ACKNOWLEDGED", {"reason": order.reason}, record_id="cancel")
-        host.stopping.set()
-        if order is not None and order.grace_ms == 0:
+        await asyncio.wait({work}, timeout=grace)
+        if not work.done():
             await kill_everything()
 
     def _task(self, worktree: RunWorktree, paths: AgentPaths) -> Task:
@@ -160,7 +176,7 @@ class Work:
         """No result: another attempt goes on. What stands in no checkpoint is saved first, if we may still write."""
         if stop is not None:
             code = Exit.FENCED if stop.stop == "fenced" else Exit.NOT_WANTED
-            raise Leave(code, stop.stop or "stop", stop.message or "told to stop")
+            raise Leave(code, REASONS.get(stop.stop or "", "Stopped"), stop.message or "told to stop")
         await self._save_drift(worktree, host)
         raise Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM) before the agent's end")
 
@@ -229,11 +245,17 @@ def _commit_message(assignment: Assignment, outcome: Outcome) -> str:
 
 @contextlib.asynccontextmanager
 async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run helpers beside the body; when one of them fails, the body is cancelled and the failure raised."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each) for each in coroutines]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+    """Run helpers beside the body; when one of them fails, the body is cancelled and the failure raised.
+
+    What is raised is the first failure itself: who calls knows Leave and DiskFull, not groups of them.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in coroutines]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
