@@ -181,7 +181,7 @@ def _start_controllers(server: ApiServer, manager: Identity) -> None:
 
 def remove(folder: Path) -> None:
     """End the processes of one instance and delete its folder."""
-    for name in ("manager", "apiserver", "etcd"):
+    for name in ("kwok", "manager", "apiserver", "etcd"):
         stop_recorded(folder / f"{name}.pid", grace_s=0.5)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -80,7 +80,6 @@ def _remove_made_folders(state: Path) -> None:
     made = [Path(line) for line in record.read_text().splitlines()] if record.exists() else []
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
-            if path.is_mount():  # `ip netns` mounts its folder on itself
-                succeeds(["umount", path])
+            _unmount_below(path)  # `ip netns` mounts its folder on itself
             with suppress(OSError):
                 path.rmdir()

@@ -20,4 +20,6 @@ def namespace(api_server: ApiServer) -> str:
     """Name of a fresh namespace; it goes with the server."""
     name = f"test-{uuid4().hex[:10]}"
     api_server.kubectl("create", "namespace", name)
+    # pods are refused before it
+    api_server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=20s")
     return name
