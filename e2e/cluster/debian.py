@@ -1,11 +1,11 @@
 """Debian packages that the cluster needs, installed only where a program is missing."""
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
+from e2e.cluster.locks import exclusive
 from e2e.cluster.shell import run_logged
 
 # package → a file that shows it is there (a bare name is looked up on PATH)
@@ -24,7 +24,11 @@ CLUSTER_PACKAGES = {
     "libc6-dev": "/usr/include/stdio.h",
     "git": "git",
 }
-IMAGE_PACKAGES = {"mmdebstrap": "mmdebstrap", "buildah": "buildah"}
+IMAGE_PACKAGES = {
+    "mmdebstrap": "mmdebstrap",
+    "buildah": "buildah",
+    "debian-archive-keyring": "/usr/share/keyrings/debian-archive-keyring.gpg",
+}
 
 
 def missing(packages: dict[str, str]) -> list[str]:
@@ -32,21 +36,29 @@ def missing(packages: dict[str, str]) -> list[str]:
     return [package for package, sign in packages.items() if not _present(sign)]
 
 
-def install(packages: Iterable[str], console: Console, log: Path) -> None:
-    """Install packages with apt.
+def ensure(packages: dict[str, str], console: Console, cache: Path) -> None:
+    """Install what is missing, with apt; one harness at a time, since apt's own locks make a second one fail.
 
     Raises:
         HarnessError: this isn't Debian or a derivative; the message names what to install by other means.
     """
-    wanted = sorted(packages)
-    if not wanted:
+    if not missing(packages):
         return
-    if shutil.which("apt-get") is None:
-        raise HarnessError(f"install what Debian calls {', '.join(wanted)}, then try again (there is no apt-get here)")
+    with exclusive(cache / "apt.lock"):
+        wanted = missing(packages)
+        if wanted and shutil.which("apt-get") is None:
+            names = ", ".join(wanted)
+            raise HarnessError(f"install what Debian calls {names}, then try again (there is no apt-get here)")
+        if wanted:
+            _install(wanted, console, cache / "logs" / "apt.log")
+
+
+def _install(packages: list[str], console: Console, log: Path) -> None:
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    with console.step(f"install {', '.join(wanted)}"):
-        run_logged(["apt-get", "update"], log, env=quiet)
-        run_logged(["apt-get", "install", "-y", "--no-install-recommends", *wanted], log, env=quiet)
+    patient = ("-o", "DPkg::Lock::Timeout=300")
+    with console.step(f"install {', '.join(packages)}"):
+        run_logged(["apt-get", *patient, "update"], log, env=quiet)
+        run_logged(["apt-get", *patient, "install", "-y", "--no-install-recommends", *packages], log, env=quiet)
 
 
 def _present(sign: str) -> bool:

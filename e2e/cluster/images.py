@@ -125,7 +125,7 @@ def build_all(builder: Builder, cache: Path, console: Console, images: Sequence[
 
 def install_builder(cache: Path, console: Console) -> Buildah:
     """Install buildah and mmdebstrap where they are missing."""
-    debian.install(debian.missing(debian.IMAGE_PACKAGES), console, cache / "logs" / "apt.log")
+    debian.ensure(debian.IMAGE_PACKAGES, console, cache)
     return Buildah(cache, console)
 
 

@@ -82,8 +82,7 @@ class SourceCluster:
 
     def prepare(self) -> None:
         """Install and build what is missing."""
-        log = self.programs.cache / "logs" / "apt.log"
-        debian.install(debian.missing(debian.CLUSTER_PACKAGES), self.console, log)
+        debian.ensure(debian.CLUSTER_PACKAGES, self.console, self.programs.cache)
         self.programs.build(CLUSTER_GROUPS, self.console)
         addons.tools_archive(self.programs.cache)
 
