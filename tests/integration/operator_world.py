@@ -29,6 +29,8 @@ from moorage.sandbox.spec import SandboxSettings
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.testing.gateway import OPERATOR_TOKEN, LocalGateway
 
+LEASES = "coordination.k8s.io/v1"
+OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
 CRDS = Path(__file__).parents[2] / "crds"
 SANDBOXES = SandboxSettings(
     gateway_ip="10.96.0.10",
@@ -145,6 +147,33 @@ class OperatorWorld:
         labels = f"{names.ROLE}={role}" if role else None
         return await self.api.items(self.path("pods"), labels=labels)
 
+    async def standing(self) -> list[str]:
+        """What stands for runs in the namespace; a claim that only waits for the protection controller is gone."""
+        found = []
+        for version, resource in (("v1", "pods"), ("v1", "persistentvolumeclaims"), (LEASES, "leases")):
+            items = await self.api.items(self.path(resource, version=version), labels=OURS)
+            found += [f"{resource}/{i['metadata']['name']}" for i in items if "deletionTimestamp" not in i["metadata"]]
+        return found
+
+    async def until_nothing_stands(self, seconds: float = 20.0) -> None:
+        async def nothing() -> bool:
+            return not await self.standing()
+
+        await self.until(nothing, "nothing of any run is left", seconds)
+
+    async def view(self, uid: str) -> dict[str, Any]:
+        """The run as the gateway has it."""
+        found: dict[str, Any] = (await self.gateway.operator.get(f"/v1/runs/{uid}")).json()
+        return found
+
+    async def until_released(self, uid: str, seconds: float = 20.0) -> dict[str, Any]:
+        async def released() -> dict[str, Any] | None:
+            view = await self.view(uid)
+            return view if view.get("released") else None
+
+        found: dict[str, Any] = await self.until(released, "the release at the gateway", seconds)
+        return found
+
     async def until(self, check: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:
         """Ask until the answer is true; then return it."""
         deadline = time.monotonic() + seconds
@@ -231,6 +260,15 @@ class OperatorWorld:
         epoch = (await self.assignment(client))["epoch"]
         body = {"epoch": epoch, "outcome": outcome, "reason": "Exited", "exit_code": 0, "recorded_at": now_ms()}
         answer = await client.post("/v1/self/result", json=body)
+        assert answer.status_code == 200, answer.text
+
+    async def judge(self, pod: Mapping[str, Any], *, exit_code: int) -> None:
+        """A verifier's word on what it was given."""
+        client = self.sandbox(pod)
+        task = await self.assignment(client)
+        check = {"name": "tests", "run": "true", "exit_code": exit_code, "duration_ms": 5, "output": ""}
+        body = {"epoch": task["epoch"], "commit": task["git"]["commit"], "checks": [check], "recorded_at": now_ms()}
+        answer = await client.post("/v1/self/verification", json=body)
         assert answer.status_code == 200, answer.text
 
     async def report(self, client: httpx.AsyncClient, epoch: int, kind: str, payload: dict[str, Any]) -> None:

@@ -1,14 +1,17 @@
 """A run's life with the operator, the API server and the gateway real, and a test in place of kubelet and agent."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.integration.operator_world import OperatorWorld, container, install_crds, operator_world
 
 from e2e.cluster.apiserver import ApiServer
-from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
+from moorage.api import names
 
 pytestmark = pytest.mark.integration
+CHECKS = [{"name": "tests", "run": "true"}]
 
 
 @pytest.fixture
@@ -18,16 +21,234 @@ async def world(api_server: ApiServer, namespace: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-async def test_a_run_gets_lease_volume_pod_and_ends_well(world: OperatorWorld) -> None:
+def truths(status: dict[str, object]) -> dict[str, str]:
+    return {c["type"]: c["status"] for c in status["conditions"]}  # type: ignore[index,attr-defined]
+
+
+@pytest.mark.rule("F1", "F2", "S2")
+async def test_a_simple_run_costs_six_writes_and_ends_well(world: OperatorWorld) -> None:
     await world.start()
     await world.apply_run("fix")
     pod = await world.until_pod()
-    await world.until_phase("fix", "Provisioning")
+    provisioning = await world.until_phase("fix", "Provisioning")
+    assert truths(provisioning)["Reconciling"] == "True"
+    assert truths(provisioning)["Ready"] == "False"
     await world.work(pod, finish=False)
     running = await world.until_phase("fix", "Running")
     assert running["epoch"] == 1
+    assert truths(running)["Owned"] == "True"
     await world.finish(pod)
+    ended = await world.until_phase("fix", "Succeeded")
+    assert truths(ended)["Ready"] == "True"
+    assert truths(ended)["Reconciling"] == "False"
+    assert ended["observedGeneration"] == 1
+    counted = world.count("leases", "pods", "persistentvolumeclaims", "agentruns/status")
+    assert counted <= 6, world.writes
     await world.end_pod(pod)
+
+
+async def test_running_is_not_told_before_the_agent_has_started(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.start_pod(pod)
+    await asyncio.sleep(0.5)
+    assert (await world.status("fix"))["phase"] == "Provisioning"
+    await world.work(pod, finish=False)
+    await world.until_phase("fix", "Running")
+
+
+async def test_an_idle_run_costs_no_writes(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    await world.work(await world.until_pod(), finish=False)
+    await world.until_phase("fix", "Running")
+    await asyncio.sleep(2.5)  # what was held back is written now
+    before = len(world.writes)
+    await asyncio.sleep(3.0)
+    assert world.writes[before:] == []
+
+
+@pytest.mark.rule("V3")
+async def test_acceptance_runs_in_a_sandbox_of_its_own_and_decides(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", acceptance=CHECKS)
+    runner = await world.until_pod()
+    await world.work(runner)
+    await world.end_pod(runner)
+    verifier = await world.until_pod("verifier")
+    assert [v["name"] for v in verifier["spec"]["volumes"] if "persistentVolumeClaim" in v] == []
+    await world.start_pod(verifier)
+    await world.judge(verifier, exit_code=1)
+    status = await world.until_phase("fix", "Failed")
+    assert status["reason"] == "AcceptanceFailed"
+    assert truths(status)["Accepted"] == "False"
+    assert truths(status)["Stalled"] == "True"
+    assert truths(status)["Succeeded"] == "False"
+
+
+async def test_a_passed_acceptance_is_success(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", acceptance=CHECKS)
+    runner = await world.until_pod()
+    await world.work(runner)
+    await world.end_pod(runner)
+    verifier = await world.until_pod("verifier")
+    await world.start_pod(verifier)
+    await world.judge(verifier, exit_code=0)
     status = await world.until_phase("fix", "Succeeded")
-    print(world.writes)
-    assert status["observedGeneration"] == 1
+    assert truths(status)["Accepted"] == "True"
+    await world.end_pod(verifier)
+
+
+async def test_no_change_where_one_was_asked_is_no_success(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", delivery={"branch": "moorage/fix", "push": False})
+    await world.work(await world.until_pod())
+    assert (await world.until_phase("fix", "Failed"))["reason"] == "NoChange"
+
+
+async def test_the_same_manifest_twice_is_one_run(world: OperatorWorld) -> None:
+    await world.start()
+    manifest = f"""
+apiVersion: moorage.dev/v1alpha1
+kind: AgentRun
+metadata: {{name: fix, namespace: {world.namespace}}}
+spec: {{workspace: {{ephemeral: {{}}}}, goal: Mend it., agent: {{driver: command, command: ["true"]}}}}
+"""
+    for _ in range(2):
+        world.server.kubectl("apply", "-f", "-", stdin=manifest)
+    pod = await world.until_pod()
+    world.server.kubectl("apply", "-f", "-", stdin=manifest)
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("fix", "Succeeded")
+    world.server.kubectl("apply", "-f", "-", stdin=manifest)
+    await asyncio.sleep(0.5)
+    assert len(await world.pods()) == 1
+
+
+@pytest.mark.parametrize("name", ["a" * 63, "a" * 64, "b" * 253, "with.dots.in.it", ".".join(["c" * 20] * 12)], ids=len)
+async def test_names_of_any_length_get_a_sandbox(world: OperatorWorld, name: str) -> None:
+    await world.start()
+    await world.apply_run(name)
+    pod = await world.until_pod()
+    assert len(pod["metadata"]["name"]) <= 63
+    assert pod["metadata"]["annotations"][names.RUN_NAME] == name
+    assert (await world.until_phase(name, "Provisioning"))["epoch"] == 1
+
+
+@pytest.mark.rule("R6", "R1")
+async def test_a_pod_deleted_from_outside_is_told_and_followed_by_the_next_epoch(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.until_phase("fix", "Running")
+    await world.api.delete(world.path("pods", pod["metadata"]["name"]), pod["metadata"]["uid"], grace_s=0)
+    second = await world.until_pod(epoch=2)
+    assert second["metadata"]["name"] != pod["metadata"]["name"]
+    status = await world.until_phase("fix", "Provisioning")
+    assert (status["epoch"], status["attempt"]) == (2, 2)
+    await world.work(second)
+    await world.end_pod(second)
+    assert (await world.until_phase("fix", "Succeeded"))["attempt"] == 2
+
+
+async def test_a_killed_agent_behind_a_living_sidecar_is_seen(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", recovery={"maxAttempts": 1})
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    sidecar = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    await world.set_pod(
+        pod, {"phase": "Running", "containerStatuses": [container(sidecar, "sidecar"), container(killed)]}
+    )
+    status = await world.until_phase("fix", "Failed")
+    assert status["reason"] == "CrashLoop"
+    assert "OOMKilled" in status["message"]
+
+
+@pytest.mark.rule("X1", "X3")
+async def test_cancel_reaches_the_runner_and_ends_once(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.until_phase("fix", "Running")
+    for _ in range(2):
+        await world.api.patch(world.run_path("fix"), {"spec": {"cancel": True}})
+    await world.until_phase("fix", "Cancelling")
+    orders = (await world.sandbox(pod).get("/v1/self/orders?after=0")).json()
+    assert orders["stop"] == "cancel"
+    await world.end_pod(pod, exitCode=3)
+    status = await world.until_phase("fix", "Cancelled")
+    assert truths(status)["EffectsClosed"] == "True"
+    await asyncio.sleep(0.3)
+    assert (await world.status("fix"))["journal"] == status["journal"]
+
+
+async def test_cancel_before_admission_and_after_the_end_do_no_harm(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("early", suspend=True)
+    await world.until_reason("early", "Suspended")
+    await world.api.patch(world.run_path("early"), {"spec": {"cancel": True}})
+    await world.until_phase("early", "Cancelled")
+    await world.apply_run("late")
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("late", "Succeeded")
+    await world.api.patch(world.run_path("late"), {"spec": {"cancel": True}})
+    await asyncio.sleep(0.5)
+    assert (await world.status("late"))["phase"] == "Succeeded"
+
+
+async def test_suspend_holds_a_run_until_it_is_lifted(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", suspend=True)
+    await world.until_reason("fix", "Suspended")
+    assert await world.pods() == []
+    await world.api.patch(world.run_path("fix"), {"spec": {"suspend": False}})
+    await world.until_pod()
+
+
+async def test_what_is_over_the_cap_waits_with_its_place_and_follows(world: OperatorWorld) -> None:
+    await world.start(max_live_runs=1)
+    await world.apply_run("first")
+    pod = await world.until_pod()
+    await world.apply_run("second")
+    queued = await world.until_phase("second", "Queued")
+    assert queued["queue"]["position"] == 1
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("first", "Succeeded")
+    assert "queue" not in await world.until_phase("second", "Provisioning")
+
+
+async def test_retention_takes_pod_volume_and_refs_but_not_the_object(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", retention={"ttlAfterFinished": "1s", "keepWorktree": "Always"})
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("fix", "Succeeded")
+
+    await world.until_nothing_stands()
+    view = await world.until_released((await world.run("fix"))["metadata"]["uid"])
+    assert view["released"]
+    assert (await world.status("fix"))["phase"] == "Succeeded"
+
+
+async def test_the_object_goes_only_where_its_author_says_so(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", retention={"ttlAfterFinished": "1s", "deleteObject": True})
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+
+    async def gone() -> bool:
+        return not await world.run("fix")
+
+    await world.until(gone, "the object's removal")

@@ -1,0 +1,385 @@
+"""Public failures of neighbours that this operator is immune to, and bad input that gets a word on what to do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.operator_world import OURS, OperatorWorld, install_crds, operator_world
+
+from e2e.cluster.apiserver import ApiServer, api_server
+from moorage.api import names
+from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi
+from moorage.sandbox.port import RunKey
+from moorage.sandbox.spec import lease
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def world(api_server: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorWorld]:
+    install_crds(api_server)
+    async with operator_world(api_server, namespace, tmp_path) as made:
+        yield made
+
+
+# --- strangers and races ----------------------------------------------------------------------------------------------
+
+
+def strangers_pod(name: str, namespace: str) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+
+
+async def test_a_strangers_pod_of_the_same_name_is_neither_adopted_nor_removed(world: OperatorWorld) -> None:
+    made = await world.apply_run("fix")
+    name = names.sandbox_name(made["metadata"]["uid"], "fix", 1, "runner", 0)
+    await world.api.create(world.path("pods"), strangers_pod(name, world.namespace))
+    await world.start()
+    status = await world.until_reason("fix", "NameTaken")
+    assert name in status["message"]
+    assert status["phase"] == "Provisioning"
+    await world.api.delete(world.run_path("fix"), made["metadata"]["uid"])
+    await world.until_released(made["metadata"]["uid"])
+    assert await world.api.get(world.path("pods", name)) is not None
+
+
+async def test_a_strangers_lease_of_the_same_name_is_left_alone(world: OperatorWorld) -> None:
+    made = await world.apply_run("fix")
+    key = RunKey(made["metadata"]["uid"], world.namespace, "fix")
+    body = lease(key, 1, "somebody", "2026-01-01T00:00:00.000000Z")
+    body["metadata"].pop("ownerReferences")
+    path = world.path("leases", version="coordination.k8s.io/v1")
+    await world.api.create(path, body)
+    await world.start()
+    await world.until_reason("fix", "NameTaken")
+    assert await world.pods() == []
+
+
+async def test_a_slow_create_whose_answer_is_lost_makes_one_pod(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, lost = KubeApi.create, []
+
+    async def slow(self: KubeApi, path: str, body: Body) -> Body:
+        made = await create(self, path, body)
+        if path.endswith("/pods") and not lost:
+            lost.append(path)
+            await asyncio.sleep(0.5)
+            raise ApiUnavailable(0, "NoAnswer", "the connection broke")
+        return made
+
+    monkeypatch.setattr(KubeApi, "create", slow)
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    status = await world.until_phase("fix", "Succeeded")
+    assert (len(await world.pods()), status["epoch"], lost != []) == (1, 1, True)
+
+
+@pytest.mark.rule("F1")
+async def test_a_deleted_lease_restarts_nothing(world: OperatorWorld) -> None:
+    await world.start()
+    made = await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.until_phase("fix", "Running")
+    name = names.lease_name(made["metadata"]["uid"], "fix")
+    path = world.path("leases", name, "coordination.k8s.io/v1")
+    found = await world.api.get(path)
+    assert found is not None
+    await world.api.delete(path, found["metadata"]["uid"])
+
+    async def back() -> bool:
+        again = await world.api.get(path)
+        return again is not None and again["metadata"]["uid"] != found["metadata"]["uid"]
+
+    await world.until(back, "the Lease is put back")
+    again = await world.api.get(path)
+    assert again is not None
+    assert again["metadata"]["annotations"][names.EPOCH] == "1"
+    assert (await world.status("fix"))["epoch"] == 1
+    assert len(await world.pods()) == 1
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restart_runs_no_finished_work_again_and_writes_nothing(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    before = await world.until_phase("fix", "Succeeded")
+    await asyncio.sleep(0.5)
+    await world.stop()
+    await world.api.delete(world.path("pods", pod["metadata"]["name"]), pod["metadata"]["uid"], grace_s=0)
+    world.writes.clear()
+    await world.start()
+    await asyncio.sleep(2.0)
+    assert await world.status("fix") == before
+    assert await world.pods() == []
+    assert [w for w in world.writes if w[1] != "events"] == []
+
+
+async def test_a_result_that_came_while_the_operator_was_down_is_kept_though_the_pod_is_gone(
+    world: OperatorWorld,
+) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.until_phase("fix", "Running")
+    await world.stop()
+    await world.finish(pod)
+    await world.api.delete(world.path("pods", pod["metadata"]["name"]), pod["metadata"]["uid"], grace_s=0)
+    await world.start()
+    status = await world.until_phase("fix", "Succeeded")
+    assert (status["attempt"], status["usage"]["cost"]) == (1, "0.00")
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3, 4, 5, 6])
+@pytest.mark.rule("F2")
+async def test_an_operator_killed_after_any_write_ends_in_the_same_result(world: OperatorWorld, writes: int) -> None:
+    await world.start()
+    await world.apply_run("fix")
+
+    async def so_far() -> bool:
+        return len([w for w in world.writes if w[1] != "events"]) >= writes
+
+    await world.until(so_far, f"{writes} writes")
+    await world.stop()
+    await world.start()
+    pod = (await world.until(world.pods, "a pod"))[0]
+    await world.work(pod)
+    await world.end_pod(pod)
+    status = await world.until_phase("fix", "Succeeded")
+    assert status["attempt"] == 1
+    assert len(await world.pods()) == 1
+
+
+async def test_a_run_that_the_gateway_forgot_is_not_begun_again(world: OperatorWorld, tmp_path: Path) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    await world.work(await world.until_pod(), finish=False)
+    await world.until_phase("fix", "Running")
+    await world.stop()
+    status = {**await world.status("fix")}
+    await world.api.delete(world.run_path("fix"), (await world.run("fix"))["metadata"]["uid"])
+    await world.until_nothing_stands()
+    await world.apply_run("fix")
+    uid = (await world.run("fix"))["metadata"]["uid"]
+    await world.api.patch(f"{world.run_path('fix')}/status", {"metadata": {"uid": uid}, "status": status})
+    await world.start()
+    told = await world.until_reason("fix", "JournalLost")
+    assert "restore the gateway's store" in told["message"]
+    assert await world.pods() == []
+
+
+async def test_the_api_server_may_go_away_in_the_middle(tmp_path: Path) -> None:
+    with api_server() as own:
+        install_crds(own)
+        own.kubectl("create", "namespace", "team")
+        async with operator_world(own, "team", tmp_path) as world:
+            await world.start()
+            await world.apply_run("fix")
+            pod = await world.until_pod()
+            await world.work(pod, finish=False)
+            await world.until_phase("fix", "Running")
+            await asyncio.to_thread(own.stop)
+            await world.finish(pod)
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(own.start)
+            assert (await world.until_phase("fix", "Succeeded", seconds=30))["attempt"] == 1
+
+
+async def test_a_gateway_that_is_away_is_told_and_waited_for(world: OperatorWorld) -> None:
+    await world.start(gateway_url="http://127.0.0.1:9")
+    assert world._http is not None
+    good, world._http.base_url = world._http.base_url, "http://127.0.0.1:9"  # type: ignore[assignment]
+    await world.apply_run("fix")
+    status = await world.until_reason("fix", "GatewayUnavailable")
+    assert status["phase"] == "Pending"
+    world._http.base_url = good
+    await world.until_phase("fix", "Provisioning")
+
+
+# --- sandboxes that can't start ---------------------------------------------------------------------------------------
+
+
+async def test_an_image_that_cannot_be_pulled_is_told_and_can_be_cancelled(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    await world.set_pod(
+        pod,
+        {
+            "phase": "Pending",
+            "containerStatuses": [
+                {"name": "runner", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": waiting}
+            ],
+        },
+    )
+    status = await world.until_reason("fix", "ImagePullFailed")
+    assert "no such image" in status["message"]
+    await world.api.patch(world.run_path("fix"), {"spec": {"cancel": True}})
+    await world.until_phase("fix", "Cancelled")
+    assert await world.pods() == []
+
+
+async def test_a_pod_that_fits_nowhere_is_told(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/0 nodes"}
+    await world.set_pod(await world.until_pod(), {"phase": "Pending", "conditions": [condition]})
+    assert "0/0 nodes" in (await world.until_reason("fix", "Unschedulable"))["message"]
+
+
+@pytest.mark.rule("C6")
+async def test_over_quota_is_waited_out_and_costs_no_attempt(world: OperatorWorld) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": world.namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    await world.api.create(world.path("resourcequotas"), quota)
+
+    async def counted() -> Any:
+        found = await world.api.get(world.path("resourcequotas", "none")) or {}
+        return (found.get("status") or {}).get("used")
+
+    await world.until(counted, "the quota counts")
+    await world.start()
+    await world.apply_run("fix")
+    status = await world.until_reason("fix", "QuotaExceeded")
+    assert status["phase"] == "Provisioning"
+    found = await world.api.get(world.path("resourcequotas", "none"))
+    assert found is not None
+    await world.api.delete(world.path("resourcequotas", "none"), found["metadata"]["uid"])
+    await world.until_pod(seconds=25)
+    assert (await world.status("fix"))["attempt"] == 1
+
+
+async def test_a_runtime_class_that_is_not_there_is_named_and_waited_for(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", sandbox={"runtimeClassName": f"kata-{world.namespace}"})
+    status = await world.until_reason("fix", "RuntimeClassNotFound")
+    assert "isn't installed" in status["message"]
+    assert await world.pods() == []
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_missing_workspace_is_told_and_its_appearance_is_enough(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", workspace=None, workspaceRef={"name": "web"})
+    status = await world.until_reason("fix", "WorkspaceNotFound")
+    assert status["phase"] == "Pending"
+    assert "create it" in status["message"]
+    body = {
+        "apiVersion": names.API_VERSION,
+        "kind": "Workspace",
+        "metadata": {"name": "web", "namespace": world.namespace},
+        "spec": {"ephemeral": {}},
+    }
+    await world.api.create(world.path("workspaces", version=names.API_VERSION), body)
+    await world.until_pod()
+
+
+async def test_an_unknown_driver_names_the_known_ones_and_stalls(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", agent={"driver": "nobody"})
+    status = await world.until_reason("fix", "UnknownDriver")
+    assert "builtin, command" in status["message"]
+    assert {c["type"]: c["status"] for c in status["conditions"]}["Stalled"] == "True"
+
+
+async def test_one_malformed_old_object_harms_nobody_else(tmp_path: Path) -> None:
+    """As an older version's schema may have let it in: spec of another shape, no spec, status of another shape."""
+    lax = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: agentruns.moorage.dev}
+spec:
+  group: moorage.dev
+  scope: Namespaced
+  names: {plural: agentruns, singular: agentrun, kind: AgentRun, shortNames: [ar]}
+  versions:
+    - name: v1alpha1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+    with api_server() as own:
+        install_crds(own)
+        own.kubectl("delete", "crd", "agentruns.moorage.dev")
+        own.kubectl("apply", "-f", "-", stdin=lax)
+        own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        own.kubectl("create", "namespace", "team")
+        async with operator_world(own, "team", tmp_path) as world:
+            for name, body in MALFORMED.items():
+                meta = {"name": name, "namespace": "team"}
+                about = {"apiVersion": names.API_VERSION, "kind": "AgentRun", "metadata": meta}
+                await world.api.create(world.path("agentruns", version=names.API_VERSION), about | body)
+            await world.api.patch(f"{world.run_path('odd-status')}/status", {"status": {"phase": 7, "conditions": "x"}})
+            await world.start()
+            await world.apply_run("good")
+            pod = await world.until_pod()
+            await world.work(pod)
+            await world.end_pod(pod)
+            await world.until_phase("good", "Succeeded")
+            for name in MALFORMED:
+                assert (await world.until_reason(name, "InvalidSpec"))["phase"] == "Pending", name
+
+
+MALFORMED: dict[str, dict[str, Any]] = {
+    "no-spec": {},
+    "null-spec": {"spec": None},
+    "list-spec": {"spec": ["a"]},
+    "odd-spec": {"spec": {"goal": {"deep": []}, "agent": "x", "retention": "long"}},
+    "odd-status": {"spec": {"goal": "g"}, "status": {"phase": 7}},
+}
+
+
+# --- the tenant's objects ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("T3", "T4")
+async def test_the_policy_is_put_back_and_goes_with_the_last_run(world: OperatorWorld) -> None:
+    await world.start()
+    made = await world.apply_run("fix")
+    pod = await world.until_pod()
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    path = world.path("networkpolicies", names.SANDBOX, "networking.k8s.io/v1")
+    policy = await world.api.get(path)
+    assert policy is not None
+    await world.api.patch(path, {"spec": {"egress": [{}], "policyTypes": ["Ingress"]}})
+
+    async def restored() -> bool:
+        found = await world.api.get(path)
+        return found is not None and found["spec"] == policy["spec"]
+
+    await world.until(restored, "the policy says again what it said")
+    found = await world.api.get(path)
+    assert found is not None
+    await world.api.delete(path, found["metadata"]["uid"])
+    await world.until(restored, "the policy is back")
+    await world.api.delete(world.run_path("fix"), made["metadata"]["uid"])
+
+    async def gone() -> bool:
+        accounts = await world.api.items(world.path("serviceaccounts"), labels=OURS)
+        return await world.api.get(path) is None and not accounts
+
+    await world.until(gone, "policy and account go with the last run")
