@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,19 @@ def kube_router_argv(program: Path, node: Node, config: Path) -> list[str]:
         "--health-port=0",
         "--metrics-port=0",
     ]
+
+
+def kube_router_tools(node: Node) -> dict[str, str]:
+    """Programs to be found before the system's, by name.
+
+    kube-router 2.1.0 makes its IPv6 sets as ``inet6:NAME`` and its rules with ``NAME``. Such a rule is refused, and
+    with it the whole synchronisation, IPv4's too when IPv6 happened to come first.
+    """
+    if not node.ipv6:
+        return {}
+    real = shutil.which("ip6tables-restore") or "/usr/sbin/ip6tables-restore"
+    script = f"#!/bin/sh\nsed 's/--match-set KUBE-/--match-set inet6:KUBE-/g' | exec {real} \"$@\"\n"
+    return {"ip6tables-restore": script}
 
 
 def _yaml(document: Mapping[str, Any]) -> str:

@@ -270,9 +270,19 @@ class SourceCluster:
     def _start_kube_router(self, this: Node) -> None:
         """Start what enforces network policies (it needs the node's address) and wait until it does."""
         router = node.kube_router_argv(self.programs.path("kube-router"), this, self.layout.kubeconfig)
-        self._spawn(this, self._process(this, "kube-router"), router, env={"NODE_NAME": this.name})
+        path = self._router_path(this)
+        self._spawn(this, self._process(this, "kube-router"), router, env={"NODE_NAME": this.name, "PATH": path})
         chains = network.inside(this.namespace, "iptables", "-S", "KUBE-ROUTER-FORWARD")
         self._wait(self._process(this, "kube-router"), lambda: succeeds(chains))
+
+    def _router_path(self, this: Node) -> str:
+        """PATH on which kube-router finds its tools, ours first."""
+        folder = this.folder / "router-tools"
+        folder.mkdir(exist_ok=True)
+        for name, script in node.kube_router_tools(this).items():
+            (folder / name).write_text(script)
+            (folder / name).chmod(0o755)
+        return f"{folder}:{os.environ['PATH']}"
 
     def _start_storage(self, nodes: int) -> None:
         """Start the provisioner for `nodes` nodes; it reads its configuration again by itself when that changes."""
