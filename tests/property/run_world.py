@@ -289,3 +289,19 @@ class World:
 
     def judge(self, *, passed: bool = True) -> None:
         self.report("verdict", T.VERIFICATION_RESULT, {"commit": HEAD, "passed": passed, "isolated": True})
+
+
+def drive(world: World, passes: int = 400) -> RunState:
+    """Let the operator and a willing environment run until the end."""
+    for _ in range(passes):
+        if world.state.end is not None or world.verdict is not None:
+            break
+        world.step()
+        runner, verifier = world.sandbox("runner"), world.sandbox("verifier")
+        if runner and runner.phase is SandboxPhase.WAITING:
+            world.run_pod(runner)
+            world.work()
+        if verifier and verifier.phase is SandboxPhase.WAITING:
+            world.run_pod(verifier)
+            world.judge()
+    return world.state

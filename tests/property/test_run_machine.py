@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.property.run_world import BASE, HEAD, T, World, a_spec
+from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
 from moorage.api.wire import Role
 from moorage.core.run import actions as a
@@ -14,22 +14,6 @@ from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import MOVES, TERMINAL, RunPhase
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState
-
-
-def drive(world: World, passes: int = 400) -> RunState:
-    """Let the operator and a willing environment run until the end."""
-    for _ in range(passes):
-        if world.state.end is not None or world.verdict is not None:
-            break
-        world.step()
-        runner, verifier = world.sandbox("runner"), world.sandbox("verifier")
-        if runner and runner.phase is SandboxPhase.WAITING:
-            world.run_pod(runner)
-            world.work()
-        if verifier and verifier.phase is SandboxPhase.WAITING:
-            world.run_pod(verifier)
-            world.judge()
-    return world.state
 
 
 class RunMachine(RuleBasedStateMachine):
