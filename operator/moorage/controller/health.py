@@ -14,6 +14,7 @@ from starlette.routing import Route
 STUCK_MS = 300_000  # a push upstream may take 180 s; nothing may take longer
 TICK_S = 1.0
 SILENT_S = 10.0
+NEVER_S = 1e9
 
 
 class Pulse:
@@ -30,8 +31,8 @@ class Pulse:
             await asyncio.sleep(TICK_S)
 
     def silent_s(self) -> float:
-        """How long the last beat is ago."""
-        return asyncio.get_running_loop().time() - self._at if self._at is not None else float("inf")
+        """How long the last beat is ago; before the first one, long."""
+        return asyncio.get_running_loop().time() - self._at if self._at is not None else NEVER_S
 
 
 def health_app(pulse: Pulse, oldest_ms: Callable[[], int], registry: CollectorRegistry) -> Starlette:

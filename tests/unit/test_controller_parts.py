@@ -1,0 +1,287 @@
+"""The small parts around the engine: roll, client, API words, Events, settings, probes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.property.run_world import START, World, a_spec, drive
+
+from moorage.api.agentrun import AgentRunStatus
+from moorage.api.wire import ErrorBody
+from moorage.controller.events import told
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, token_file
+from moorage.controller.gather import status_of
+from moorage.controller.health import Pulse, health_app
+from moorage.controller.operator import run_of_child
+from moorage.controller.roll import Roll, Standing, settled
+from moorage.controller.settings import OperatorSettings
+from moorage.core.run.view import RUN_VIEW, RunView
+from moorage.sandbox.kube import ApiUnavailable, Exists, KubeError, Missing, Stale, error_of, path_of, resource_of
+from moorage.sandbox.pods import lease_view, refusal
+from moorage.sandbox.port import RunKey
+
+
+def body(name: str, *, uid: str | None = None, version: int = 1, created: int = 0, **more: Any) -> dict[str, Any]:
+    meta = {
+        "name": name,
+        "namespace": "t",
+        "uid": uid or f"uid-{name}",
+        "resourceVersion": str(version),
+        "generation": 1,
+        "creationTimestamp": f"2026-01-01T00:00:{created:02d}Z",
+    }
+    return {"metadata": meta, "spec": {}, **more}
+
+
+ENDED = {"status": {"phase": "Succeeded", "observedGeneration": 1, "finishedAt": "2026-01-01T00:00:00Z"}}
+
+
+# --- roll -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_by_age_and_counts_only_who_waits_for_a_slot() -> None:
+    roll = Roll(limit=2)
+    for at, name in enumerate(["a", "b", "c", "d"]):
+        roll.saw(body(name, created=at))
+    keys = {name: RunKey(f"uid-{name}", "t", name) for name in "abcd"}
+    roll.note(keys["a"], Standing.LIVE)
+    roll.note(keys["b"], Standing.BLOCKED)
+    slots = roll.slots(keys["d"])
+    assert (slots.live, slots.ahead, slots.free) == (1, 1, False)
+    assert roll.slots(keys["c"]).free
+    assert roll.next_waiting(1) == [keys["c"]]
+    assert roll.note(keys["a"], Standing.ENDED)
+    assert not roll.note(keys["a"], Standing.ENDED)
+    assert list(roll.blocked("t")) == [keys["b"]]
+    assert list(roll.blocked("other")) == []
+
+
+def test_an_older_word_of_the_watch_does_not_undo_a_newer_write() -> None:
+    roll = Roll(1)
+    assert roll.saw(body("a", version=9))
+    assert roll.saw(body("a", version=5)) is None
+    assert roll.saw(body("a", uid="other", version=1))
+
+
+def test_a_settled_run_keeps_no_body_and_knows_when_it_is_due() -> None:
+    roll = Roll(1)
+    entry = roll.saw(body("a", **ENDED))
+    assert entry
+    assert (entry.standing, entry.body, entry.succeeded) == (Standing.ENDED, None, True)
+    assert entry.due_at == 1_767_225_600_000 + 168 * 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"status": {"phase": "Running", "observedGeneration": 1}}, False),
+        ({"status": {"phase": "Succeeded", "observedGeneration": 0}}, False),
+        ({"status": "odd"}, False),
+        ({"status": None}, False),
+    ],
+)
+def test_only_an_end_that_is_told_for_this_generation_is_settled(changed: dict[str, Any], expected: bool) -> None:
+    assert settled(body("a", **(ENDED | changed))) is expected
+
+
+def test_a_child_belongs_to_its_controller_and_to_no_label() -> None:
+    owner = {"apiVersion": "moorage.dev/v1alpha1", "kind": "AgentRun", "name": "a", "uid": "u", "controller": True}
+    assert run_of_child({"metadata": {"namespace": "t", "ownerReferences": [owner]}}) == RunKey("u", "t", "a")
+    assert run_of_child({"metadata": {"namespace": "t", "labels": {"moorage.dev/run": "u"}}}) is None
+    assert run_of_child({"metadata": {"ownerReferences": [{**owner, "kind": "Pod"}]}}) is None
+
+
+@pytest.mark.parametrize("status", [None, 7, "x", [], {"phase": 7}, {"conditions": "x"}, {"usage": []}])
+def test_a_status_that_cannot_be_read_counts_as_none(status: Any) -> None:
+    assert status_of({"status": status}) == AgentRunStatus()
+
+
+# --- the gateway's doors ----------------------------------------------------------------------------------------------
+
+
+def client(handler: Any) -> GatewayClient:
+    http = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://gateway")
+    return GatewayClient(http, lambda: "t0ken")
+
+
+def refusing(status: int, reason: str = "Nope") -> GatewayClient:
+    text = ErrorBody(reason=reason, message="m").model_dump_json()
+    return client(lambda _: httpx.Response(status, text=text))
+
+
+async def test_a_view_comes_back_as_it_was_sent() -> None:
+    world = World()
+    drive(world)
+    view = RunView(spec=a_spec(), state=world.state, up_since=START)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Bearer t0ken"
+        return httpx.Response(200, content=RUN_VIEW.dump_json(view))
+
+    assert await client(answer).view("u-1") == view
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503])
+async def test_what_may_work_later_is_away(status: int) -> None:
+    with pytest.raises(GatewayAway):
+        await refusing(status).view("u")
+
+
+async def test_what_will_not_work_is_a_typed_refusal() -> None:
+    with pytest.raises(GatewayRefused, match="Fenced") as caught:
+        await refusing(409, "Fenced").admit(a_spec())
+    assert (caught.value.status, caught.value.reason) == (409, "Fenced")
+
+
+async def test_an_unknown_run_is_none_and_its_release_is_harmless() -> None:
+    assert await refusing(404).view("u") is None
+    await refusing(404).release("u")
+
+
+async def test_no_connection_is_away() -> None:
+    def broken(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(GatewayAway):
+        await client(broken).pending()
+    with pytest.raises(GatewayAway):
+        [change async for change in client(broken).changes(0)]
+
+
+async def test_the_feed_is_changes_and_signs_of_life() -> None:
+    lines = '{"cursor":3,"tenant":"t","name":"a","run_uid":"u"}\n{}\n'
+    found = [c async for c in client(lambda _: httpx.Response(200, text=lines)).changes(2)]
+    assert [c.cursor if c else None for c in found] == [3, None]
+
+
+def test_the_token_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one\n")
+    token = token_file(path)
+    assert token() == "one"
+    path.write_text("two\n")
+    assert token() == "two"
+
+
+# --- the API server's words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind"),
+    [
+        (404, "NotFound", Missing),
+        (409, "AlreadyExists", Exists),
+        (409, "Conflict", Stale),
+        (429, "TooManyRequests", ApiUnavailable),
+        (500, "InternalError", ApiUnavailable),
+        (403, "Forbidden", KubeError),
+    ],
+)
+def test_refusals_of_the_api_server_are_typed(status: int, reason: str, kind: type[KubeError]) -> None:
+    assert type(error_of(status, {"reason": reason, "message": "m"})) is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason", "permanent"),
+    [
+        (422, "spec.containers[0].image: Required value", "SandboxInvalid", True),
+        (403, "exceeded quota: q, requested: pods=1", "QuotaExceeded", False),
+        (403, 'pod rejected: RuntimeClass "kata" not found', "RuntimeClassNotFound", False),
+        (403, "namespace t because it is being terminated", "NamespaceTerminating", False),
+        (403, 'violates PodSecurity "restricted:latest"', "PodSecurity", False),
+        (403, "admission webhook denied the request", "AdmissionRefused", False),
+        (400, "bad", "ApiRefused", False),
+    ],
+)
+def test_what_keeps_a_pod_out_says_what_to_do(status: int, message: str, reason: str, permanent: bool) -> None:
+    found = refusal(KubeError(status, "R", message))
+    assert (found.reason, found.permanent) == (reason, permanent)
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        (path_of("v1", "pods", "t", "p"), "pods"),
+        (path_of("v1", "pods", "t"), "pods"),
+        (path_of("coordination.k8s.io/v1", "leases", "t", "l"), "leases"),
+        (path_of("moorage.dev/v1alpha1", "agentruns", "t", "a") + "/status", "agentruns/status"),
+        (path_of("v1", "namespaces", None, "t"), "namespaces"),
+    ],
+)
+def test_writes_are_counted_by_resource(path: str, resource: str) -> None:
+    assert resource_of(path) == resource
+
+
+@pytest.mark.parametrize("annotation", ["x", "", "-1", "1.5"])
+def test_a_lease_whose_epoch_is_no_number_counts_as_none(annotation: str) -> None:
+    found = lease_view({"metadata": {"annotations": {"moorage.dev/epoch": annotation}}, "spec": {}})
+    assert (found.epoch, found.duration_ms) == (0, 40_000)
+
+
+# --- Events -----------------------------------------------------------------------------------------------------------
+
+
+BEGUN = [("Normal", "AttemptStarted"), ("Normal", "Provisioning")]
+
+
+def status(phase: Any, reason: str = "", epoch: int | None = None) -> AgentRunStatus:
+    return AgentRunStatus(phase=phase, reason=reason, epoch=epoch, attempt=epoch)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (AgentRunStatus(), status("Provisioning", "Provisioning", 1), BEGUN),
+        (status("Running"), status("Failed", "AcceptanceFailed"), [("Warning", "Failed")]),
+        (status("Running"), status("Running"), []),
+        (status("Provisioning", "Provisioning"), status("Provisioning", "Evicted"), [("Warning", "Evicted")]),
+        (status("Provisioning", "ImagePullFailed"), status("Provisioning", "Provisioning"), []),
+        (status("Running", "Running", 1), status("Provisioning", "Provisioning", 2), BEGUN),
+    ],
+)
+def test_one_event_for_each_thing_that_happened(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+    assert [(kind, reason) for kind, reason, _ in told(old, new)] == expected
+
+
+# --- settings and probes ----------------------------------------------------------------------------------------------
+
+ENV = {
+    "MOORAGE_GATEWAY_URL": "http://g:8080",
+    "MOORAGE_GATEWAY_TOKEN_FILE": "/t",
+    "MOORAGE_NAMESPACE": "moorage-system",
+    "MOORAGE_GATEWAY_SERVICE": "gw",
+    "MOORAGE_SANDBOX_IMAGE": "base:1",
+}
+
+
+def test_settings_come_from_the_charts_variables() -> None:
+    more = {
+        "MOORAGE_WATCH_NAMESPACES": "a, b",
+        "MOORAGE_MAX_LIVE_RUNS": "7",
+        "MOORAGE_SANDBOX_RUNTIME_CLASS": "",
+        "KUBERNETES_SERVICE_HOST": "fd00::1",
+        "KUBERNETES_SERVICE_PORT": "443",
+    }
+    found = OperatorSettings.from_environment(ENV | more)
+    assert (found.watch_namespaces, found.max_live_runs, found.probe) == (("a", "b"), 7, "[fd00::1]:443")
+    assert (found.defaults.image, found.defaults.runtime_class) == ("base:1", None)
+    with pytest.raises(KeyError, match="MOORAGE_NAMESPACE"):
+        OperatorSettings.from_environment({k: v for k, v in ENV.items() if k != "MOORAGE_NAMESPACE"})
+
+
+async def test_the_probe_proves_that_the_loop_turns_and_no_pass_is_stuck() -> None:
+    pulse, oldest = Pulse(), 0
+    app = health_app(pulse, lambda: oldest, CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://operator") as http:
+        assert (await http.get("/healthz")).status_code == 503
+        beating = asyncio.create_task(pulse.beat())
+        await asyncio.sleep(0)
+        assert (await http.get("/healthz")).status_code == 200
+        oldest = 400_000
+        assert (await http.get("/healthz")).status_code == 503
+        assert (await http.get("/metrics")).status_code == 200
+        beating.cancel()

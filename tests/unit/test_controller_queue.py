@@ -1,0 +1,140 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+import pytest
+
+from moorage.controller.queue import WorkQueue
+
+Work = Callable[[str], Awaitable[int | None]]
+
+
+@contextlib.asynccontextmanager
+async def working(work: Work, workers: int = 2) -> AsyncIterator[tuple[WorkQueue[str], list[tuple[str, Exception]]]]:
+    failures: list[tuple[str, Exception]] = []
+    queue: WorkQueue[str] = WorkQueue(
+        work, workers=workers, chance=Random(1), failed=lambda key, error: failures.append((key, error))
+    )
+    task = asyncio.create_task(queue.run())
+    try:
+        yield queue, failures
+    finally:
+        queue.close()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_key_added_ten_times_is_worked_on_once() -> None:
+    seen: list[str] = []
+
+    async def work(key: str) -> None:
+        seen.append(key)
+
+    async with working(work) as (queue, _):
+        for _ in range(10):
+            queue.add("a")
+        await asyncio.sleep(0.05)
+    assert seen == ["a"]
+
+
+async def test_a_key_is_never_worked_on_twice_at_once_and_once_more_when_it_changed_meanwhile() -> None:
+    running, most, passes = 0, 0, 0
+    gate = asyncio.Event()
+
+    async def work(key: str) -> None:
+        nonlocal running, most, passes
+        running, passes = running + 1, passes + 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+
+    async with working(work, workers=4) as (queue, _):
+        queue.add("a")
+        await asyncio.sleep(0.01)
+        for _ in range(5):
+            queue.add("a")
+        gate.set()
+        await asyncio.sleep(0.05)
+    assert (most, passes) == (1, 2)
+
+
+async def test_a_key_that_fails_backs_off_alone() -> None:
+    good: list[str] = []
+
+    async def work(key: str) -> None:
+        if key == "bad":
+            raise RuntimeError("broken")
+        good.append(key)
+
+    async with working(work, workers=1) as (queue, failures):
+        queue.add("bad")
+        for at in range(20):
+            queue.add(f"good-{at}")
+        await asyncio.sleep(0.5)
+    assert len(good) == 20
+    assert 2 <= len(failures) <= 5
+
+
+async def test_an_earlier_wish_outranks_a_later_one_and_an_event_outranks_both() -> None:
+    times: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def work(key: str) -> None:
+        times.append(loop.time())
+
+    async with working(work) as (queue, _):
+        began = loop.time()
+        queue.add_after("a", 10_000)
+        queue.add_after("a", 60)
+        queue.add_after("a", 5_000)
+        await asyncio.sleep(0.15)
+        assert 0.05 <= times[0] - began <= 0.14
+        queue.add_after("a", 10_000)
+        queue.add("a")
+        await asyncio.sleep(0.03)
+    assert len(times) == 2
+
+
+async def test_what_the_work_asks_for_is_done_later() -> None:
+    passes = 0
+
+    async def work(key: str) -> int | None:
+        nonlocal passes
+        passes += 1
+        return 10 if passes < 3 else None
+
+    async with working(work) as (queue, _):
+        queue.add("a")
+        await asyncio.sleep(0.2)
+    assert passes == 3
+
+
+async def test_a_slow_key_is_seen_by_the_probe() -> None:
+    async def work(key: str) -> None:
+        await asyncio.sleep(60)
+
+    async with working(work) as (queue, _):
+        assert queue.oldest_ms() == 0
+        queue.add("a")
+        await asyncio.sleep(0.1)
+        assert queue.oldest_ms() >= 90
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_workers_bound_what_goes_on_at_once(workers: int) -> None:
+    running = most = 0
+
+    async def work(key: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    async with working(work, workers=workers) as (queue, _):
+        for at in range(12):
+            queue.add(str(at))
+        await asyncio.sleep(0.3)
+    assert most == workers
