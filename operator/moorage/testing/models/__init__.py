@@ -1,5 +1,8 @@
 """A stand-in for model providers: speaks their protocols from a script, misbehaves on request, remembers every call.
 
+Anthropic's Messages (`/v1/messages`), OpenAI's Responses (`/v1/responses`) and Chat Completions
+(`/v1/chat/completions`), each whole and streamed; `GET /_log` has what was asked.
+
     python -m moorage.testing.models --script FILE [--host ADDRESS] [--port N]
 
     async with StandIn(load(path)).serving() as model:   # in a test; `model.url`, `model.log`

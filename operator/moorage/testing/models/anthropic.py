@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moorage.testing.models.script import Reply, ToolCall
+from moorage.testing.models.script import Reply
 
 PROTOCOL = "anthropic-messages"
 DELTA = 64  # characters of text or arguments in one event
@@ -117,16 +117,11 @@ def _block(index: int, block: dict[str, Any], reply: Reply) -> Iterator[bytes]:
         begun, kind, field, text = {**block, "text": ""}, "text_delta", "text", block["text"]
     else:
         begun, kind, field = {**block, "input": {}}, "input_json_delta", "partial_json"
-        text = _arguments(reply.tools[index - bool(reply.text)])
+        text = reply.tools[index - bool(reply.text)].encoded()
     yield _event("content_block_start", index=index, content_block=begun)
     for at in range(0, len(text), DELTA):
         yield _event("content_block_delta", index=index, delta={"type": kind, field: text[at : at + DELTA]})
     yield _event("content_block_stop", index=index)
-
-
-def _arguments(call: ToolCall) -> str:
-    text = json.dumps(call.arguments())
-    return text[: len(text) // 2] if call.cut else text
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,11 @@ class ToolCall(_Strict):
     def arguments(self) -> dict[str, Any]:
         """What the model asks for."""
         return self.input | {name: "x" * size for name, size in self.fill.items()}
+
+    def encoded(self) -> str:
+        """The same as JSON text, which is where a length stop cuts."""
+        text = json.dumps(self.arguments())
+        return text[: len(text) // 2] if self.cut else text
 
 
 class Usage(_Strict):

@@ -20,10 +20,16 @@ from starlette.types import Receive, Scope, Send
 
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import NotCanonical
-from moorage.testing.models import anthropic
+from moorage.testing.models import anthropic, chat, responses
 from moorage.testing.models.script import Fault, Reply, Script
+from moorage.testing.models.speaking import Speaker
 from moorage.testing.serving import listening
 
+SPEAKERS: dict[str, Speaker] = {
+    "/v1/messages": anthropic,
+    "/v1/responses": responses,
+    "/v1/chat/completions": chat,
+}
 EVENT_STREAM = "text/event-stream"
 PIECE = 64  # bytes of a whole answer that drips
 
@@ -56,11 +62,9 @@ class StandIn:
         self.url = ""
         self._script = script
         self._asked: Counter[str] = Counter()
-        routes = [
-            Route("/v1/messages", self._messages, methods=["POST"]),
-            Route("/_log", self._show_log, methods=["GET"]),
-        ]
-        self.app = Starlette(routes=routes)
+        log = Route("/_log", self._show_log, methods=["GET"])
+        doors = [Route(path, self._door, methods=["POST"]) for path in SPEAKERS]
+        self.app = Starlette(routes=[*doors, log])
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[StandIn]:
@@ -72,29 +76,29 @@ class StandIn:
     async def _show_log(self, _: Request) -> Response:
         return JSONResponse([asdict(entry) for entry in self.log])
 
-    async def _messages(self, request: Request) -> Response:
-        asked = await _json(request)
-        wrong = anthropic.problem(asked) if asked is not None else "the body is no JSON object"
+    async def _door(self, request: Request) -> Response:
+        speaker, asked = SPEAKERS[request.url.path], await _json(request)
+        wrong = speaker.problem(asked) if asked is not None else "the body is no JSON object"
         if asked is None or wrong is not None:
             self._note(request, asked or {}, 400)
-            return JSONResponse(anthropic.error(400, wrong or ""), 400)
+            return JSONResponse(speaker.error(400, wrong or ""), 400)
         self.bodies.append(asked)
-        number, reply = self._script.choose(anthropic.opening(asked), anthropic.done(asked))
+        number, reply = self._script.choose(speaker.opening(asked), speaker.done(asked))
         key = _key(asked)
         fault = reply.fault(self._asked[key])
         self._asked[key] += 1
         status = fault.status if fault is not None and fault.kind == "status" else 200
         self._note(request, asked, status, number, fault)
         if status != 200 and fault is not None:
-            return _refusal(fault)
-        return _answer(asked, number, reply, fault)
+            return _refusal(speaker, fault)
+        return _answer(speaker, asked, number, reply, fault)
 
     def _note(
         self, request: Request, asked: dict[str, Any], status: int, reply: int = -1, fault: Fault | None = None
     ) -> None:
         self.log.append(
             Logged(
-                protocol=anthropic.PROTOCOL,
+                protocol=SPEAKERS[request.url.path].PROTOCOL,
                 key=_key(asked),
                 api_key=_credential(request),
                 at=time.time_ns() // 1_000_000,
@@ -145,17 +149,17 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _refusal(fault: Fault) -> Response:
+def _refusal(speaker: Speaker, fault: Fault) -> Response:
     headers = {} if fault.retry_after_s is None else {"retry-after": f"{fault.retry_after_s:g}"}
-    return JSONResponse(anthropic.error(fault.status, fault.message), fault.status, headers)
+    return JSONResponse(speaker.error(fault.status, fault.message), fault.status, headers)
 
 
-def _answer(asked: dict[str, Any], number: int, reply: Reply, fault: Fault | None) -> Response:
+def _answer(speaker: Speaker, asked: dict[str, Any], number: int, reply: Reply, fault: Fault | None) -> Response:
     if fault is not None and fault.kind == "empty":
         reply = Reply(usage=reply.usage)
     model, streams = asked["model"], asked.get("stream") is True
-    whole = json.dumps(anthropic.message(reply, number, model)).encode()
-    pieces = list(anthropic.events(reply, number, model)) if streams else _split(whole)
+    whole = json.dumps(speaker.message(reply, number, model)).encode()
+    pieces = list(speaker.events(reply, number, model)) if streams else _split(whole)
     kind = EVENT_STREAM if streams else "application/json"
     match fault.kind if fault else None:
         case "cut" if fault:
