@@ -279,7 +279,7 @@ async def test_a_hard_limit_stops_and_is_not_retried(gateway, upstream, provider
     operator = Operator(gateway, with_model(upstream, provider, limits=ResolvedLimits(tokens_hard=limit)))
     await agent_at_work(gateway, operator)
     while (answer := await asked(gateway, ask())).status_code == 200:
-        pass
+        assert answer.headers["x-moorage-tokens-left"] == str(limit)
     assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
     assert "BudgetExhausted" in answer.json()["error"]["message"]
     assert len(provider.asked) == limit // 10
@@ -291,3 +291,20 @@ async def test_a_cancelling_run_asks_no_model(gateway, provider, operator) -> No
     answer = await asked(gateway, ask())
     assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
     assert not provider.asked
+
+
+@pytest.mark.rule("R2")
+async def test_an_answer_that_came_after_its_attempt_was_lost_is_not_lost(gateway, provider, operator) -> None:
+    provider.gate.clear()
+    waiting = asyncio.create_task(asked(gateway, ask(stream=True)))
+    while not provider.asked:
+        await asyncio.sleep(0.01)
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    provider.gate.set()
+    first = await waiting
+    again = await asked(gateway, ask(stream=True), "p2")
+    assert again.content == first.content
+    assert len(provider.asked) == 1
+    assert (await operator.state())["usage"]["output_tokens"] == 25

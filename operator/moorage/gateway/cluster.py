@@ -28,6 +28,8 @@ POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 NODE_NAME = "authentication.kubernetes.io/node-name"
 SERVICE_ACCOUNT = "system:serviceaccount:"
+CALL_TIMEOUT_S = 10.0
+"""An API server answers such calls in milliseconds; a caller of ours waits no longer than for any other failure."""
 AWAY = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 V = TypeVar("V")
@@ -72,7 +74,9 @@ class TokenReviewAuthenticator:
 
     async def _review(self, token: str) -> Identity:
         spec = client.V1TokenReviewSpec(token=token, audiences=[self._settings.audience])
-        review = await asked(self._tokens.create_token_review(client.V1TokenReview(spec=spec)))
+        review = await asked(
+            self._tokens.create_token_review(client.V1TokenReview(spec=spec), _request_timeout=CALL_TIMEOUT_S)
+        )
         status = review.status
         if status is None or not status.authenticated or self._settings.audience not in (status.audiences or []):
             raise Unauthenticated(f"the token is not valid for the audience {self._settings.audience}")
@@ -89,7 +93,7 @@ class TokenReviewAuthenticator:
             user=identity.user, groups=list(identity.groups), resource_attributes=wanted
         )
         body = client.V1SubjectAccessReview(spec=spec)
-        review = await asked(self._access.create_subject_access_review(body))
+        review = await asked(self._access.create_subject_access_review(body, _request_timeout=CALL_TIMEOUT_S))
         return bool(review.status and review.status.allowed)
 
 
@@ -119,7 +123,10 @@ class ClusterSecrets:
     async def read(self, namespace: str, ref: SecretRef) -> Secret:
         """GET the Secret and decode it."""
         try:
-            found = await asked(self._core.read_namespaced_secret(ref.name, namespace), passed=(404, 403))
+            found = await asked(
+                self._core.read_namespaced_secret(ref.name, namespace, _request_timeout=CALL_TIMEOUT_S),
+                passed=(404, 403),
+            )
         except ApiException as error:
             why = "is not there" if error.status == 404 else "may not be read by the gateway"
             raise SecretMissing(f"Secret {namespace}/{ref.name} {why}") from None
@@ -145,7 +152,13 @@ class ClusterLeases:
             {"op": "test", "path": f"/metadata/annotations/{escaped}", "value": str(epoch)},
             {"op": "add", "path": "/spec/renewTime", "value": stamp},
         ]
-        call = self._leases.patch_namespaced_lease(name, namespace, patch, _content_type="application/json-patch+json")
+        call = self._leases.patch_namespaced_lease(
+            name,
+            namespace,
+            patch,
+            _content_type="application/json-patch+json",
+            _request_timeout=CALL_TIMEOUT_S,
+        )
         try:
             await asked(call, passed=(404, 409, 422))
         except ApiException:

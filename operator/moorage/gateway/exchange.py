@@ -18,6 +18,7 @@ from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
 
+TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
 NOT_RETURNED = frozenset(
     {"connection", "content-encoding", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"}
 )
@@ -92,7 +93,8 @@ class Exchange:
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON))
         streams = told.good and told.content_type.startswith(anthropic.EVENT_STREAM)
         body = self._stream(answer, told) if streams else self._whole(answer, told)
-        return Piped(body, told.status, _returned(answer.headers), told.content_type, self._gate.deps.log)
+        headers = _returned(answer.headers) | _tokens_left(self._caller.run)
+        return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
     def _outgoing(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Request:
         ask, settings = self._ask, self._gate.deps.settings
@@ -197,6 +199,12 @@ class Exchange:
         self._metrics.model_requests.labels(anthropic.PROTOCOL, outcome).inc()
         for name, amount in usage.items():
             self._metrics.model_tokens.labels(name).inc(amount)
+
+
+def _tokens_left(run: Run) -> dict[str, str]:
+    """C7: what is left before this answer."""
+    limit = run.spec.limits.tokens_hard
+    return {} if limit is None else {TOKENS_LEFT_HEADER: str(max(0, limit - run.state.usage.tokens))}
 
 
 def _stopped(run: Run) -> bool:

@@ -28,8 +28,16 @@ class Intent:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A model request on its way: what was asked, by hash, and in which epoch."""
+
+    bytes_hash: str
+    epoch: int
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
-    """A complete answer of a model: what was asked by hash, and where the answer lies."""
+    """A complete answer of a model: what was asked by hash and in which epoch, and where the answer lies."""
 
     bytes_hash: str
     content: BlobRef
@@ -46,7 +54,7 @@ class Facts:
     lease: str | None = None
     holder: str | None = None
     intents: tuple[Intent, ...] = ()
-    asked: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # request_id -> bytes_hash
+    asked: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))  # by request_id, unanswered
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
 
     def intent(self, effect_id: str) -> Intent | None:
@@ -72,20 +80,20 @@ def _intent(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
 
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    asked = {**f.asked, str(r.request_id): str(p.get("bytes_hash"))}
-    return replace(f, asked=_newest(asked))
+    question = Question(str(p.get("bytes_hash")), r.epoch)
+    return replace(f, asked=_newest({**f.asked, str(r.request_id): question}))
 
 
 def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    bytes_hash = f.asked.get(str(r.request_id))
+    request_id = str(r.request_id)
+    question = f.asked.get(request_id)
     content = (r.attachments or {}).get("content")
-    asked = {key: value for key, value in f.asked.items() if key != r.request_id}
-    if bytes_hash is None or content is None or not p.get("complete"):
+    asked = MappingProxyType({key: value for key, value in f.asked.items() if key != request_id})
+    if question is None or content is None or not p.get("complete"):
         return replace(f, asked=asked)
-    answer = ModelAnswer(
-        bytes_hash, content, p["status"], p.get("content_type", "application/json"), str(r.request_id), r.epoch
-    )
-    return replace(f, asked=asked, answers=_newest({**f.answers, bytes_hash: answer}))
+    kind = p.get("content_type", "application/json")
+    answer = ModelAnswer(question.bytes_hash, content, p["status"], kind, request_id, question.epoch)
+    return replace(f, asked=asked, answers=_newest({**f.answers, question.bytes_hash: answer}))
 
 
 def _newest(entries: dict[str, Any]) -> Mapping[str, Any]:
@@ -96,7 +104,7 @@ def _newest(entries: dict[str, Any]) -> Mapping[str, Any]:
 
 def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
     """R2 looks no further back: what was answered before is in the checkpoint."""
-    return replace(f, asked=MappingProxyType({}), answers=MappingProxyType({}))
+    return replace(f, answers=MappingProxyType({}))
 
 
 STEPS = {
