@@ -16,8 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from moorage.app.stores import open_stores
 from moorage.gateway.app import GatewayDeps, create_app
+from moorage.gateway.auth import Authenticator
 from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
-from moorage.gateway.ports import SystemClock
+from moorage.gateway.issuer import IssuerAuthenticator
+from moorage.gateway.ports import Clock, SystemClock
 from moorage.gateway.settings import GatewaySettings
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
@@ -34,6 +36,10 @@ class Environment:
     log_level: str
     audience: str
     operator_account: str
+    issuer_keys: bool = False
+    """T7: tokens are checked against the issuer's keys, since there is no right to TokenReview."""
+    namespaces: frozenset[str] = frozenset()
+    """The tenants of namespaced mode; empty: all."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Environment:
@@ -44,12 +50,20 @@ class Environment:
             log_level=env.get("MOORAGE_LOG_LEVEL", "info"),
             audience=env.get("MOORAGE_AUDIENCE", "moorage-gateway"),
             operator_account=env["MOORAGE_OPERATOR_ACCOUNT"],
+            issuer_keys=env.get("MOORAGE_TOKEN_CHECK") == "issuer-keys",
+            namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
         )
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     asyncio.run(_serve(Environment.read(os.environ)))
+
+
+def _authenticator(env: Environment, api: client.ApiClient, clock: Clock, settings: GatewaySettings) -> Authenticator:
+    if env.issuer_keys:
+        return IssuerAuthenticator(api, clock, settings, env.namespaces)
+    return TokenReviewAuthenticator(api, clock, settings)
 
 
 async def _serve(env: Environment) -> None:
@@ -67,7 +81,7 @@ async def _serve(env: Environment) -> None:
             store=kept.store,
             blobs=kept.blobs,
             mirrors=kept.mirrors,
-            authenticator=TokenReviewAuthenticator(api, clock, settings),
+            authenticator=_authenticator(env, api, clock, settings),
             secrets=ClusterSecrets(api),
             leases=ClusterLeases(api),
             http=http,

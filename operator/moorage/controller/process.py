@@ -82,7 +82,7 @@ async def run_operator(
     roll = Roll(settings.max_live_runs)
     deps.metrics.slots.set(settings.max_live_runs)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
-    tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms)
+    tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock.now_ms)
     events = Events(deps.api, deps.clock, settings.pod_name)
     engine = Engine(

@@ -17,8 +17,15 @@ FRESH_MS = 5_000  # a namespace seen in order this recently is not looked at aga
 class TenantObjects:
     """Creates them on demand, puts them back on drift, and removes them with the last run."""
 
-    def __init__(self, api: KubeApi, settings: SandboxSettings, now_ms: Callable[[], int]) -> None:
-        self._api, self._settings, self._now_ms = api, settings, now_ms
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: SandboxSettings,
+        now_ms: Callable[[], int],
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        """`namespaces`: those of namespaced mode (T7); empty is all."""
+        self._api, self._settings, self._now_ms, self._namespaces = api, settings, now_ms, namespaces
         self._in_order: dict[str, int] = {}
 
     async def ensure(self, namespace: str, *, fresh_ms: int = FRESH_MS) -> None:
@@ -47,7 +54,10 @@ class TenantObjects:
 
     async def tenants(self) -> frozenset[str]:
         """Namespaces where something of ours stands."""
-        found = await self._api.items(path_of("v1", "serviceaccounts"), labels=f"{names.MANAGED_BY}={names.PRODUCT}")
+        found: list[Body] = []
+        for namespace in self._namespaces or (None,):
+            path = path_of("v1", "serviceaccounts", namespace)
+            found += await self._api.items(path, labels=f"{names.MANAGED_BY}={names.PRODUCT}")
         return frozenset(str(item["metadata"]["namespace"]) for item in found)
 
     async def _ensure(self, base: str, wanted: Body, fields: tuple[str, ...]) -> None:
