@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ LINE_CAP = 32 * 1024
 READ = 64 * 1024
 STOP_GRACE_S = 25.0
 PIPE_GRACE_S = 2.0  # after the program's end: how long a grandchild may hold its output open
+AFTER_END_BYTES = 4 * 1024 * 1024  # more than a pipe and our buffers can hold
 SUMMARY_CAP = 4096
 
 
@@ -58,33 +60,31 @@ class _Session:
         self._task, self._host, self._child = task, host, child
         self._iteration = task.next_iteration
         self._summary = ""
+        self._ended = asyncio.Event()
 
     async def run(self) -> Outcome:
-        readers = [asyncio.create_task(self._read_out()), asyncio.create_task(self._read_err())]
-        ended = asyncio.create_task(self._child.wait())
-        told = asyncio.create_task(self._host.stopping.wait())
+        tasks = [asyncio.create_task(each) for each in (self._wait(), self._read_out(), self._read_err())]
+        told: asyncio.Future[Any] = asyncio.create_task(self._host.stopping.wait())
+        life: asyncio.Future[Any] = asyncio.gather(
+            *tasks
+        )  # a reader that failed (a refused checkpoint, a fence) ends it with its own error
         try:
-            await asyncio.wait({ended, told, *readers}, return_when=asyncio.FIRST_COMPLETED)
-            while not ended.done() and not told.done():
-                await self._faults(readers)
-                await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED, timeout=0.5)
-            if not ended.done():
-                await self._child.stop(STOP_GRACE_S)
-                return Outcome("cancelled", "Stopped", "stopped on request", self._summary, await ended)
-            await asyncio.wait(readers, timeout=PIPE_GRACE_S)
-            await self._faults(readers)
-            return self._judge(await ended)
+            await asyncio.wait({life, told}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+                return self._judge(await self._child.wait())
+            await self._child.stop(STOP_GRACE_S)
+            await asyncio.wait(tasks, timeout=PIPE_GRACE_S)
+            return Outcome("cancelled", "Stopped", "stopped on request", self._summary, await self._child.wait())
         finally:
-            for each in (ended, told, *readers):
+            await self._child.stop(0)
+            for each in (told, *tasks):
                 each.cancel()
-            await asyncio.gather(ended, told, *readers, return_exceptions=True)
+            await asyncio.gather(told, life, *tasks, return_exceptions=True)
 
-    async def _faults(self, readers: list[asyncio.Task[None]]) -> None:
-        """A reader that failed (a checkpoint that was refused, a fence) ends the session with its own error."""
-        for reader in readers:
-            if reader.done() and reader.exception() is not None:
-                await self._child.stop(0)
-                await reader
+    async def _wait(self) -> None:
+        await self._child.wait()
+        self._ended.set()
 
     def _judge(self, code: int) -> Outcome:
         if code == 0:
@@ -99,7 +99,7 @@ class _Session:
         return Outcome("failed", "AgentFailed", f"the agent exited with code {code}", self._summary, code)
 
     async def _read_out(self) -> None:
-        async for piece in pieces(self._child.stdout):
+        async for piece in pieces(self._rest(self._child.stdout)):
             event = _event(piece)
             if event is None:
                 await self._host.output("stdout", piece)
@@ -107,8 +107,32 @@ class _Session:
                 await self._obey(event)
 
     async def _read_err(self) -> None:
-        while data := await self._child.stderr.read(READ):
+        async for data in self._rest(self._child.stderr):
             await self._host.output("stderr", data)
+
+    async def _rest(self, stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """The stream to its end; where a grandchild holds it open, only what is there soon after the program's end.
+
+        What the program wrote itself lies in buffers by then and is read whole, however long its handling takes: the
+        grace counts waiting alone. A grandchild that floods is heard for AFTER_END_BYTES.
+        """
+        grace, after = PIPE_GRACE_S, 0
+        reading = asyncio.ensure_future(stream.read(READ))
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            while after < AFTER_END_BYTES:
+                await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
+                begun = time.monotonic()
+                await asyncio.wait({reading}, timeout=max(0.0, grace))
+                grace -= time.monotonic() - begun
+                if not reading.done() or not (data := reading.result()):
+                    return
+                after += len(data) if ended.done() else 0
+                yield data
+                reading = asyncio.ensure_future(stream.read(READ))
+        finally:
+            reading.cancel()
+            ended.cancel()
 
     async def _obey(self, event: dict[str, Any]) -> None:
         match event.get("event"):
@@ -121,13 +145,13 @@ class _Session:
                 await self._host.output("stdout", json.dumps({"moorage": event}).encode() + b"\n")
 
 
-async def pieces(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The output in order: each line that may be an event by itself, what lies between in pieces as they come.
 
     Lines end at \\n bytes alone. An event's line is at most LINE_CAP long; a longer one is output. Memory is bounded.
     """
     held = bytearray()
-    while data := await stream.read(READ):
+    async for data in chunks:
         held += data
         for piece in _take(held):
             yield piece

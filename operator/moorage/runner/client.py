@@ -27,6 +27,7 @@ from moorage.api.wire import (
     VerificationReport,
     Wire,
 )
+from moorage.workspace.errors import NetworkUnreachable
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
@@ -34,6 +35,7 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
 ORDERS_TIMEOUT_S = 40.0
 T = TypeVar("T", bound=Wire)
+R = TypeVar("R")
 
 
 class GatewayError(RuntimeError):
@@ -105,6 +107,10 @@ class GatewayClient:
         """Wait for an order above `after`, up to the gateway's own limit."""
         return await self._once(Orders, "GET", f"/v1/self/orders?after={after}", read_s=ORDERS_TIMEOUT_S)
 
+    async def patiently(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Something else that goes by way of the gateway and may be repeated: git."""
+        return await patiently(call, self._patience_s)
+
     async def _call(self, answer: type[T], method: str, path: str, body: Wire | None = None) -> T:
         return await patiently(lambda: self._once(answer, method, path, body), self._patience_s)
 
@@ -122,7 +128,7 @@ class GatewayClient:
         raise _refusal(response)
 
 
-async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
+async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
     """Repeat a call while its failure may pass, with full jitter. Raise GatewayLost when patience ends."""
     deadline = time.monotonic() + patience_s
     pause = FIRST_PAUSE_S
@@ -132,6 +138,8 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
         except GatewayError as error:
             if error.status not in PASSING:
                 raise
+            why = str(error)
+        except NetworkUnreachable as error:
             why = str(error)
         except (httpx.TransportError, OSError) as error:
             why = f"{type(error).__name__}: {error}"

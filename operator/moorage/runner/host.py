@@ -72,7 +72,7 @@ class RunnerHost:
         """P2, P5: the objects first, then the record that counts them."""
         with standing_still():
             taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
-        await self._worktree.push_checkpoint(taken)
+        await self._client.patiently(lambda: self._worktree.push_checkpoint(taken))
         report = CheckpointReport(
             epoch=self._assignment.epoch,
             iteration=iteration,

@@ -41,7 +41,7 @@ class Verification:
         checks: list[CheckResult] = []
         problem = None
         try:
-            worktree = await self._checkout(commit)
+            worktree = await self.client.patiently(lambda: self._checkout(commit))
             paths = AgentPaths(self.settings.volume, self.relay.url, "")
             paths.prepare("")
             env = {**_plain(paths), **worktree.agent_environment}

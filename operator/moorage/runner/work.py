@@ -57,7 +57,7 @@ class Work:
             await self._report(Outcome("failed", "NetworkNotIsolated", why))
             return
         try:
-            worktree = await self._worktree()
+            worktree = await self.client.patiently(self._worktree)
         except WorkspaceError as error:
             if error.retryable:
                 raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
@@ -185,7 +185,7 @@ class Work:
         await self._report(Outcome("cancelled", "Cancelled", "stopped on request", outcome.summary, outcome.exit_code))
 
     async def _save_drift(self, worktree: RunWorktree, host: RunnerHost) -> None:
-        drift = await worktree.save_drift(self.assignment.epoch)
+        drift = await self.client.patiently(lambda: worktree.save_drift(self.assignment.epoch))
         if drift is not None:
             await host.emit("DRIFT_SAVED", _drift(drift))
 
@@ -197,7 +197,7 @@ class Work:
         message = (delivery.message if delivery else None) or _commit_message(self.assignment, outcome)
         proposal = await worktree.propose(message)
         if not proposal.empty:
-            await worktree.push_candidate(proposal)
+            await self.client.patiently(lambda: worktree.push_candidate(proposal))
         await self._report(outcome, proposal.commit, proposal.tree, empty=proposal.empty, files=proposal.files)
 
     async def _report(

@@ -33,6 +33,7 @@ from moorage.api.wire import (
 )
 from moorage.core.journal.record import Record
 from moorage.gateway.ports import SystemClock
+from moorage.gateway.settings import GatewaySettings
 from moorage.runner.processes import below, processes
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
@@ -53,8 +54,16 @@ SOURCES = Path(__file__).parents[2]
 class World:
     """`remote`, `gateway` and `model` stand while it is entered; `restart_gateway` takes the gateway away a while."""
 
-    def __init__(self, root: Path, *, files: Mapping[str, str] = FILES, script: Script | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        files: Mapping[str, str] = FILES,
+        script: Script | None = None,
+        settings: GatewaySettings | None = None,
+    ) -> None:
         self.root = root
+        self._settings = settings
         self.model = StandIn(script) if script else None
         self.gateway: LocalGateway
         self.url = ""
@@ -97,7 +106,7 @@ class World:
         store = SqliteStore(self.root / "moorage.db")
         self._serving.push_async_callback(store.close)
         blobs = FileBlobs(self.root / "blobs", SystemClock().now_ms)
-        self.gateway = LocalGateway(self.root, store=store, blobs=blobs)
+        self.gateway = LocalGateway(self.root, store=store, blobs=blobs, settings=self._settings)
         self.gateway.secrets.give(TENANT, "git", username="ada", password=PASSWORD)
         self.gateway.secrets.give(TENANT, "model", apiKey=MODEL_KEY)
         await self._serving.enter_async_context(self.gateway)
