@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "operator" / "moorage"
 ROOMS = ("core/run", "sandbox", "drivers", "runner", "workspace")
 TYPED = re.compile(r"[A-Z][a-z]+[A-Za-z0-9]*")
-FIRST = {"fail", "Unresolved", "Problem", "Refused", "ModelError", "Verdict"}
+FIRST = {"fail", "Unresolved", "Problem", "Refused", "ModelError", "_Failure", "Verdict"}
 SECOND = {"Outcome", "give_up", "Leave"}
 
 

@@ -1,0 +1,70 @@
+"""What the drivers' pages promise is what the code does: variables, tools, limits, reasons."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from moorage.drivers.builtin import driver as builtin
+from moorage.drivers.builtin import model, tools
+from moorage.drivers.command import LINE_CAP, PIPE_GRACE_S, STOP_GRACE_S, CommandDriver
+from moorage.drivers.registry import known, load
+from moorage.runner.host import AgentPaths
+from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "drivers"
+COMMAND, BUILTIN = (PAGES / "command.md").read_text(), (PAGES / "builtin.md").read_text()
+
+
+def test_each_installed_driver_has_a_page() -> None:
+    assert sorted(page.stem for page in PAGES.glob("*.md")) == sorted(known())
+
+
+def test_every_variable_that_an_agent_gets_is_on_the_page(tmp_path) -> None:
+    paths = AgentPaths(tmp_path, "http://127.0.0.1:1", "key")
+    named = set(re.findall(r"`([A-Z_]+)`", COMMAND))
+    assert set(paths.environment()) - {"LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE"} <= named
+
+
+def test_every_tool_is_on_the_page(tmp_path) -> None:
+    offered = [each["name"] for each in tools.Toolbox(tmp_path, tmp_path, None).definitions()]
+    assert re.findall(r"^\| `(\w+)` \|", BUILTIN, re.MULTILINE) == offered
+
+
+@pytest.mark.parametrize(
+    ("page", "told", "true"),
+    [
+        (COMMAND, r"at most (\d+) KiB, beginning", LINE_CAP / 1024),
+        (COMMAND, r"up to (\d+) MiB per attempt", KEPT_BYTES / 1024**2),
+        (COMMAND, r"at most (\d+) KiB in\nhalf a second", BURST_BYTES / 1024 * (FLUSH_S / 0.5)),
+        (COMMAND, r"SIGTERM, (\d+) seconds at most", STOP_GRACE_S),
+        (BUILTIN, r"(\d+) s unless the model asks", tools.BASH_S),
+        (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
+        (BUILTIN, r"for (\d+) s per decision", model.Retries().patience_s),
+    ],
+)
+def test_limits_are_the_true_ones(page, told, true) -> None:
+    assert [float(found) for found in re.findall(told, page)] == [float(true)]
+
+
+def test_limits_in_words_are_the_true_ones() -> None:
+    assert (PIPE_GRACE_S, builtin.MAX_CUT, builtin.MAX_EMPTY) == (2.0, 3, 2)
+    for told in ("heard for\ntwo seconds", "four answers in a row", "three empty answers"):
+        assert told in COMMAND + BUILTIN
+    assert f"{tools.RESULT_CHARACTERS:,} characters" in BUILTIN
+
+
+def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
+    explained = (PAGES.parent / "reasons.md").read_text()
+    sources = "".join(path.read_text() for path in Path(builtin.__file__).parents[1].rglob("*.py"))
+    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN)) - {"AgentRun"}
+    assert {each for each in reasons if f'"{each}"' not in sources or f"`{each}`" not in explained} <= {
+        "ModelMalformed"
+    }
+
+
+def test_guarantees_are_those_that_the_drivers_declare() -> None:
+    assert load("command").guarantees == CommandDriver.guarantees
+    assert (load("command").guarantees.safe_points, load("builtin").guarantees.safe_points) == ("end", "iterations")
+    assert not load("command").guarantees.steer
+    assert not load("builtin").guarantees.steer
