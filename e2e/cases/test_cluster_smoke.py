@@ -39,3 +39,28 @@ def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Backend, names
     assert all(reached())
     isolate(cluster, namespace, "client")
     assert eventually(lambda: not any(reached()))
+
+
+def test_a_policy_lets_in_whom_it_names_and_nobody_else(cluster: Backend, namespace: str) -> None:
+    clients = [pod(name, "exec sleep 3600") for name in ("friend", "stranger")]
+    apply(cluster, namespace, server(), *clients)
+    wait_ready(cluster, namespace, "server", "friend", "stranger")
+    target = (address(cluster, namespace, "server"), SERVER_PORT)
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "friends"},
+        "spec": {
+            "podSelector": {"matchLabels": {"app": "server"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": {"app": "friend"}}}],
+                    "ports": [{"port": SERVER_PORT, "protocol": "TCP"}],
+                }
+            ],
+        },
+    }
+    apply(cluster, namespace, policy)
+    assert eventually(lambda: not reaches(cluster, namespace, "stranger", *target))
+    assert eventually(lambda: reaches(cluster, namespace, "friend", *target))
