@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, BinaryIO
 
 import yaml
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +24,7 @@ from moorage.cli.ports import LocalResult, Progress
 from moorage.cli.timeline import Row
 
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
+PIPED_WIDTH = 160  # of tables that no terminal shows
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -78,21 +79,22 @@ class Terminal:
         details += [seen.message] if seen.message else []
         if details:
             parts.append(Text("  " + " · ".join(details)))
-        self.err.print(Text.assemble(*parts), highlight=False)
+        self.err.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
 
 def terminal() -> Terminal:
     """This process's own streams."""
-    return Terminal(Console(), Console(stderr=True), sys.stdout.buffer)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Terminal(Console(width=width), Console(stderr=True), sys.stdout.buffer)
 
 
 def timeline_table(rows: Iterable[Row]) -> Table:
     """The timeline for people; reported facts are dim, since nobody trusted saw them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY"):
-        table.add_column(
-            name, no_wrap=name != "WHAT HAPPENED", justify="right" if name in {"EPOCH", "ITER"} else "left"
-        )
+        wraps = name == "WHAT HAPPENED"
+        side: JustifyMethod = "right" if name in {"EPOCH", "ITER"} else "left"
+        table.add_column(name, no_wrap=not wraps, overflow="fold", justify=side)
     for row in rows:
         at = row.as_json()["at"].replace("T", " ").removesuffix("Z")
         iteration = "" if row.iteration is None else str(row.iteration)

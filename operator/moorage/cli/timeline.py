@@ -202,7 +202,7 @@ def _ended(word: str) -> Callable[[Payload], str]:
     def describe(p: Payload) -> str:
         commit = f" with {_short(p['commit'])}" if p.get("commit") else ""
         because = _because(p)
-        return f"{word}{commit}" + (f" ({because})" if because else "")
+        return f"{word}{commit}" + (f" ({because})" if because not in {"", "Completed"} else "")
 
     return describe
 
