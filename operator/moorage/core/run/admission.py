@@ -8,6 +8,7 @@ from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 
+STARTING = "the sandbox is starting"
 DEFAULT_SCHEDULE_TO_START_MS = 3_600_000
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
 UNRESOLVED = Problem("Unresolved", "the run's references have not been resolved", stalled=False)
@@ -31,13 +32,13 @@ def _enter(o: Observed, spec: ResolvedRun, s: RunState) -> Plan:
         return Plan(reason="Suspended", message="spec.suspend is true; set it to false to let the run start")
     if not o.slots.free:
         return _queued(o)
-    return Plan(actions=(Admit(spec), *begin(o, s)), reason="Provisioning", message="the sandbox is being created")
+    return Plan(actions=(Admit(spec), *begin(o, s)), reason="Provisioning", message=STARTING)
 
 
 def admitted(o: Observed, s: RunState, now: int) -> Plan | None:
     """A pass died right after admission."""
     if s.phase is RunPhase.QUEUED and s.epoch == 0:
-        return Plan(actions=begin(o, s), reason="Provisioning", message="the sandbox is being created")
+        return Plan(actions=begin(o, s), reason="Provisioning", message=STARTING)
     return None
 
 

@@ -15,7 +15,7 @@ from moorage.core.run.actions import (
     ReleaseVolume,
     StartSandbox,
 )
-from moorage.core.run.admission import next_epoch
+from moorage.core.run.admission import STARTING, next_epoch
 from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
@@ -94,7 +94,7 @@ def _start(o: Observed, s: RunState, now: int) -> Plan:
     return Plan(
         actions=(*fresh, EnsureVolume(), StartSandbox(s.epoch, Role.RUNNER)),
         reason="Provisioning",
-        message="the sandbox is being created",
+        message=STARTING,
     )
 
 
@@ -117,7 +117,7 @@ def _watch_start(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     return Plan(
         actions=volume,
         reason=view.reason or "Provisioning",
-        message=view.message,
+        message=view.message or STARTING,
         requeue_ms=until_stuck(o.spec, view, now),
     )
 
