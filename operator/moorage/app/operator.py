@@ -14,6 +14,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
+from moorage.controller.definitions import await_definitions
 from moorage.controller.gateway_client import GatewayClient, token_file
 from moorage.controller.process import Deps, run_operator, sandbox_settings
 from moorage.controller.settings import OperatorSettings
@@ -50,6 +51,7 @@ async def _work(settings: OperatorSettings) -> None:
                 chance=Random(),  # noqa: S311  jitter, not a secret
                 drivers=frozenset(known()),
             )
+            await await_definitions(api, log)
             sandboxes = await sandbox_settings(api, settings)
             await run_operator(settings, sandboxes, deps, stop=stop, listener=_listen(settings.health_port))
     finally:
