@@ -2,9 +2,8 @@
 
 import pytest
 
-from e2e.cluster import network
 from e2e.cluster.backend import Backend
-from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS, PUBLIC_ADDRESS_V6
+from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
 from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, wait_ready
 
 
@@ -30,8 +29,6 @@ def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Backend, names
     api = cluster.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
     inside = [(address(cluster, namespace, "server"), SERVER_PORT), (api, 443)]
     outside = [(PUBLIC_ADDRESS, 80), (METADATA_ADDRESS, 80)]
-    if network.ipv6_works():
-        outside.append((PUBLIC_ADDRESS_V6, 80))
 
     def reached() -> list[bool]:
         return [reaches(cluster, namespace, "client", *target) for target in inside + outside]

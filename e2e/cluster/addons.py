@@ -94,7 +94,7 @@ def node_object(node: Node) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}},
-        "spec": {"podCIDR": node.pod_range, "podCIDRs": node.pod_ranges},
+        "spec": {"podCIDR": node.pod_range, "podCIDRs": [node.pod_range]},
     }
 
 

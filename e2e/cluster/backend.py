@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import helm, images, network
+from e2e.cluster import helm, images
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.layout import Layout
@@ -176,9 +176,7 @@ def source(
     console: Console | None = None, name: str = DEFAULT_NAME, env: Mapping[str, str] = os.environ
 ) -> SourceCluster:
     """Return the cluster built from source, up or not."""
-    return SourceCluster(
-        Layout(name, state_root(name, env), ipv6=network.ipv6_works()), Programs(cache_root(env)), console or Console()
-    )
+    return SourceCluster(Layout(name, state_root(name, env)), Programs(cache_root(env)), console or Console())
 
 
 def kind_works() -> bool:

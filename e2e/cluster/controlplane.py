@@ -14,9 +14,7 @@ from e2e.cluster.pki import Pki
 
 SERVICE_RANGE = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"
-SERVICE_RANGE_V6 = "fd00:10:96::/112"
 POD_RANGE = "10.244.0.0/16"
-POD_RANGE_V6 = "fd00:10:244::/48"
 ISSUER = "https://kubernetes.default.svc"
 
 
@@ -50,18 +48,7 @@ class ApiServerSpec:
     bind: str
     advertise: str
     authorization: str = "Node,RBAC"
-    ipv6: bool = False
     extra: tuple[str, ...] = ()
-
-
-def service_ranges(*, ipv6: bool) -> list[str]:
-    """Ranges of Services' addresses; a Service has an IPv4 one unless it asks for more."""
-    return [SERVICE_RANGE, *([SERVICE_RANGE_V6] if ipv6 else [])]
-
-
-def pod_ranges(*, ipv6: bool) -> list[str]:
-    """Ranges of all pods' addresses."""
-    return [POD_RANGE, *([POD_RANGE_V6] if ipv6 else [])]
 
 
 def tokens_csv(identities: Sequence[Identity]) -> str:
@@ -115,7 +102,7 @@ def apiserver_argv(program: Path, spec: ApiServerSpec) -> list[str]:
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={spec.pki.service_account_key}",
         f"--service-account-signing-key-file={spec.pki.service_account_key}",
-        f"--service-cluster-ip-range={','.join(service_ranges(ipv6=spec.ipv6))}",
+        f"--service-cluster-ip-range={SERVICE_RANGE}",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",

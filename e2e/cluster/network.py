@@ -11,9 +11,10 @@ from e2e.cluster import controlplane
 from e2e.cluster.errors import CommandFailedError
 from e2e.cluster.layout import (
     FABRIC_ADDRESS,
-    FABRIC_ADDRESS_V6,
     HOST_ADDRESS,
+    METADATA_ADDRESS,
     NODE_RANGE,
+    PUBLIC_ADDRESS,
     Layout,
     Node,
 )
@@ -43,11 +44,9 @@ def create_fabric(layout: Layout) -> None:
     _inside(fabric, "link", "add", "br0", "type", "bridge")
     _inside(fabric, "addr", "add", f"{FABRIC_ADDRESS}/24", "dev", "br0")
     _inside(fabric, "link", "set", "br0", "up")
-    if layout.ipv6:
-        _inside(fabric, "addr", "add", f"{FABRIC_ADDRESS_V6}/64", "dev", "br0", "nodad")
-    for address in layout.world:
-        _inside(fabric, "addr", "add", address, "dev", "lo")
-    _forward(fabric, layout.ipv6)
+    for address in (PUBLIC_ADDRESS, METADATA_ADDRESS):
+        _inside(fabric, "addr", "add", f"{address}/32", "dev", "lo")
+    _forward(fabric)
     _ip("link", "add", layout.host_link, "type", "veth", "peer", "name", "to-host", "netns", fabric)
     _inside(fabric, "link", "set", "to-host", "master", "br0", "up")
     _ip("addr", "add", f"{HOST_ADDRESS}/24", "dev", layout.host_link)
@@ -64,15 +63,12 @@ def create_node(layout: Layout, node: Node, others: list[Node]) -> None:
     _inside(node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
     _inside(node.namespace, "link", "set", "eth0", "up")
     _inside(node.namespace, "route", "add", "default", "via", FABRIC_ADDRESS)
-    if node.ipv6:
-        _inside(node.namespace, "addr", "add", f"{node.address_v6}/64", "dev", "eth0", "nodad")
-        _inside(node.namespace, "route", "add", "default", "via", FABRIC_ADDRESS_V6)
-    _forward(node.namespace, node.ipv6)
+    _forward(node.namespace)
     _ip("route", "add", node.pod_range, "via", node.address)
-    _route_pods(layout.fabric, node)
+    _inside(layout.fabric, "route", "add", node.pod_range, "via", node.address)
     for other in others:
-        _route_pods(node.namespace, other)
-        _route_pods(other.namespace, node)
+        _inside(node.namespace, "route", "add", other.pod_range, "via", other.address)
+        _inside(other.namespace, "route", "add", node.pod_range, "via", node.address)
 
 
 def partition(layout: Layout, node: Node) -> None:
@@ -117,20 +113,8 @@ def conflicts(layout: Layout) -> str:
     return ""
 
 
-def ipv6_works() -> bool:
-    """Whether this kernel speaks IPv6 and can filter it."""
-    return Path("/proc/sys/net/ipv6").is_dir() and succeeds(["ip6tables", "-S"])
-
-
-def _route_pods(namespace: str, node: Node) -> None:
-    for pods, address in zip(node.pod_ranges, node.addresses, strict=True):
-        _inside(namespace, "route", "add", pods, "via", address)
-
-
-def _forward(namespace: str, ipv6: bool) -> None:
+def _forward(namespace: str) -> None:
     run(inside(namespace, "sysctl", "-qw", "net.ipv4.ip_forward=1"))
-    if ipv6:
-        run(inside(namespace, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=0", "net.ipv6.conf.all.forwarding=1"))
 
 
 def _ip(*arguments: str) -> str:

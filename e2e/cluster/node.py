@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,8 @@ def cni(node: Node) -> str:
         "ipam": {
             "type": "host-local",
             "dataDir": str(node.folder / "cni-addresses"),
-            "ranges": [[{"subnet": subnet}] for subnet in node.pod_ranges],
-            "routes": [{"dst": "0.0.0.0/0"}, *([{"dst": "::/0"}] if node.ipv6 else [])],
+            "ranges": [[{"subnet": node.pod_range}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
         },
     }
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -148,7 +147,7 @@ def kube_proxy(node: Node, config: Path) -> str:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
-            "clusterCIDR": ",".join(controlplane.pod_ranges(ipv6=node.ipv6)),
+            "clusterCIDR": controlplane.POD_RANGE,
             "hostnameOverride": node.name,
             "clientConnection": {"kubeconfig": str(config)},
             "conntrack": {"maxPerCore": 0},
@@ -164,8 +163,7 @@ def kube_router_argv(program: Path, node: Node, config: Path) -> list[str]:
         str(program),
         f"--kubeconfig={config}",
         f"--hostname-override={node.name}",
-        *(f"--service-cluster-ip-range={services}" for services in controlplane.service_ranges(ipv6=node.ipv6)),
-        f"--enable-ipv6={str(node.ipv6).lower()}",
+        f"--service-cluster-ip-range={controlplane.SERVICE_RANGE}",
         "--run-firewall=true",
         "--run-router=false",
         "--run-service-proxy=false",
@@ -173,19 +171,6 @@ def kube_router_argv(program: Path, node: Node, config: Path) -> list[str]:
         "--health-port=0",
         "--metrics-port=0",
     ]
-
-
-def kube_router_tools(node: Node) -> dict[str, str]:
-    """Programs to be found before the system's, by name.
-
-    kube-router 2.1.0 makes its IPv6 sets as ``inet6:NAME`` and its rules with ``NAME``. Such a rule is refused, and
-    with it the whole synchronisation, IPv4's too when IPv6 happened to come first.
-    """
-    if not node.ipv6:
-        return {}
-    real = shutil.which("ip6tables-restore") or "/usr/sbin/ip6tables-restore"
-    script = f"#!/bin/sh\nsed 's/--match-set KUBE-/--match-set inet6:KUBE-/g' | exec {real} \"$@\"\n"
-    return {"ip6tables-restore": script}
 
 
 def _yaml(document: Mapping[str, Any]) -> str:

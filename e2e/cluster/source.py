@@ -18,6 +18,8 @@ from e2e.cluster.layout import (
     API_PORT,
     ETCD_PEER_PORT,
     ETCD_PORT,
+    METADATA_ADDRESS,
+    PUBLIC_ADDRESS,
     Layout,
     Node,
 )
@@ -188,7 +190,6 @@ class SourceCluster:
             port=API_PORT,
             bind="0.0.0.0",
             advertise=first.address,
-            ipv6=self.layout.ipv6,
             extra=(
                 f"--kubelet-client-certificate={keys.kubelet_client_certificate}",
                 f"--kubelet-client-key={keys.kubelet_client_key}",
@@ -257,7 +258,7 @@ class SourceCluster:
             f"--config={this.folder / 'kubelet.yaml'}",
             f"--kubeconfig={self._config(f'system:node:{this.name}')}",
             f"--hostname-override={this.name}",
-            f"--node-ip={','.join(this.addresses)}",
+            f"--node-ip={this.address}",
             f"--root-dir={this.folder / 'kubelet'}",
             f"--cert-dir={this.folder / 'kubelet-pki'}",
         ]
@@ -270,19 +271,9 @@ class SourceCluster:
     def _start_kube_router(self, this: Node) -> None:
         """Start what enforces network policies (it needs the node's address) and wait until it does."""
         router = node.kube_router_argv(self.programs.path("kube-router"), this, self.layout.kubeconfig)
-        path = self._router_path(this)
-        self._spawn(this, self._process(this, "kube-router"), router, env={"NODE_NAME": this.name, "PATH": path})
+        self._spawn(this, self._process(this, "kube-router"), router, env={"NODE_NAME": this.name})
         chains = network.inside(this.namespace, "iptables", "-S", "KUBE-ROUTER-FORWARD")
         self._wait(self._process(this, "kube-router"), lambda: succeeds(chains))
-
-    def _router_path(self, this: Node) -> str:
-        """PATH on which kube-router finds its tools, ours first."""
-        folder = this.folder / "router-tools"
-        folder.mkdir(exist_ok=True)
-        for name, script in node.kube_router_tools(this).items():
-            (folder / name).write_text(script)
-            (folder / name).chmod(0o755)
-        return f"{folder}:{os.environ['PATH']}"
 
     def _start_storage(self, nodes: int) -> None:
         """Start the provisioner for `nodes` nodes; it reads its configuration again by itself when that changes."""
@@ -293,7 +284,7 @@ class SourceCluster:
         self._spawn_beside("storage", argv)
 
     def _start_world(self) -> None:
-        servers = [f"{address}={greeting}" for address, greeting in self.layout.world.items()]
+        servers = [f"{PUBLIC_ADDRESS}=public", f"{METADATA_ADDRESS}=metadata"]
         argv = network.inside(self.layout.fabric, sys.executable, "-m", "e2e.cluster.world", *servers)
         self._launch("world", argv, env={"PYTHONPATH": str(CHECKOUT)})
 

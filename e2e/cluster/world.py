@@ -4,7 +4,6 @@
 Run inside the fabric's namespace: ``python -m e2e.cluster.world ADDRESS=GREETING …``.
 """
 
-import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,10 +22,7 @@ def serve(address: str, greeting: str) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
-    server = Server((address, PORT), Greeter)
+    server = ThreadingHTTPServer((address, PORT), Greeter)
     threading.Thread(target=server.serve_forever).start()
     return server
 
