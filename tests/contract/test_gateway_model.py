@@ -52,11 +52,13 @@ class Provider:
     status: int = 200
     cut_after: int | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     async def messages(self, request: Request) -> Response:
         body = await request.body()
         self.asked.append((dict(request.headers), body))
+        self.reached.set()
         if self.status != 200:
             error = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
             return JSONResponse(error, self.status, {"retry-after": "3"})
@@ -297,8 +299,7 @@ async def test_a_cancelling_run_asks_no_model(gateway, provider, operator) -> No
 async def test_an_answer_that_came_after_its_attempt_was_lost_is_not_lost(gateway, provider, operator) -> None:
     provider.gate.clear()
     waiting = asyncio.create_task(asked(gateway, ask(stream=True)))
-    while not provider.asked:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(provider.reached.wait(), 5)
     await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
     await ok(await operator.fence(2))
     await operator.register("p2", 2)
