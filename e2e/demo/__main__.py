@@ -122,11 +122,11 @@ def _watch(backend: Backend) -> None:
     """
     argv = backend.kubectl_argv("-n", NAMESPACE, "get", "ar", RUN, "-w")
     with subprocess.Popen(argv) as watch:
-        stop = threading.Timer(600, watch.terminate)
+        stop = threading.Timer(180, watch.terminate)
         stop.start()
         try:
             backend.kubectl(
-                "-n", NAMESPACE, "wait", f"ar/{RUN}", "--for=jsonpath={.status.finishedAt}", "--timeout=600s"
+                "-n", NAMESPACE, "wait", f"ar/{RUN}", "--for=jsonpath={.status.finishedAt}", "--timeout=180s"
             )
         finally:
             stop.cancel()
