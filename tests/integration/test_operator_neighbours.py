@@ -84,6 +84,41 @@ async def test_a_slow_create_whose_answer_is_lost_makes_one_pod(
     assert (len(await world.pods()), status["epoch"], lost != []) == (1, 1, True)
 
 
+@pytest.mark.rule("F7", "I2")
+async def test_two_operators_at_once_make_one_run(world: OperatorWorld, tmp_path: Path) -> None:
+    """As when a deposed one has not noticed yet: every write of the slower one is harmless."""
+    other = OperatorWorld(world.server, world.namespace, world.gateway, world.api, world.configuration)
+    await asyncio.gather(world.start(), other.start())
+    try:
+        for at in range(5):
+            await world.apply_run(f"fix-{at}")
+        for at in range(5):
+            await world.until_phase(f"fix-{at}", "Provisioning")
+        pods = await world.pods()
+        assert len(pods) == 5
+        for pod in pods:
+            await world.work(pod)
+            await world.end_pod(pod)
+        for at in range(5):
+            status = await world.until_phase(f"fix-{at}", "Succeeded")
+            assert (status["epoch"], status["attempt"]) == (1, 1)
+    finally:
+        await other.stop()
+
+
+async def test_one_operator_for_all_namespaces_sees_a_runtime_class_appear(
+    world: OperatorWorld, namespace: str
+) -> None:
+    await world.start(watch_namespaces=())
+    name = f"kata-{namespace}"
+    await world.apply_run("fix", sandbox={"runtimeClassName": name})
+    await world.until_reason("fix", "RuntimeClassNotFound")
+    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "kata"}
+    await world.api.create("/apis/node.k8s.io/v1/runtimeclasses", body)
+    pod = await world.until_pod()
+    assert pod["spec"]["runtimeClassName"] == name
+
+
 @pytest.mark.rule("F1")
 async def test_a_deleted_lease_restarts_nothing(world: OperatorWorld) -> None:
     await world.start()

@@ -218,12 +218,17 @@ class ProcessSubstrate:
         self._handlers.ended(run)
 
     def _signal(self, process: asyncio.subprocess.Process, sign: signal.Signals) -> None:
-        """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for all."""
-        target = process.pid
+        """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for all: a process-id
+        namespace dies as one, without it each descendant is found and killed.
+        """
+        targets = [process.pid]
         if self._isolated and sign is signal.SIGTERM:
-            target = _child_of(process.pid) or process.pid
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(target, sign)
+            targets = [_child_of(process.pid) or process.pid]
+        elif sign is signal.SIGKILL:
+            targets += descendants(process.pid)
+        for target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, sign)
 
 
 def _child_of(pid: int) -> int | None:
@@ -232,6 +237,22 @@ def _child_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(listed[0]) if listed else None
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything below a process now. The runner adopts orphans (as their subreaper), so none escapes by forking."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, ahead = [], [pid]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found
 
 
 def _last_words(log: Path, code: int) -> tuple[str, str]:

@@ -1,0 +1,146 @@
+"""The contract of substrates over processes on this machine, and what only they owe: an end seen, no process left."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.contract.substrate_cases import CASES, Case, begun
+from tests.property.run_world import a_spec
+
+from moorage.sandbox.port import RunKey
+from moorage.sandbox.process import Handlers, ProcessSubstrate, descendants
+
+ISOLATED = shutil.which("bwrap") is not None
+
+
+class Told:
+    """What the substrate told."""
+
+    def __init__(self) -> None:
+        self.issued: list[tuple[str, str, str]] = []
+        self.ended: list[RunKey] = []
+
+    def handlers(self) -> Handlers:
+        return Handlers(lambda *token: self.issued.append(token), self.ended.append)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.skipif(not ISOLATED, reason="no bwrap")), False])
+async def substrate(request: pytest.FixtureRequest, tmp_path: Path, told: Told) -> AsyncIterator[ProcessSubstrate]:
+    """With a gateway that takes connections and never answers: the runner waits, as for a slow one."""
+    socket = tmp_path / "gateway.sock"
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        writer.close()
+
+    server = await asyncio.start_unix_server(silent, socket)
+    made = ProcessSubstrate(tmp_path / "runs", socket, told.handlers(), isolated=request.param, mirror=lambda _: None)
+    try:
+        yield made
+    finally:
+        await made.close()
+        server.close()
+
+
+@pytest.fixture
+def run() -> RunKey:
+    return RunKey(str(uuid.uuid4()), "local", "fix")
+
+
+@pytest.mark.rule("L1")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_contract(case: Case, substrate: ProcessSubstrate, run: RunKey) -> None:
+    await case(substrate, run, a_spec(uid=run.uid, placement="local"))
+
+
+async def test_each_sandbox_has_a_token_of_its_own(substrate: ProcessSubstrate, run: RunKey, told: Told) -> None:
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    ((uid, namespace, token),) = told.issued
+    assert (uid, namespace) == (view.uid, "local")
+    assert len(token) >= 32
+
+
+async def test_an_end_is_told_and_typed(substrate: ProcessSubstrate, run: RunKey, told: Told) -> None:
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    pid = substrate._runs[run.uid].sandboxes[view.name].process.pid
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(200):
+        if told.ended:
+            break
+        await asyncio.sleep(0.02)
+    assert told.ended == [run]
+    (seen,) = (await substrate.observe(run)).sandboxes
+    assert (seen.ended, seen.reason) == (True, "Killed")
+
+
+async def test_no_process_outlives_its_sandbox(substrate: ProcessSubstrate, run: RunKey) -> None:
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    await asyncio.sleep(0.5)
+    assert processes_of(run)
+    await substrate.stop(run, view.name, view.uid, 2_000)
+    for _ in range(100):
+        if not processes_of(run):
+            break
+        await asyncio.sleep(0.02)
+    assert processes_of(run) == []
+
+
+FORKS = """
+import subprocess, sys, time
+for _ in range(2):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+time.sleep(600)
+"""
+
+
+async def test_a_kill_takes_the_whole_tree_along(
+    substrate: ProcessSubstrate, run: RunKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.sandbox.process.program", lambda: [sys.executable, "-c", FORKS])
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    pid = substrate._runs[run.uid].sandboxes[view.name].process.pid
+    for _ in range(200):
+        tree = descendants(pid)
+        if len(tree) >= 2:
+            break
+        await asyncio.sleep(0.02)
+    assert len(tree) >= 2
+    await substrate.stop(run, view.name, view.uid, 0)
+    for _ in range(100):
+        left = [p for p in tree if state_of(p) != "Z"]
+        if not left:
+            break
+        await asyncio.sleep(0.02)
+    assert left == []
+
+
+def state_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def processes_of(run: RunKey) -> list[int]:
+    """Processes whose command line or working directory names the run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            told = (entry / "cmdline").read_bytes().decode(errors="replace") + str((entry / "cwd").readlink())
+            if run.uid in told and "\0" in told:
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,79 @@
+"""The contract of substrates over pods, against a real API server without a node."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from kubernetes.aio.client import ApiClient
+from tests.contract.substrate_cases import CASES, Case
+from tests.integration.operator_world import SANDBOXES
+from tests.property.run_world import a_spec
+
+from e2e.cluster.apiserver import ApiServer
+from moorage.api import names
+from moorage.sandbox.kube import KubeApi, load_configuration, path_of
+from moorage.sandbox.pods import PodSubstrate
+from moorage.sandbox.port import Conflict, RunKey
+from moorage.sandbox.tenant import TenantObjects
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def api(api_server: ApiServer) -> AsyncIterator[KubeApi]:
+    made = KubeApi(ApiClient(await load_configuration(str(api_server.kubeconfig))))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def run(api: KubeApi, namespace: str) -> RunKey:
+    """A run whose children outlive the garbage collector: their owner is any object that is there."""
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"owner-{uuid.uuid4().hex[:8]}"}}
+    made = await api.create(path_of("v1", "configmaps", namespace), body)
+    return RunKey(made["metadata"]["uid"], namespace, made["metadata"]["name"])
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture
+def substrate(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> PodSubstrate:
+    monkeypatch.setattr("moorage.sandbox.spec.owner", owner)
+    return PodSubstrate(api, SANDBOXES, TenantObjects(api, SANDBOXES, now_ms), now_ms)
+
+
+def owner(run: RunKey) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": run.name, "uid": run.uid, "controller": True}
+
+
+@pytest.mark.rule("L1")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_contract(case: Case, substrate: PodSubstrate, run: RunKey) -> None:
+    agent = a_spec().agent.model_copy(update={"image": "localhost/moorage/base:1"})
+    await case(substrate, run, a_spec(uid=run.uid, tenant=run.tenant, name=run.name, agent=agent))
+
+
+@pytest.mark.rule("F1", "F7")
+async def test_of_two_that_raise_the_same_lease_one_loses_the_swap(
+    substrate: PodSubstrate, api: KubeApi, run: RunKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await substrate.raise_epoch(run, 1, "first")
+    get = KubeApi.get
+    path = path_of("coordination.k8s.io/v1", "leases", run.tenant, names.lease_name(run.uid, run.name))
+
+    async def late(self: KubeApi, asked: str, *, accept: str | None = None) -> object:
+        found = await get(self, asked, accept=accept)
+        if asked == path:
+            monkeypatch.setattr(KubeApi, "get", get)
+            await substrate.raise_epoch(run, 2, "faster")
+        return found
+
+    monkeypatch.setattr(KubeApi, "get", late)
+    with pytest.raises(Conflict):
+        await substrate.raise_epoch(run, 2, "slower")
+    lease = (await substrate.observe(run)).lease
+    assert lease is not None
+    assert (lease.epoch, lease.holder) == (2, "faster")
