@@ -23,9 +23,12 @@ from tests.gateway_script import (
 
 from moorage.api.wire import ResolvedDelivery, SecretRef
 from moorage.core.run.view import RUN_VIEW
+from moorage.gateway.gate import Gate
+from moorage.gateway.housekeeping import Housekeeping
 from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
 from moorage.testing.gateway import LocalGateway
+from moorage.workspace.mirror import MirrorKey
 
 # --- the main job ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +190,7 @@ async def test_an_older_epoch_is_refused_at_every_door_and_the_journal_says_so(g
     refused(await operator.fence(1), 409, "Fenced")
     refused(await operator.deliver(1, head), 409, "Fenced")
     refused(await operator.report(1, "RUN_FAILED", {"reason": "x"}), 409, "Fenced")
+    refused(await operator.report(3, "RUN_FAILED", {"reason": "x"}), 409, "EpochAhead")
     told_of = {r.payload["door"] for r in await operator.records() if r.type == "FENCE_REFUSED"}
     assert told_of >= {*doors, "git", "orders", "fence", "deliver", "operator-records"}
     assert all(r.epoch == 2 and r.source == "gateway" for r in await operator.records() if r.type == "FENCE_REFUSED")
@@ -653,3 +657,41 @@ async def test_a_proposal_stays_fetchable_when_the_candidate_moves_on(gateway, u
     gateway.token_for_pod("v1", "team-a")
     verify = await worktree(gateway, tmp_path, "v1", "verify")
     await asyncio.to_thread(git, verify, "fetch", "-q", "origin", head)
+
+
+# --- what must not begin again, and what must go ----------------------------------------------------------------------
+
+
+async def test_a_runner_that_comes_back_after_its_result_starts_nothing_again(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner, _ = await work_done(gateway, operator, tmp_path)
+    offset = (await operator.state())["offset"]
+    refused(await runner.get("/v1/self"), 424, "Exited")
+    assert (await operator.state())["offset"] == offset
+
+
+async def test_a_runner_that_comes_after_its_attempt_was_given_up_starts_nothing(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "OwnerLost"}))
+    refused(await runner.get("/v1/self"), 424, "AttemptEnded")
+
+
+@pytest.mark.rule("J8")
+async def test_housekeeping_takes_orphans_and_nothing_that_a_record_or_ref_needs(
+    gateway, upstream, tmp_path, clock
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    blobs = gateway.deps.blobs
+    orphan = await blobs.put("team-a", b"nobody needs this")
+    clock.advance(3_600_001)
+    young = await blobs.put("team-a", b"its record is still on the way")
+    await Housekeeping(Gate(gateway.deps)).once()
+    left = set(await blobs.digests("team-a"))
+    assert orphan.sha256 not in left
+    assert young.sha256 in left
+    needed = await gateway.deps.store.referenced_blobs("team-a")
+    assert needed
+    assert needed <= left
+    assert await gateway.deps.mirrors.has_commit(MirrorKey("team-a", "w1"), head)

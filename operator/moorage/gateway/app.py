@@ -7,6 +7,7 @@ No stack trace and no word of an unforeseen error reaches a client: it gets `Int
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from time import perf_counter
@@ -26,6 +27,7 @@ from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, Unkn
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
+from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.http import refusal
 from moorage.gateway.model import ModelRoom
 from moorage.gateway.readers import ReadersRoom
@@ -55,7 +57,10 @@ def create_app(deps: GatewayDeps) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        rounds = asyncio.create_task(Housekeeping(gate).forever())
         yield
+        rounds.cancel()
+        await asyncio.gather(rounds, return_exceptions=True)
         await gate.heartbeats.close()
 
     return Starlette(

@@ -35,6 +35,7 @@ class Assignments:
         refuse_idle(run)
         if caller.pod.role == Role.VERIFIER:
             return await self._verifier(caller)
+        refuse_ended_attempt(run)
         await self._note_start(caller)
         try:
             async with run.preparing:
@@ -142,6 +143,18 @@ def refuse_idle(run: Run) -> None:
         raise Refusal(f"the run has ended: {state.end.reason}", status=409, reason="RunEnded")
     if state.phase is RunPhase.CANCELLING:
         raise Refusal("the run is being cancelled", status=409, reason="Cancelling")
+
+
+def refuse_ended_attempt(run: Run) -> None:
+    """Raise where this attempt is over already: a runner that came back, or that comes too late, starts nothing again.
+
+    An end of unknown outcome doesn't count: it is the operator's to say that the attempt is lost.
+    """
+    end = run.state.agent_end
+    if end is not None and end.outcome != "unknown":
+        raise UpstreamRefused(end.message or f"this attempt's agent has {end.outcome}", reason=end.reason)
+    if run.state.phase is RunPhase.RECOVERING:
+        raise UpstreamRefused("this attempt was given up; another one follows", reason="AttemptEnded")
 
 
 def _resume(state: RunState) -> ResumePoint | None:

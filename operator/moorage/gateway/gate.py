@@ -121,8 +121,10 @@ class Gate:
         return caller
 
     async def demand_epoch(self, run: Run, epoch: int, door: str, who: str = "operator") -> None:
-        """F3: raise Fenced, counted and journaled, where `epoch` isn't the run's."""
-        if epoch != run.state.epoch:
+        """F3: raise Fenced, counted and journaled, where `epoch` is older than the run's."""
+        if epoch > run.state.epoch:
+            raise Refusal(f"epoch {epoch} was not raised here: raise the fence first", status=409, reason="EpochAhead")
+        if epoch < run.state.epoch:
             raise await self.ledger.refuse_fenced(run, epoch, door, who)
 
 

@@ -16,6 +16,7 @@ from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import Run
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
+from moorage.gateway.roll import Roll, all_rows
 from moorage.store.port import Execution, ExecutionStatus, Pod
 
 ENDED = {
@@ -23,7 +24,6 @@ ENDED = {
     ExecutionStatus.FAILED: RunPhase.FAILED,
     ExecutionStatus.CANCELLED: RunPhase.CANCELLED,
 }
-PAGE = 1_000
 
 
 class RunsRoom:
@@ -34,6 +34,7 @@ class RunsRoom:
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
         self._delivery = Delivery(gate)
+        self._roll = Roll(gate.deps.store)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -64,9 +65,9 @@ class RunsRoom:
     async def index(self, request: Request) -> Response:
         """GET RunList: with `pending=true`, the runs that somebody must still push on or clean up after (R7)."""
         await self._gate.operator(request)
-        rows = await self._rows()
         pending = query_flag(request, "pending")
-        briefs = [await self._brief(row) for row in rows if row.pending or not (pending and row.sealed)]
+        rows = await self._roll.unsealed() if pending else await all_rows(self._gate.deps.store)
+        briefs = [await self._brief(row) for row in rows]
         return Response(RUN_LIST.dump_json(RunList(tuple(briefs))), media_type=JSON)
 
     async def fence(self, request: Request) -> Response:
@@ -142,14 +143,6 @@ class RunsRoom:
             released=run.now.row.sealed,
         )
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
-
-    async def _rows(self) -> list[Execution]:
-        """All runs of the store, by way of the changes feed, in which each run is once."""
-        store, rows, cursor = self._gate.deps.store, [], 0
-        while page := await store.changes(cursor, PAGE):
-            rows += [await store.get(change.run_uid) for change in page]
-            cursor = page[-1].cursor
-        return rows
 
     async def _brief(self, row: Execution) -> RunBrief:
         """An ended run needs no replay: its row says all."""

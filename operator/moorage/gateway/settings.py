@@ -63,6 +63,18 @@ class GatewaySettings:
     cancel_grace_ms: int = 30_000
     """X2: what a cancelled agent has between SIGTERM and SIGKILL."""
 
+    housekeeping_ms: int = 6 * 3_600_000
+    """Pause between two rounds of housekeeping: orphans and loose objects grow slowly."""
+
+    orphan_age_ms: int = 3_600_000
+    """A blob that no record needs is an orphan at this age: no append takes an hour."""
+
+    git_retention_ms: int = 14 * 86_400_000
+    """What no ref of a mirror holds is kept this long: git's own two weeks."""
+
+    mirrors_borrowed: bool = False
+    """True where worktrees borrow objects from the mirrors (local runs): nothing is ever forgotten there."""
+
     model_connect_ms: int = 10_000
     """Connecting to a model provider: TCP and TLS take well under a second where they work at all."""
 

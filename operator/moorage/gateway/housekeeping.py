@@ -1,0 +1,64 @@
+"""What no door asks for: content that no record needs goes, mirrors are packed (J8, W5).
+
+Both are safe at any time. A blob is put before the record that names it, so only one older than any append can take is
+an orphan; git forgets only what no ref has held for the retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from moorage.gateway.gate import Gate
+from moorage.gateway.roll import all_rows
+from moorage.store.blobs import dangling
+from moorage.store.errors import StoreError
+from moorage.store.port import Execution
+from moorage.workspace.errors import NotFound, WorkspaceError
+from moorage.workspace.mirror import MirrorKey
+
+
+class Housekeeping:
+    """One round now and then, in the background."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._settings = gate.deps.settings
+
+    async def forever(self) -> None:
+        """Until cancelled. A round that fails is told, and the next one comes."""
+        while True:
+            await asyncio.sleep(self._settings.housekeeping_ms / 1000)
+            try:
+                await self.once()
+            except (StoreError, WorkspaceError, OSError) as error:
+                self._gate.deps.log.warning("housekeeping_failed", reason=type(error).__name__)
+
+    async def once(self) -> None:
+        """One round over all tenants and mirrors."""
+        rows = await all_rows(self._gate.deps.store)
+        for tenant in sorted({row.tenant for row in rows}):
+            await self._blobs(tenant)
+        for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
+            await self._mirror(key)
+
+    async def _blobs(self, tenant: str) -> None:
+        """Orphans go; references that lead nowhere are reported: nothing can bring them back."""
+        blobs, log = self._gate.deps.blobs, self._gate.deps.log
+        needed = await self._gate.deps.store.referenced_blobs(tenant)
+        before = self._gate.deps.clock.now_ms() - self._settings.orphan_age_ms
+        collected = await blobs.collect_orphans(tenant, needed, before)
+        missing = await dangling(blobs, tenant, needed)
+        if collected or missing:
+            log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
+
+    async def _mirror(self, key: MirrorKey) -> None:
+        try:
+            await self._gate.deps.mirrors.gc(
+                key, self._settings.git_retention_ms // 1000, borrowed=self._settings.mirrors_borrowed
+            )
+        except NotFound:
+            return  # no sandbox of that workspace has ever come
+
+
+def _mirror(row: Execution) -> MirrorKey:
+    return MirrorKey(row.tenant, row.identity.workspace or "")
