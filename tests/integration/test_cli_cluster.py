@@ -6,12 +6,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from kubernetes.aio import client
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.cli import cluster_checks
 from moorage.cli.cluster import AUDIENCE, READER, Cluster, Target, connected, gateway_pod, reader_token, run_uid
 from moorage.cli.exits import Denied, NotFound, Unreachable
+from moorage.sandbox.kube import path_of
 
 pytestmark = pytest.mark.integration
 
@@ -79,19 +79,17 @@ async def test_the_readers_token_is_for_the_gateway_alone_and_may_read_its_names
 
 
 async def reviewed(cluster: Cluster, token: str, audience: str | None) -> str | None:
-    spec = client.V1TokenReviewSpec(token=token, audiences=[audience] if audience else None)
-    review = await client.AuthenticationV1Api(cluster.api).create_token_review(client.V1TokenReview(spec=spec))
-    assert review.status
-    return review.status.user.username if review.status.authenticated and review.status.user else None
+    spec = {"token": token, "audiences": [audience] if audience else None}
+    answer = await cluster.api.create(path_of("authentication.k8s.io/v1", "tokenreviews"), {"spec": spec})
+    status = answer["status"]
+    return str(status["user"]["username"]) if status.get("authenticated") else None
 
 
 async def allowed(cluster: Cluster, user: str, namespace: str, verb: str) -> bool:
-    wanted = client.V1ResourceAttributes(group="moorage.dev", resource="agentruns", verb=verb, namespace=namespace)
-    spec = client.V1SubjectAccessReviewSpec(user=user, resource_attributes=wanted)
-    body = client.V1SubjectAccessReview(spec=spec)
-    review = await client.AuthorizationV1Api(cluster.api).create_subject_access_review(body)
-    assert review.status
-    return review.status.allowed
+    wanted = {"group": "moorage.dev", "resource": "agentruns", "verb": verb, "namespace": namespace}
+    body = {"spec": {"user": user, "resourceAttributes": wanted}}
+    answer = await cluster.api.create(path_of("authorization.k8s.io/v1", "subjectaccessreviews"), body)
+    return bool(answer["status"]["allowed"])
 
 
 @pytest.mark.rule("T1")

@@ -10,24 +10,27 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import aiohttp
 import httpx
-from kubernetes.aio import client, config
-from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.stream import WsApiClient
 
-from moorage.api.names import GROUP, VERSION
+from moorage.api.names import API_VERSION, GROUP
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.cli.forward import Forward, forwarded
+from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, path_of
 
 AUDIENCE = "moorage-gateway"
 READER = "moorage-reader"
-GATEWAY_SELECTOR = "app.kubernetes.io/name=moorage,app.kubernetes.io/component=gateway"
+GATEWAY_PODS = "app.kubernetes.io/name=moorage,app.kubernetes.io/component=gateway"
 GATEWAY_PORT = 8080
+PROTOCOL = "v4.channel.k8s.io"
+RBAC = "rbac.authorization.k8s.io/v1"
 TOKEN_SECONDS = 600  # the shortest that the API server gives out
 HEARTBEAT_S = 20.0
 
@@ -48,8 +51,8 @@ class Target:
 class Cluster:
     """A connection to the API server, as the user's own identity."""
 
-    configuration: client.Configuration
-    api: client.ApiClient
+    configuration: Configuration
+    api: KubeApi
     namespace: str
     system_namespace: str
 
@@ -57,7 +60,7 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def connected(target: Target) -> AsyncIterator[Cluster]:
     """Read the kubeconfig and open a client. Raises Unreachable, NotFound."""
-    configuration = client.Configuration()
+    configuration = Configuration()
     _demand_kubeconfig(target.kubeconfig)
     try:
         contexts, active = config.list_kube_config_contexts(config_file=target.kubeconfig)
@@ -68,8 +71,8 @@ async def connected(target: Target) -> AsyncIterator[Cluster]:
         raise NotFound(f"no usable kubeconfig: {error}", "name one with --kubeconfig or KUBECONFIG") from None
     chosen = next((c for c in contexts if c["name"] == target.context), active)
     namespace = target.namespace or chosen["context"].get("namespace") or "default"
-    async with client.ApiClient(configuration) as api:
-        yield Cluster(configuration, api, namespace, target.system_namespace)
+    async with ApiClient(configuration) as api:
+        yield Cluster(configuration, KubeApi(api), namespace, target.system_namespace)
 
 
 def _demand_kubeconfig(chosen: str | None) -> None:
@@ -84,31 +87,33 @@ def _demand_kubeconfig(chosen: str | None) -> None:
 @contextlib.asynccontextmanager
 async def in_cluster() -> AsyncIterator[Cluster]:
     """The connection of a pod with a mounted service account."""
-    configuration = client.Configuration()
+    configuration = Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
     except ConfigException as error:
         raise NotFound(f"not in a cluster: {error}", "leave --in-cluster out") from None
-    async with client.ApiClient(configuration) as api:
-        yield Cluster(configuration, api, "", "")
+    async with ApiClient(configuration) as api:
+        yield Cluster(configuration, KubeApi(api), "", "")
 
 
 async def asked(call: Awaitable[T], what: str) -> T:
     """Await an API call. Raises NotFound, Denied, Unreachable, or CliError, each saying `what` was wanted."""
     try:
         return await call
-    except ApiException as error:
+    except KubeError as error:
         raise _refused(error, what) from None
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(f"the API server can't be reached: {error}", "check the context and your network") from None
 
 
-def _refused(error: ApiException, what: str) -> CliError:
-    if error.status == 404:
+def _refused(error: KubeError, what: str) -> CliError:
+    if isinstance(error, Missing):
         return NotFound(f"there is no {what}")
     if error.status in {401, 403}:
         return Denied(f"you may not {'use' if error.status == 401 else 'read or make'} {what} (HTTP {error.status})")
-    return Unreachable(f"the API server answered {error.status} {error.reason} for {what}", "try again in a moment")
+    if error.status == 0:
+        return Unreachable(f"the API server can't be reached: {error}", "check the context and your network")
+    if isinstance(error, ApiUnavailable):
+        return Unreachable(f"the API server answered {error.status} for {what}", "try again in a moment")
+    return CliError(f"the API server refuses {what}: {error}")
 
 
 @contextlib.asynccontextmanager
@@ -117,23 +122,28 @@ async def evidence(cluster: Cluster, run: str, note: Callable[[str], None]) -> A
     name = run.rpartition("/")[2]
     uid = await run_uid(cluster, name)
     token = await reader_token(cluster, note)
-    pod = await gateway_pod(cluster)
+    path = f"{path_of('v1', 'pods', cluster.system_namespace, await gateway_pod(cluster))}/portforward"
     sockets_of: Callable[..., Any] = WsApiClient  # untyped in the library
-    async with sockets_of(cluster.configuration, heartbeat=HEARTBEAT_S) as sockets:
+    async with (
+        sockets_of(cluster.configuration, heartbeat=HEARTBEAT_S) as sockets,
+        forwarded(lambda: _dial(sockets, path)) as (socket, forward),
+        httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket)),
+            base_url="http://gateway",
+            headers={"authorization": f"Bearer {token}"},
+        ) as http,
+    ):
+        yield Evidence(http, uid, name, lambda: _failure(forward))
 
-        async def dial() -> aiohttp.ClientWebSocketResponse:
-            opening = await client.CoreV1Api(sockets).connect_get_namespaced_pod_portforward_without_preload_content(
-                pod, cluster.system_namespace, ports=str(GATEWAY_PORT)
-            )
-            return await cast(
-                "Awaitable[aiohttp.ClientWebSocketResponse]", opening
-            )  # the websocket client's own answer
 
-        async with forwarded(dial) as (path, forward):
-            transport = httpx.AsyncHTTPTransport(uds=str(path))
-            headers = {"authorization": f"Bearer {token}"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as http:
-                yield Evidence(http, uid, name, lambda: _failure(forward))
+async def _dial(sockets: Any, path: str) -> aiohttp.ClientWebSocketResponse:
+    """Open a websocket to the pod's port."""
+    headers = {"sec-websocket-protocol": PROTOCOL}
+    await sockets.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+    url = f"{sockets.configuration.host}{path}"
+    opening = await sockets.request("GET", url, [("ports", GATEWAY_PORT)], headers, _preload_content=False)
+    opened: aiohttp.ClientWebSocketResponse = await opening
+    return opened
 
 
 def _failure(forward: Forward) -> str:
@@ -145,29 +155,32 @@ def _failure(forward: Forward) -> str:
 
 async def run_uid(cluster: Cluster, name: str) -> str:
     """UID of an AgentRun by its name."""
-    api = client.CustomObjectsApi(cluster.api)
-    call = api.get_namespaced_custom_object(GROUP, VERSION, cluster.namespace, "agentruns", name)
-    found: Any = await asked(call, f"AgentRun {name} in namespace {cluster.namespace}")
+    what = f"AgentRun {name} in namespace {cluster.namespace}"
+    found = await asked(cluster.api.get(path_of(API_VERSION, "agentruns", cluster.namespace, name)), what)
+    if found is None:
+        raise NotFound(f"there is no {what}")
     return str(found["metadata"]["uid"])
 
 
 async def gateway_pod(cluster: Cluster) -> str:
     """Name of a ready gateway pod. Raises Unreachable where there is none."""
     where = cluster.system_namespace
-    call = client.CoreV1Api(cluster.api).list_namespaced_pod(where, label_selector=GATEWAY_SELECTOR)
-    found: Any = await asked(call, f"pods in namespace {where}")
-    ready = [pod.metadata.name for pod in found.items if _ready(pod)]
+    found = await asked(
+        cluster.api.items(path_of("v1", "pods", where), labels=GATEWAY_PODS), f"pods in namespace {where}"
+    )
+    ready = [str(pod["metadata"]["name"]) for pod in found if _ready(pod)]
     if not ready:
         raise Unreachable(
-            f"no gateway pod is ready in namespace {where} ({len(found.items)} are there)",
+            f"no gateway pod is ready in namespace {where} ({len(found)} are there)",
             "name the release's namespace with --system-namespace, or ask `kubectl moorage doctor`",
         )
-    return str(ready[0])
+    return ready[0]
 
 
-def _ready(pod: Any) -> bool:
-    conditions = (pod.status.conditions or []) if pod.status else []
-    return pod.metadata.deletion_timestamp is None and any(c.type == "Ready" and c.status == "True" for c in conditions)
+def _ready(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    going = pod["metadata"].get("deletionTimestamp") is not None
+    return not going and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 async def reader_token(cluster: Cluster, note: Callable[[str], None]) -> str:
@@ -183,42 +196,46 @@ async def reader_token(cluster: Cluster, note: Callable[[str], None]) -> str:
 
 
 async def _mint(cluster: Cluster) -> str:
-    spec = client.V1TokenRequestSpec(audiences=[AUDIENCE], expiration_seconds=TOKEN_SECONDS)
-    body = client.AuthenticationV1TokenRequest(spec=spec)
-    call = client.CoreV1Api(cluster.api).create_namespaced_service_account_token(READER, cluster.namespace, body)
-    answer: Any = await asked(call, f"token of ServiceAccount {cluster.namespace}/{READER}")
-    return str(answer.status.token)
+    where = cluster.namespace
+    body = {"spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS}}
+    path = f"{path_of('v1', 'serviceaccounts', where, READER)}/token"
+    answer = await asked(cluster.api.create(path, body), f"token of ServiceAccount {where}/{READER}")
+    return str(answer["status"]["token"])
 
 
 async def make_reader(cluster: Cluster) -> None:
     """What ADR 11 asks for in the run's namespace, with the rights of whoever runs this."""
-    core, rbac = client.CoreV1Api(cluster.api), client.RbacAuthorizationV1Api(cluster.api)
-    meta = client.V1ObjectMeta(name=READER, labels={"app.kubernetes.io/part-of": "moorage"})
-    rule = client.V1PolicyRule(api_groups=[GROUP], resources=["agentruns"], verbs=["get"])
-    role = client.V1Role(metadata=meta, rules=[rule])
-    subject = client.RbacV1Subject(kind="ServiceAccount", name=READER, namespace=cluster.namespace)
-    ref = client.V1RoleRef(api_group="rbac.authorization.k8s.io", kind="Role", name=READER)
-    binding = client.V1RoleBinding(metadata=meta, role_ref=ref, subjects=[subject])
-    account = client.V1ServiceAccount(metadata=meta, automount_service_account_token=False)
     where = cluster.namespace
     try:
-        await _ensured(rbac.create_namespaced_role(where, role), f"Role {where}/{READER}")
-        await _ensured(rbac.create_namespaced_role_binding(where, binding), f"RoleBinding {where}/{READER}")
-        await _ensured(core.create_namespaced_service_account(where, account), f"ServiceAccount {where}/{READER}")
+        for kind, path, body in _reader(where):
+            await asked(_ensured(cluster.api, path, body), f"{kind} {where}/{READER}")
     except Denied as error:
-        raise Denied(
-            error.message, f"an administrator makes it once: kubectl moorage doctor --readers -n {where}"
-        ) from None
+        hint = f"an administrator makes it once: kubectl moorage doctor --readers -n {where}"
+        raise Denied(error.message, hint) from None
 
 
-async def _ensured(call: Awaitable[Any], what: str) -> None:
+def _reader(namespace: str) -> tuple[tuple[str, str, Body], ...]:
+    """Kind, place and body of each object; the account last, since its being there means that all is."""
+    meta = {"name": READER, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "moorage"}}
+    rule = {"apiGroups": [GROUP], "resources": ["agentruns"], "verbs": ["get"]}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": READER}
+    subject = {"kind": "ServiceAccount", "name": READER, "namespace": namespace}
+    return (
+        ("Role", path_of(RBAC, "roles", namespace), {"metadata": meta, "rules": [rule]}),
+        (
+            "RoleBinding",
+            path_of(RBAC, "rolebindings", namespace),
+            {"metadata": meta, "roleRef": ref, "subjects": [subject]},
+        ),
+        (
+            "ServiceAccount",
+            path_of("v1", "serviceaccounts", namespace),
+            {"metadata": meta, "automountServiceAccountToken": False},
+        ),
+    )
+
+
+async def _ensured(api: KubeApi, path: str, body: Body) -> None:
     """Create, or see that it is there already."""
-
-    async def created() -> None:
-        try:
-            await call
-        except ApiException as error:
-            if error.status != 409:
-                raise
-
-    await asked(created(), what)
+    with contextlib.suppress(Exists):
+        await api.create(path, body)

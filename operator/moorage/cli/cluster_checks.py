@@ -7,16 +7,16 @@ import re
 from typing import Any
 
 import httpx
-from kubernetes.aio import client
-from kubernetes.aio.client.exceptions import ApiException
 
-from moorage.api.names import GROUP, VERSION
+from moorage.api.names import API_VERSION, GROUP
 from moorage.cli.checks import Check, fail, ok, warn
 from moorage.cli.cluster import READER, Cluster, asked, gateway_pod
 from moorage.cli.exits import CliError
+from moorage.sandbox.kube import path_of
 
 LEAST_KUBERNETES = (1, 34)
 KINDS = ("agentruns", "workspaces", "agents", "modelproviders")
+AUTHORIZATION = "authorization.k8s.io/v1"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PATIENCE_S = 60.0
 POLL_S = 1.0
@@ -44,8 +44,8 @@ async def _guarded(name: str, checks: Any) -> list[Check]:
 
 async def version(cluster: Cluster) -> Check:
     """Kubernetes is new enough."""
-    info = await asked(client.VersionApi(cluster.api).get_code(), "version")
-    return judged_version(info.git_version, info.major, info.minor)
+    info = await asked(cluster.api.get("/version"), "version") or {}
+    return judged_version(str(info.get("gitVersion")), str(info.get("major")), str(info.get("minor")))
 
 
 def judged_version(told: str, major: str, minor: str) -> Check:
@@ -59,23 +59,19 @@ def judged_version(told: str, major: str, minor: str) -> Check:
 
 async def definitions(cluster: Cluster) -> Check:
     """Our kinds are served."""
-    api = client.CustomObjectsApi(cluster.api)
-    try:
-        listed = await api.get_api_resources(GROUP, VERSION)
-    except ApiException as error:
-        if error.status != 404:
-            raise
-        return fail("definitions", f"{GROUP}/{VERSION} is not served", "install the chart with crds.install=true")
-    missing = [kind for kind in KINDS if kind not in {each.name for each in listed.resources}]
+    listed = await asked(cluster.api.get(f"/apis/{API_VERSION}"), "API resources")
+    if listed is None:
+        return fail("definitions", f"{API_VERSION} is not served", "install the chart with crds.install=true")
+    missing = [kind for kind in KINDS if kind not in {each["name"] for each in listed["resources"]}]
     if missing:
         return fail("definitions", f"not served: {', '.join(missing)}", "upgrade the chart with crds.install=true")
-    return ok("definitions", f"{GROUP}/{VERSION}: {', '.join(KINDS)}")
+    return ok("definitions", f"{API_VERSION}: {', '.join(KINDS)}")
 
 
 async def runtime_classes(cluster: Cluster) -> Check:
     """Sandboxes can be isolated."""
-    found: Any = await asked(client.NodeV1Api(cluster.api).list_runtime_class(), "RuntimeClasses")
-    names = sorted(each.metadata.name for each in found.items)
+    found = await asked(cluster.api.items(path_of("node.k8s.io/v1", "runtimeclasses")), "RuntimeClasses")
+    names = sorted(str(each["metadata"]["name"]) for each in found)
     if not names:
         hint = (
             "install gVisor on the nodes and set runtimeClass.create=true, or sandbox.runtimeClassName to another one"
@@ -86,8 +82,9 @@ async def runtime_classes(cluster: Cluster) -> Check:
 
 async def storage(cluster: Cluster) -> Check:
     """Volumes come without being asked for by class."""
-    found: Any = await asked(client.StorageV1Api(cluster.api).list_storage_class(), "StorageClasses")
-    defaults = [c.metadata.name for c in found.items if (c.metadata.annotations or {}).get(DEFAULT_CLASS) == "true"]
+    found = await asked(cluster.api.items(path_of("storage.k8s.io/v1", "storageclasses")), "StorageClasses")
+    metas = [each["metadata"] for each in found]
+    defaults = [str(m["name"]) for m in metas if (m.get("annotations") or {}).get(DEFAULT_CLASS) == "true"]
     if not defaults:
         hint = "mark one as default, or set store.sqlite.storageClassName and sandbox.storageClassName"
         return warn("storage", "no StorageClass is the default", hint)
@@ -105,7 +102,7 @@ async def gateway(cluster: Cluster) -> Check:
 async def rights(cluster: Cluster) -> list[Check]:
     """What this person may do."""
     here, system = cluster.namespace, cluster.system_namespace
-    wanted: dict[str, dict[str, Any]] = {
+    wanted = {
         "create runs": {"namespace": here, "verb": "create", "group": GROUP, "resource": "agentruns"},
         "read runs": {"namespace": here, "verb": "get", "group": GROUP, "resource": "agentruns"},
         "read evidence": {
@@ -125,13 +122,11 @@ async def rights(cluster: Cluster) -> list[Check]:
     return [await _right(cluster, told, attributes) for told, attributes in wanted.items()]
 
 
-async def _right(cluster: Cluster, told: str, wanted: dict[str, Any]) -> Check:
-    spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=client.V1ResourceAttributes(**wanted))
-    body = client.V1SelfSubjectAccessReview(spec=spec)
-    call = client.AuthorizationV1Api(cluster.api).create_self_subject_access_review(body)
-    answer: Any = await asked(call, "your rights")
+async def _right(cluster: Cluster, told: str, wanted: dict[str, str]) -> Check:
+    body = {"spec": {"resourceAttributes": wanted}}
+    answer = await asked(cluster.api.create(path_of(AUTHORIZATION, "selfsubjectaccessreviews"), body), "your rights")
     where = wanted["namespace"]
-    if answer.status.allowed:
+    if answer["status"].get("allowed"):
         return ok("rights", f"you may {told} in {where}")
     what = "/".join(wanted[part] for part in ("resource", "subresource") if part in wanted)
     return warn("rights", f"you may not {told} in {where}", f"you need {wanted['verb']} on {what} there")
