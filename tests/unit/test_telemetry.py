@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from moorage.core.run.state import Usage
 from moorage.telemetry.attributes import Operation, span_name, usage_attributes
-from moorage.telemetry.logs import REDACTED, Key, clean, is_secret, scrub, start_logging
+from moorage.telemetry.logs import REDACTED, TALKATIVE, Key, clean, is_secret, scrub, start_logging
 from moorage.telemetry.metrics import GatewayMetrics, OperatorMetrics
 
 
@@ -19,6 +19,8 @@ def _root_logger_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -46,6 +48,19 @@ def test_a_librarys_line_passes_the_same_nets() -> None:
     assert line["component"] == "operator"
     assert "hunter2" not in stream.getvalue()
     assert "git.example" in str(line["event"])
+
+
+def test_a_library_that_tells_every_request_is_heard_from_warnings_on() -> None:
+    stream = io.StringIO()
+    start_logging("operator", "info", stream)
+    logging.getLogger("httpx").info("HTTP Request: GET http://gateway/v1/runs")
+    logging.getLogger("kopf.objects").info("Handler succeeded.")
+    logging.getLogger("kopf.objects").warning("Handler failed.")
+    logging.getLogger("somebody").info("told")
+    assert [line["event"] for line in lines(stream)] == ["Handler failed.", "told"]
+    start_logging("operator", "debug", stream)
+    logging.getLogger("httpx").info("HTTP Request: again")
+    assert "again" in str(lines(stream)[-1]["event"])
 
 
 @pytest.mark.parametrize(

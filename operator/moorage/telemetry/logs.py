@@ -18,6 +18,8 @@ from structlog.typing import FilteringBoundLogger, Processor
 
 MAX_TEXT = 2_048  # characters of one value: a log line is no place for documents
 MAX_DEPTH = 6
+TALKATIVE = ("httpx", "httpcore", "kopf.objects", "kopf.activities", "uvicorn.access")
+"""Libraries that tell every request: from warnings on, unless everything is asked for."""
 
 
 class Key(StrEnum):
@@ -185,6 +187,8 @@ def start_logging(component: str, level: str, stream: TextIO) -> FilteringBoundL
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(least)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(least if least <= logging.DEBUG else max(least, logging.WARNING))
     logger: FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(stream),
         processors=[*shared, _render],
