@@ -6,66 +6,42 @@ import asyncio
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from moorage.api.wire import Assignment, CheckpointReport, ReportedRecord, ReportRequest
+from moorage.api.wire import Assignment, CheckpointReport
 from moorage.drivers.port import Child
 from moorage.runner.client import GatewayClient
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
+from moorage.runner.report import Reporter, now_ms
 from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
 MAX_LEFT_OUT = 1_000
 
 
-def now_ms() -> int:
-    """Milliseconds since the epoch, UTC: for records; decides nothing."""
-    return time.time_ns() // 1_000_000
-
-
 class RunnerHost:
     """Implements drivers.port.Host for one attempt."""
 
-    def __init__(self, client: GatewayClient, assignment: Assignment, worktree: RunWorktree, paths: AgentPaths) -> None:
-        self.stopping = asyncio.Event()
-        self.progress = 0
-        self.last_iteration: int | None = None
-        self.log = OutputLog(self._emit_output)
-        self._client, self._assignment, self._worktree, self._paths = client, assignment, worktree, paths
-        self._next_id = 0
-        self._tokens = assignment.tokens_used
-
-    async def emit(
+    def __init__(
         self,
-        type: str,  # noqa: A002  the record's own word
-        payload: Mapping[str, Any],
-        *,
-        record_id: str | None = None,
-        turn: int | None = None,
-        step: int | None = None,
-        tool_call_id: str | None = None,
+        client: GatewayClient,
+        reporter: Reporter,
+        assignment: Assignment,
+        worktree: RunWorktree,
+        paths: AgentPaths,
     ) -> None:
-        """Journal a fact as reported. Returns once it is durable."""
-        self._next_id += 1
-        self.progress += 1
-        record = ReportedRecord(
-            record_id=record_id or f"{type}:{self._next_id}",
-            type=type,
-            payload=dict(payload),
-            turn=turn,
-            step=step,
-            tool_call_id=tool_call_id,
-            recorded_at=now_ms(),
-        )
-        await self._client.records(ReportRequest(epoch=self._assignment.epoch, records=(record,)))
+        self.stopping = asyncio.Event()
+        self.emit = reporter.emit
+        self.log = OutputLog(reporter.emit)
+        self._client, self._reporter = client, reporter
+        self._assignment, self._worktree, self._paths = assignment, worktree, paths
+        self._tokens = assignment.tokens_used
 
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote."""
-        self.progress += 1
+        self._reporter.progress += 1
         self.log.add(stream, data)
 
     async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
@@ -84,8 +60,8 @@ class RunnerHost:
             usage=dict(usage or {}),
         )
         await self._client.checkpoint(report)
-        self.progress += 1
-        self.last_iteration = iteration
+        self._reporter.progress += 1
+        self._reporter.last_iteration = iteration
         self._tokens += sum((usage or {}).values())
         self._tell_remaining(iteration)
 
@@ -100,9 +76,6 @@ class RunnerHost:
         """Start a program of the agent's."""
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
         return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin)
-
-    async def _emit_output(self, type: str, payload: Mapping[str, Any]) -> None:  # noqa: A002
-        await self.emit(type, payload)
 
     def _tell_remaining(self, iteration: int) -> None:
         """C7: what is left, in a file that the agent may read."""

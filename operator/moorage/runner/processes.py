@@ -144,6 +144,10 @@ class ChildProcess:
         await _kill_until_gone(lambda: _still(known, family(self.pid)))
         await self._exited.wait()
 
+    def close(self) -> None:
+        """Let go of its outputs; what was not read is lost."""
+        self._transport.close()
+
     async def give(self, data: bytes) -> None:
         """Write its whole stdin and close it; a program that doesn't read it is no error."""
         if self._stdin is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from moorage.api.wire import Assignment, CheckResult, ResolvedCheck, VerificationReport
 from moorage.runner.client import GatewayClient
-from moorage.runner.host import AgentPaths, now_ms
+from moorage.runner.host import AgentPaths
 from moorage.runner.processes import ChildProcess, kill_everything, spawn
 from moorage.runner.relay import Relay
+from moorage.runner.report import now_ms
 from moorage.runner.settings import RunnerSettings
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
@@ -96,6 +97,7 @@ async def run_check(check: ResolvedCheck, worktree: RunWorktree, env: dict[str, 
     await asyncio.wait(readers, timeout=PIPE_GRACE_S)
     for reader in readers:
         reader.cancel()
+    child.close()
     return CheckResult(
         name=check.name,
         run=check.run,

@@ -9,7 +9,7 @@ import httpx
 
 from moorage.api.wire import Assignment, Heartbeat, Orders
 from moorage.runner.client import Fenced, GatewayError
-from moorage.runner.host import RunnerHost, now_ms
+from moorage.runner.report import Reporter, now_ms
 
 RETRY_S = 0.5
 
@@ -22,10 +22,10 @@ class Watch:
         beat: Callable[[Heartbeat], Awaitable[Orders]],
         orders: Callable[[int], Awaitable[Orders]],
         assignment: Assignment,
-        host: RunnerHost,
+        reporter: Reporter,
         interval_s: float,
     ) -> None:
-        self._beat, self._orders, self._assignment, self._host = beat, orders, assignment, host
+        self._beat, self._orders, self._assignment, self._reporter = beat, orders, assignment, reporter
         self._interval_s = interval_s
         self.stop: Orders | None = None
         self.stopped = asyncio.Event()
@@ -36,8 +36,8 @@ class Watch:
             beat = Heartbeat(
                 work_id=self._assignment.run_uid,
                 epoch=self._assignment.epoch,
-                progress_seq=self._host.progress,
-                last_checkpoint=self._host.last_iteration,
+                progress_seq=self._reporter.progress,
+                last_checkpoint=self._reporter.last_iteration,
                 observed_at=now_ms(),
             )
             await self._heard(self._beat(beat))

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from moorage.api.wire import Assignment, Orders, ResultReport
 from moorage.drivers.port import Outcome, Task
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.runner.client import GatewayClient, GatewayError
 from moorage.runner.exitcodes import Exit
-from moorage.runner.host import AgentPaths, RunnerHost, now_ms
+from moorage.runner.host import AgentPaths, RunnerHost
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
+from moorage.runner.report import Reporter, now_ms
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.watch import Watch
 from moorage.workspace.errors import DiskFull, WorkspaceError
@@ -28,6 +29,7 @@ from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
+T = TypeVar("T")
 REASONS = {"fenced": "Fenced", "terminal": "RunEnded", "deadline": "DeadlineExceeded"}
 
 
@@ -48,26 +50,69 @@ class Work:
     assignment: Assignment
     relay: Relay
     terminated: asyncio.Event
+    reporter: Reporter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reporter = Reporter(self.client, self.assignment)
 
     async def run(self) -> None:
-        """Do the attempt's work. Raises Leave where it ends without a result."""
-        still_open = await isolated(self.settings.probe, self.settings.probe_patience_s)
-        if still_open:
-            why = f"{still_open} can be reached from the sandbox: no network policy is enforced here"
-            await self._report(Outcome("failed", "NetworkNotIsolated", why))
-            return
+        """Do the attempt's work. Raises Leave where it ends without a result.
+
+        Heartbeats begin before anything that takes time: a large repository must not cost the Lease.
+        """
+        watch = Watch(
+            self.client.heartbeat, self.client.orders, self.assignment, self.reporter, self.settings.heartbeat_s
+        )
+        async with _background(watch.heartbeats(), watch.long_poll()):
+            match await self._unless_told(self._prepare(), watch):
+                case None:
+                    await self._end_early(watch.stop)
+                case Outcome() as refused:
+                    await self._report(refused)
+                case RunWorktree() as worktree:
+                    await self._attempt_on(worktree, watch)
+
+    async def _attempt_on(self, worktree: RunWorktree, watch: Watch) -> None:
         try:
-            worktree = await self.client.patiently(self._worktree)
-        except WorkspaceError as error:
-            if error.retryable:
-                raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
-            await self._report(Outcome("failed", error.reason, str(error)))
-            return
-        try:
-            await self._attempt(worktree)
+            await self._attempt(worktree, watch)
         except DiskFull as error:
             await kill_everything()
             await self._report(Outcome("failed", "DiskFull", f"{error}; what the last checkpoint holds is kept"))
+
+    async def _prepare(self) -> RunWorktree | Outcome:
+        """T3, then R3: the network shut and the worktree standing, or why there will be none."""
+        still_open = await isolated(self.settings.probe, self.settings.probe_patience_s)
+        if still_open:
+            why = f"{still_open} can be reached from the sandbox: no network policy is enforced here"
+            return Outcome("failed", "NetworkNotIsolated", why)
+        try:
+            return await self.client.patiently(self._worktree)
+        except WorkspaceError as error:
+            if error.retryable:
+                raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
+            return Outcome("failed", error.reason, str(error))
+
+    async def _unless_told(self, coroutine: Coroutine[Any, Any, T], watch: Watch) -> T | None:
+        """Its result; None where a stop came before it, and then nothing of it goes on."""
+        work = asyncio.ensure_future(coroutine)
+        stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
+        try:
+            await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
+            return None if watch.stopped.is_set() or self.terminated.is_set() else await work
+        finally:
+            for each in (work, *stops):
+                each.cancel()
+            await asyncio.gather(work, *stops, return_exceptions=True)
+
+    async def _end_early(self, stop: Orders | None) -> None:
+        """No agent has run: a cancel is acknowledged and done, anything else leaves the attempt."""
+        if stop is None or stop.stop != "cancel":
+            raise _leaving(stop)
+        await self._acknowledge(stop)
+        await self._report(Outcome("cancelled", "Cancelled", "stopped on request before the agent began"))
+
+    async def _acknowledge(self, stop: Orders) -> None:
+        await self.reporter.emit("CANCEL_ACKNOWLEDGED", {"reason": stop.reason}, record_id="cancel")
 
     async def _worktree(self) -> RunWorktree:
         git = self.assignment.git
@@ -88,32 +133,31 @@ class Work:
             ),
         )
 
-    async def _attempt(self, worktree: RunWorktree) -> None:
+    async def _attempt(self, worktree: RunWorktree, watch: Watch) -> None:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY)
         paths.prepare(self.assignment.goal)
-        host = RunnerHost(self.client, self.assignment, worktree, paths)
-        watch = Watch(self.client.heartbeat, self.client.orders, self.assignment, host, self.settings.heartbeat_s)
-        async with _background(watch.heartbeats(), watch.long_poll(), host.log.pump()):
-            await self._tell_start(worktree, host)
+        host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
+        async with _background(host.log.pump()):
+            await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
             await kill_everything()
             await host.log.flush()
             stop = watch.stop
             if self.terminated.is_set() or (stop is not None and stop.stop != "cancel"):
-                await self._give_up(worktree, host, stop)
+                await self._give_up(worktree, stop)
             if stop is not None:
-                await self._cancelled(worktree, host, outcome)
+                await self._cancelled(worktree, outcome)
             else:
                 await self._hand_over(worktree, outcome)
 
-    async def _tell_start(self, worktree: RunWorktree, host: RunnerHost) -> None:
+    async def _tell_start(self, worktree: RunWorktree) -> None:
         if worktree.drift is not None:
-            await host.emit("DRIFT_SAVED", _drift(worktree.drift))
+            await self.reporter.emit("DRIFT_SAVED", _drift(worktree.drift))
         git = self.assignment.git
         resumed = git.resume.commit if git.resume else None
         ready = {"base": git.base, "branch": git.branch, "head": worktree.last, "resumed_from": resumed}
-        await host.emit("WORKSPACE_READY", ready)
-        await host.emit("AGENT_STARTED", {"driver": self.assignment.agent.driver})
+        await self.reporter.emit("WORKSPACE_READY", ready)
+        await self.reporter.emit("AGENT_STARTED", {"driver": self.assignment.agent.driver})
 
     async def _drive(self, worktree: RunWorktree, host: RunnerHost, paths: AgentPaths, watch: Watch) -> Outcome:
         """Run the driver; a stop from the gateway or SIGTERM reaches it through `host.stopping`."""
@@ -149,7 +193,7 @@ class Work:
         if order is not None:
             grace = min(grace, order.grace_ms / 1000)
         if order is not None and order.stop == "cancel":
-            await host.emit("CANCEL_ACKNOWLEDGED", {"reason": order.reason}, record_id="cancel")
+            await self._acknowledge(order)
         await asyncio.wait({work}, timeout=grace)
         if not work.done():
             await kill_everything()
@@ -172,26 +216,34 @@ class Work:
             tokens_used=a.tokens_used,
         )
 
-    async def _give_up(self, worktree: RunWorktree, host: RunnerHost, stop: Orders | None) -> None:
+    async def _give_up(self, worktree: RunWorktree, stop: Orders | None) -> None:
         """No result: another attempt goes on. What stands in no checkpoint is saved first, if we may still write."""
-        if stop is not None:
-            code = Exit.FENCED if stop.stop == "fenced" else Exit.NOT_WANTED
-            raise Leave(code, REASONS.get(stop.stop or "", "Stopped"), stop.message or "told to stop")
-        await self._save_drift(worktree, host)
-        raise Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM) before the agent's end")
+        if stop is None:
+            await self._save_drift(worktree)
+        raise _leaving(stop)
 
-    async def _cancelled(self, worktree: RunWorktree, host: RunnerHost, outcome: Outcome) -> None:
-        await self._save_drift(worktree, host)
+    async def _cancelled(self, worktree: RunWorktree, outcome: Outcome) -> None:
+        await self._save_drift(worktree)
         await self._report(Outcome("cancelled", "Cancelled", "stopped on request", outcome.summary, outcome.exit_code))
 
-    async def _save_drift(self, worktree: RunWorktree, host: RunnerHost) -> None:
+    async def _save_drift(self, worktree: RunWorktree) -> None:
         drift = await self.client.patiently(lambda: worktree.save_drift(self.assignment.epoch))
         if drift is not None:
-            await host.emit("DRIFT_SAVED", _drift(drift))
+            await self.reporter.emit("DRIFT_SAVED", _drift(drift))
+
+    async def _kept(self, worktree: RunWorktree, outcome: Outcome) -> Outcome:
+        """Save what a failed agent left beyond its last checkpoint; that it can't be saved is told beside its end."""
+        try:
+            await self._save_drift(worktree)
+        except DiskFull:
+            raise
+        except WorkspaceError as error:
+            return replace(outcome, message=f"{outcome.message}; what it left could not be saved: {error}")
+        return outcome
 
     async def _hand_over(self, worktree: RunWorktree, outcome: Outcome) -> None:
         if outcome.outcome != "completed":
-            await self._report(outcome)
+            await self._report(await self._kept(worktree, outcome))
             return
         delivery = self.assignment.delivery
         message = (delivery.message if delivery else None) or _commit_message(self.assignment, outcome)
@@ -226,6 +278,14 @@ class Work:
         await self.client.result(report)
 
 
+def _leaving(stop: Orders | None) -> Leave:
+    """The end of an attempt that is told to go, by the gateway or, with None, by SIGTERM."""
+    if stop is None:
+        return Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM) before the agent's end")
+    code = Exit.FENCED if stop.stop == "fenced" else Exit.NOT_WANTED
+    return Leave(code, REASONS.get(stop.stop or "", "Stopped"), stop.message or "told to stop")
+
+
 def _drift(drift: Drift) -> dict[str, object]:
     return {
         "commit": drift.commit,
@@ -239,7 +299,8 @@ def _drift(drift: Drift) -> dict[str, object]:
 
 def _commit_message(assignment: Assignment, outcome: Outcome) -> str:
     """First line from the summary or the goal; trailers say where it came from."""
-    first = (outcome.summary or assignment.goal).strip().splitlines()[0][:72]
+    said = outcome.summary.strip() or assignment.goal.strip() or assignment.name
+    first = said.splitlines()[0][:72]
     return f"{first}\n\nMoorage-Run: {assignment.tenant}/{assignment.name}\nMoorage-Run-Uid: {assignment.run_uid}\n"
 
 

@@ -1,0 +1,49 @@
+"""Facts of one attempt on their way to the journal, and how far it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.api.wire import Assignment, ReportedRecord, ReportRequest
+from moorage.runner.client import GatewayClient
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, UTC: for records; decides nothing."""
+    return time.time_ns() // 1_000_000
+
+
+class Reporter:
+    """`progress` rises with whatever the attempt does, `last_iteration` is its last safe point (F4)."""
+
+    def __init__(self, client: GatewayClient, assignment: Assignment) -> None:
+        self.progress = 0
+        self.last_iteration: int | None = None
+        self._client, self._epoch = client, assignment.epoch
+        self._next_id = 0
+
+    async def emit(
+        self,
+        type: str,  # noqa: A002  the record's own word
+        payload: Mapping[str, Any],
+        *,
+        record_id: str | None = None,
+        turn: int | None = None,
+        step: int | None = None,
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Journal a fact as reported. Returns once it is durable."""
+        self._next_id += 1
+        self.progress += 1
+        record = ReportedRecord(
+            record_id=record_id or f"{type}:{self._next_id}",
+            type=type,
+            payload=dict(payload),
+            turn=turn,
+            step=step,
+            tool_call_id=tool_call_id,
+            recorded_at=now_ms(),
+        )
+        await self._client.records(ReportRequest(epoch=self._epoch, records=(record,)))

@@ -1,0 +1,100 @@
+"""What may happen to a sandbox before its agent runs: the network not shut yet, a cancel, SIGTERM, a lost owner."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from moorage.runner.exitcodes import Exit
+from moorage.runner.probe import isolated
+from moorage.testing.world import Run, Sandbox, World
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with World(tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def open_port() -> AsyncIterator[str]:
+    """An address that takes connections, as long as no policy is enforced."""
+
+    async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(taken, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def heard(run: Run) -> None:
+    """Wait for a heartbeat of the runner's."""
+    async with asyncio.timeout(10):
+        while (await run.call("GET", ""))["heartbeat"] is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def held_up(world: World, address: str) -> tuple[Run, Sandbox]:
+    """A runner that lives and waits for its network to be shut."""
+    run = await world.admit(command=("sh", "-c", "echo 1 > b.txt"))
+    sandbox = await run.start(environment={"MOORAGE_PROBE": address})
+    await heard(run)
+    return run, sandbox
+
+
+@pytest.mark.rule("T3", "F4")
+async def test_no_agent_starts_before_the_network_is_shut_and_the_owner_is_heard_meanwhile(world):
+    async with open_port() as address:
+        run, sandbox = await held_up(world, address)
+        await asyncio.sleep(0.5)
+        types = await run.types()
+        assert not {"WORKSPACE_READY", "AGENT_STARTED"} & set(types)
+        assert sandbox.process.returncode is None
+    assert await sandbox.ended() == 0
+    assert (await run.state())["phase"] == "Verifying"
+
+
+@pytest.mark.rule("X1", "X3")
+async def test_a_cancel_is_obeyed_before_there_is_an_agent(world):
+    async with open_port() as address:
+        run, sandbox = await held_up(world, address)
+        await run.report("CANCEL_REQUESTED", {"reason": "user"})
+        assert await sandbox.ended(within_s=10) == 0
+    state = await run.state()
+    assert (state["agent_end"]["outcome"], state["cancel_stage"]) == ("cancelled", "acknowledged")
+    assert "AGENT_STARTED" not in await run.types()
+
+
+async def test_sigterm_is_obeyed_before_there_is_an_agent(world):
+    async with open_port() as address:
+        run, sandbox = await held_up(world, address)
+        sandbox.terminate()
+        assert await sandbox.ended(within_s=10) == Exit.TERMINATED
+    assert json.loads(sandbox.log.read_text())["reason"] == "Terminated"
+    assert (await run.state())["agent_end"] is None
+
+
+@pytest.mark.rule("F3")
+async def test_a_fence_is_obeyed_before_there_is_an_agent(world):
+    async with open_port() as address:
+        run, sandbox = await held_up(world, address)
+        await run.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "no heartbeat"})
+        await run.fence(2)
+        assert await sandbox.ended(within_s=10) == Exit.FENCED
+    assert json.loads(sandbox.log.read_text())["reason"] == "Fenced"
+
+
+@pytest.mark.rule("T3")
+async def test_a_network_that_stays_open_is_told_by_its_address():
+    async with open_port() as address:
+        host, port = address.split(":")
+        assert await isolated([(host, int(port)), ("127.0.0.1", 9)], 0.3) == address
+        assert await isolated([("127.0.0.1", 9)], 0.3) is None
+    assert await isolated([(host, int(port))], 0.3) is None
