@@ -69,7 +69,7 @@ class OperatorWorld:
 
     # --- the operator -------------------------------------------------------------------------------------------------
 
-    async def start(self, **changes: Any) -> None:
+    async def start(self, *, token: str = OPERATOR_TOKEN, **changes: Any) -> None:
         """Start the operator; returns once it watches."""
         base: dict[str, Any] = {
             "gateway_url": self.gateway.url,
@@ -87,7 +87,7 @@ class OperatorWorld:
         deps = Deps(
             api=operator_api,
             configuration=self.configuration,
-            gateway=GatewayClient(self._http, lambda: OPERATOR_TOKEN),
+            gateway=GatewayClient(self._http, lambda: token),
             clock=SystemClock(),
             metrics=OperatorMetrics(CollectorRegistry()),
             log=self.log or structlog.get_logger(),

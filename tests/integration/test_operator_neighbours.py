@@ -247,6 +247,13 @@ async def test_a_gateway_that_is_away_is_told_and_waited_for(world: OperatorWorl
     await world.until_phase("fix", "Provisioning")
 
 
+async def test_a_gateway_that_refuses_the_operator_is_told_with_its_reason(world: OperatorWorld) -> None:
+    await world.start(token="wrong")
+    await world.apply_run("fix")
+    status = await world.until_reason("fix", "GatewayUnavailable")
+    assert "Unauthenticated" in status["message"]
+
+
 # --- sandboxes that can't start ---------------------------------------------------------------------------------------
 
 

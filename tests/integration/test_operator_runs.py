@@ -252,3 +252,42 @@ async def test_the_object_goes_only_where_its_author_says_so(world: OperatorWorl
         return not await world.run("fix")
 
     await world.until(gone, "the object's removal")
+
+
+async def test_a_later_word_on_retention_is_taken_note_of_once(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("fix", "Succeeded")
+    await asyncio.sleep(0.3)
+    world.writes.clear()
+    await world.api.patch(world.run_path("fix"), {"spec": {"retention": {"ttlAfterFinished": "2h"}}})
+
+    async def noticed() -> bool:
+        return (await world.status("fix"))["observedGeneration"] == 2
+
+    await world.until(noticed, "the new generation is observed")
+    await asyncio.sleep(0.5)
+    assert world.count("agentruns/status") == 1
+
+
+async def test_the_queue_goes_on_when_its_head_is_deleted_and_drains_one_by_one(world: OperatorWorld) -> None:
+    await world.start(max_live_runs=2)
+    for name in ("a", "b", "c", "d", "e"):
+        await world.apply_run(name)
+    pods = await world.until(lambda: _many(world, 2), "two pods")
+    await world.until_phase("e", "Queued")
+    head = await world.run("c")
+    await world.api.delete(world.run_path("c"), head["metadata"]["uid"])
+    for pod in pods:
+        await world.work(pod)
+        await world.end_pod(pod)
+    for name in ("d", "e"):
+        await world.until_phase(name, "Provisioning")
+
+
+async def _many(world: OperatorWorld, count: int) -> list[dict[str, object]] | None:
+    pods = await world.pods()
+    return pods if len(pods) >= count else None

@@ -28,7 +28,7 @@ REFUSED_RETRY_MS = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pass came to: when to look again, and whether a slot became free."""
+    """What a pass came to: when to look again, and whether the queue moved."""
 
     requeue_ms: int | None
     freed: bool = False
@@ -57,10 +57,11 @@ class Engine:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
         gathered = await self._gatherer.gather(key)
         plan = decide(gathered.observed, self._clock.now_ms())
+        freed = False
         if any(isinstance(action, Admit) for action in plan.actions):
-            self._roll.note(key, Standing.LIVE)  # before anything is awaited, so that two passes can't share a slot
+            freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
         known, plan = await self._act(key, plan, gathered)
-        freed = self._roll.note(key, _standing(known.observed, plan))
+        freed |= self._roll.note(key, _standing(known.observed, plan))
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
         gone = known.observed.gone and plan.requeue_ms is None and not plan.actions
         if gone:

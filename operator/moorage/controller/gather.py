@@ -17,7 +17,7 @@ from moorage.api.agentrun import AgentRun, AgentRunStatus
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.wire import ResolvedRun
 from moorage.api.workspace import Workspace
-from moorage.controller.gateway_client import GatewayAway, GatewayClient
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, key_of
 from moorage.core.run.observed import Observed, Problem
@@ -55,10 +55,15 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Journal:
-    """The gateway's answer. `away`: it could not be asked. `view` None: it doesn't know the run."""
+    """The gateway's answer. `trouble`: why it could not be asked. `view` None: it doesn't know the run."""
 
     view: RunView | None = None
-    away: bool = False
+    trouble: str | None = None
+
+    @property
+    def away(self) -> bool:
+        """It could not be asked."""
+        return self.trouble is not None
 
 
 class Gatherer:
@@ -112,7 +117,9 @@ class Gatherer:
         try:
             return Journal(await self._gateway.view(key.uid))
         except GatewayAway:
-            return Journal(away=True)
+            return Journal(trouble="the gateway can't be reached")
+        except GatewayRefused as e:  # no token, a wrong audience, a broken journal: people must hear of it
+            return Journal(trouble=f"the gateway refuses: {e}")
 
     def _picture(self, key: RunKey, body: Body | None, children: Children, journal: Journal, found: Found) -> Gathered:
         view, previous = journal.view, status_of(body)
@@ -140,6 +147,7 @@ class Gatherer:
             volume=children.volume,
             heartbeat=view.heartbeat if view else None,
             gone=body is None or bool(meta.get("deletionTimestamp")),
+            gateway_trouble=journal.trouble or "",
             released=view.released if view else True,
         )
         return Gathered(observed, previous, view)

@@ -32,11 +32,12 @@ class Operator:
         """An AgentRun was seen, or seen to go. Ended ones that nothing is due for cost nothing more."""
         key = key_of(body)
         if kind == "DELETED":
-            self._roll.forget(key)
+            if self._roll.forget(key):
+                self._wake_waiting()
             self.queue.add(key)
             return
         entry = self._roll.saw(body)
-        if entry is not None and entry.standing is not Standing.ENDED:
+        if entry is not None and entry.body is not None:
             self.queue.add(key)
 
     def child_changed(self, kind: str | None, body: Body) -> None:
@@ -74,11 +75,15 @@ class Operator:
             outcome = await self._engine.run_pass(key)
         self._metrics.passes.labels("done").inc()
         if outcome.freed:
-            for waiting in self._roll.next_waiting(2):
-                self.queue.add(waiting)
+            self._wake_waiting()
         if outcome.gone:
             self.queue.forget(key)
         return outcome.requeue_ms
+
+    def _wake_waiting(self) -> None:
+        """The queue moved: its head may go on, and wakes the next one when it does."""
+        for key in self._roll.next_waiting(1):
+            self.queue.add(key)
 
     def _failed(self, key: RunKey, error: Exception) -> None:
         """Expected is what only waiting mends; anything else is a fault of ours, and stays with its run."""

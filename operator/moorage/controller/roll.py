@@ -29,6 +29,9 @@ class Standing(StrEnum):
     ENDED = "ended"
 
 
+COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
+
+
 @dataclass
 class Entry:
     """One AgentRun. `body` is kept while it may still be worked on."""
@@ -65,10 +68,13 @@ class Roll:
         self._entries[key.tenant, key.name] = entry
         return entry
 
-    def forget(self, key: RunKey) -> None:
-        """That very run is gone."""
-        if self.knows(key):
-            del self._entries[key.tenant, key.name]
+    def forget(self, key: RunKey) -> bool:
+        """That very run is gone; True where that moved the queue."""
+        entry = self.get(key)
+        if entry is None:
+            return False
+        del self._entries[key.tenant, key.name]
+        return entry.standing in COUNTED
 
     def knows(self, key: RunKey) -> bool:
         """Whether that very run is known to exist."""
@@ -86,13 +92,13 @@ class Roll:
         return known.key if known else None
 
     def note(self, key: RunKey, standing: Standing) -> bool:
-        """Set what it counts as; True where that freed a slot."""
+        """Set what it counts as; True where that moved the queue: a slot is free, or nobody is ahead any more."""
         entry = self.get(key)
         if entry is None:
             return False
-        freed = entry.standing is Standing.LIVE and standing is not Standing.LIVE
+        moved = entry.standing in COUNTED and standing is not entry.standing
         entry.standing = standing
-        return freed
+        return moved
 
     def slots(self, key: RunKey) -> Slots:
         """How many are live, and how many wait that came earlier."""

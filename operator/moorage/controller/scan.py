@@ -24,8 +24,8 @@ class Tenants(Protocol):
     async def ensure(self, namespace: str, *, fresh_ms: int = ...) -> None:
         """Put it there, and back on drift."""
 
-    async def release(self, namespace: str) -> None:
-        """The last run is gone."""
+    async def release(self, namespace: str, decided_at: int) -> None:
+        """The last run was gone at that time; nothing happens where one came since."""
 
     async def tenants(self) -> frozenset[str]:
         """Namespaces where it stands."""
@@ -63,6 +63,7 @@ class Scan:
     async def once(self) -> None:
         """One look at everything. The gateway is read first: a run that is admitted meanwhile exists already."""
         briefs = [b for b in await self._gateway.pending() if b.placement == "cluster" and self._mine(b)]
+        began = self._clock.now_ms()
         existing = await self._objects.runs()
         for brief in briefs:
             key = RunKey(brief.uid, brief.tenant, brief.name)
@@ -70,7 +71,7 @@ class Scan:
                 self._look(key)
         await self._left_behind(existing)
         if self._tenants is not None:
-            await self._tidy(self._tenants, frozenset(key.tenant for key in existing))
+            await self._tidy(self._tenants, frozenset(key.tenant for key in existing), began)
 
     def _due(self, key: RunKey) -> bool:
         entry = self._roll.get(key)
@@ -89,9 +90,9 @@ class Scan:
     def _mine(self, brief: RunBrief) -> bool:
         return not self._namespaces or brief.tenant in self._namespaces
 
-    async def _tidy(self, tenants: Tenants, in_use: frozenset[str]) -> None:
+    async def _tidy(self, tenants: Tenants, in_use: frozenset[str], decided_at: int) -> None:
         for namespace in await tenants.tenants():
             if namespace in in_use:
                 await tenants.ensure(namespace, fresh_ms=0)
             else:
-                await tenants.release(namespace)
+                await tenants.release(namespace, decided_at)

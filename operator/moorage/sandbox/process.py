@@ -218,8 +218,8 @@ class ProcessSubstrate:
         self._handlers.ended(run)
 
     def _signal(self, process: asyncio.subprocess.Process, sign: signal.Signals) -> None:
-        """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for all: a process-id
-        namespace dies as one, without it each descendant is found and killed.
+        """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for the whole tree:
+        a process-id namespace dies as one, without it each descendant is found and killed.
         """
         targets = [process.pid]
         if self._isolated and sign is signal.SIGTERM:

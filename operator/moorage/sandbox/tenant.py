@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,12 +28,18 @@ class TenantObjects:
         """`namespaces`: those of namespaced mode (T7); empty is all."""
         self._api, self._settings, self._now_ms, self._namespaces = api, settings, now_ms, namespaces
         self._in_order: dict[str, int] = {}
+        self._wanted: dict[str, int] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def ensure(self, namespace: str, *, fresh_ms: int = FRESH_MS) -> None:
         """Return once both are as they must be. Raises NameTaken, and what the API server refuses."""
-        seen = self._in_order.get(namespace)
-        if seen is not None and self._now_ms() - seen < fresh_ms:
-            return
+        self._wanted[namespace] = self._now_ms()
+        async with self._locks[namespace]:
+            seen = self._in_order.get(namespace)
+            if seen is None or self._now_ms() - seen >= fresh_ms:
+                await self._put(namespace)
+
+    async def _put(self, namespace: str) -> None:
         account, policy = service_account(namespace), network_policy(namespace, self._settings)
         await asyncio.gather(
             self._ensure(path_of("v1", "serviceaccounts", namespace), account, ("automountServiceAccountToken",)),
@@ -40,8 +47,13 @@ class TenantObjects:
         )
         self._in_order[namespace] = self._now_ms()
 
-    async def release(self, namespace: str) -> None:
-        """The last run of the namespace is gone."""
+    async def release(self, namespace: str, decided_at: int) -> None:
+        """The last run was gone at that time (ms). A run that came since keeps them: it has asked for them."""
+        async with self._locks[namespace]:
+            if self._wanted.get(namespace, -1) < decided_at:
+                await self._remove(namespace)
+
+    async def _remove(self, namespace: str) -> None:
         self._in_order.pop(namespace, None)
         for base in (
             path_of("v1", "serviceaccounts", namespace),

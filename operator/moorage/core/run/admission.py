@@ -11,6 +11,7 @@ from moorage.core.run.state import RunState
 STARTING = "the sandbox is starting"
 DEFAULT_SCHEDULE_TO_START_MS = 3_600_000
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
+QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
 UNRESOLVED = Problem("Unresolved", "the run's references have not been resolved", stalled=False)
 
 
@@ -56,7 +57,7 @@ def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
 def _queued(o: Observed) -> Plan:
     at = o.slots.ahead + 1
     message = f"position {at}: {o.slots.live} of {o.slots.limit} runs are live; next when one of them ends"
-    return Plan(reason="Queued", message=message)
+    return Plan(reason="Queued", message=message, requeue_ms=QUEUE_RECHECK_MS)
 
 
 def begin(o: Observed, s: RunState, reason: str = "Start") -> tuple[Action, ...]:

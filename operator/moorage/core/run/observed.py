@@ -114,6 +114,7 @@ class Observed:
     volume: bool  # stands and is not being removed
     heartbeat: Heartbeat | None = None
     gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
+    gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 
     @property

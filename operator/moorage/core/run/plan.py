@@ -33,7 +33,7 @@ def decide(o: Observed, now: int) -> Plan:
     if o.closed_without_journal:
         return Plan()
     if o.journal is None:
-        return Plan(requeue_ms=GATEWAY_RETRY_MS, reason="GatewayUnavailable", message="the gateway can't be reached")
+        return Plan(requeue_ms=GATEWAY_RETRY_MS, reason="GatewayUnavailable", message=o.gateway_trouble)
     for policy in POLICIES:
         plan = policy(o, o.journal, now)
         if plan is not None:
