@@ -1,5 +1,6 @@
 """The cluster that is built from source and run as processes: no Docker, no image registry."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -30,6 +31,7 @@ from e2e.cluster.programs import CLUSTER_GROUPS, GROUPS, Programs, digest
 from e2e.cluster.shell import run, succeeds, tail, wait_until
 
 MAX_NODES = 2
+_SHAPING = ("addons.py", "controlplane.py", "layout.py", "network.py", "node.py", "pki.py", "source.py", "world.py")
 _READY_S = 90.0
 _NODE_PROCESSES = ("namespaces", "containerd", "kubelet", "kube-proxy", "kube-router")
 _CONTROL_PROCESSES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "storage", "world")
@@ -37,10 +39,10 @@ _CONTROL_PROCESSES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube
 
 @dataclass(frozen=True)
 class Record:
-    """What is written once a cluster is up: how many nodes it has, and which programs it runs."""
+    """What is written once a cluster is up: how many nodes it has, and the digest of what shaped it."""
 
     nodes: int
-    programs: str
+    recipe: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class SourceCluster:
     console: Console = field(default_factory=Console)
 
     def up(self, nodes: int = 1) -> None:
-        """Bring the cluster up with at least `nodes` nodes; a healthy one is kept, a half-dead one is started afresh.
+        """Bring the cluster up with at least `nodes` nodes; a healthy one is kept, a half-dead or outdated one is started
+        afresh.
 
         Raises:
             HarnessError: something is missing on this machine, or didn't become ready; the message says what to do.
@@ -129,7 +132,12 @@ class SourceCluster:
         return images.build_all(images.install_builder(cache, self.console), cache, self.console)
 
     def load_images(self, archives: Sequence[Path]) -> None:
-        """Import archives on every node that hasn't them yet (an archive's name tells its content)."""
+        """Import archives on every node that hasn't them yet (an archive's name tells its content).
+
+        Raises:
+            HarnessError: the cluster isn't up.
+        """
+        self.kubeconfig()
         for each in self.nodes():
             self._load(each, archives)
 
@@ -323,9 +331,9 @@ class SourceCluster:
     # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _reusable(self) -> int:
-        """How many nodes the running cluster has, if all of it lives and runs the programs asked for; 0 otherwise."""
+        """How many nodes the running cluster has, if all of it lives and is of this recipe; 0 otherwise."""
         record = self._read_record()
-        if record is None or record.programs != self._programs_digest():
+        if record is None or record.recipe != self._recipe():
             return 0
         whole = all(self._alive(name) for name in self._expected(record.nodes))
         return record.nodes if whole and self._api_ready() and all(map(self._node_ready, self.nodes())) else 0
@@ -336,8 +344,11 @@ class SourceCluster:
         ]
         return [*(_CONTROL_PROCESSES if nodes else ()), *on_nodes]
 
-    def _programs_digest(self) -> str:
-        return "-".join(digest(GROUPS[name], self.programs.sources) for name in CLUSTER_GROUPS)
+    def _recipe(self) -> str:
+        """Digest of all that shapes a cluster: its programs' versions and the modules that configure it."""
+        parts = [digest(GROUPS[name], self.programs.sources).encode() for name in CLUSTER_GROUPS]
+        parts += [(Path(__file__).parent / name).read_bytes() for name in _SHAPING]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
     def _read_record(self) -> Record | None:
         try:
@@ -346,7 +357,7 @@ class SourceCluster:
             return None
 
     def _record(self, nodes: int) -> None:
-        record = Record(nodes, self._programs_digest())
+        record = Record(nodes, self._recipe())
         (self.layout.state / "cluster.json").write_text(json.dumps(asdict(record)))
 
     def _remove(self) -> None:
