@@ -54,8 +54,7 @@ class SourceCluster:
     console: Console = field(default_factory=Console)
 
     def up(self, nodes: int = 1) -> None:
-        """Bring the cluster up with at least `nodes` nodes; a healthy one is kept, a half-dead or outdated one is started
-        afresh.
+        """Bring up at least `nodes` nodes; a healthy cluster is kept, a half-dead or outdated one is started afresh.
 
         Raises:
             HarnessError: something is missing on this machine, or didn't become ready; the message says what to do.
