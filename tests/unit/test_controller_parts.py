@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.property.run_world import START, World, a_spec, drive
+from tests.property.run_world import START, T, World, a_spec, drive
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ErrorBody
@@ -15,13 +15,17 @@ from moorage.controller.events import told
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, token_file
 from moorage.controller.gather import status_of
 from moorage.controller.health import Pulse, health_app
+from moorage.controller.measures import Measures
 from moorage.controller.operator import run_of_child
 from moorage.controller.roll import Roll, Standing, settled
 from moorage.controller.settings import OperatorSettings
+from moorage.core.run.actions import Plan, Report
+from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.view import RUN_VIEW, RunView
 from moorage.sandbox.kube import ApiUnavailable, Exists, KubeError, Missing, Stale, error_of, path_of, resource_of
 from moorage.sandbox.pods import lease_view, refusal
 from moorage.sandbox.port import RunKey
+from moorage.telemetry.metrics import OperatorMetrics
 
 
 def body(name: str, *, uid: str | None = None, version: int = 1, created: int = 0, **more: Any) -> dict[str, Any]:
@@ -245,6 +249,50 @@ def status(phase: Any, reason: str = "", epoch: int | None = None) -> AgentRunSt
 )
 def test_one_event_for_each_thing_that_happened(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
     assert [(kind, reason) for kind, reason, _ in told(old, new)] == expected
+
+
+# --- measures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("H2")
+def test_reasons_from_sandboxes_make_no_metric_without_bound() -> None:
+    metrics, roll = OperatorMetrics(CollectorRegistry()), Roll(3)
+    measures = Measures(metrics, roll)
+    key = RunKey("u", "t", "a")
+    for at in range(200):
+        world = World()
+        world.step()
+        before = world.observed()
+        world.apply(Report("end", T.RUN_FAILED, {"reason": f"made up {at}"}))
+        measures.passed(key, Plan(), before, world.observed(), START)
+    labels = {s.labels["reason"] for m in metrics.runs_ended.collect() for s in m.samples if "reason" in s.labels}
+    assert len(labels) == 65
+    assert "Other" in labels
+
+
+@pytest.mark.rule("H2")
+def test_a_life_is_measured() -> None:
+    metrics, roll = OperatorMetrics(CollectorRegistry()), Roll(3)
+    measures = Measures(metrics, roll)
+    world = World()
+    for _ in range(20):
+        before, plan = world.observed(), world.plan()
+        world.step()
+        measures.passed(RunKey("u", "t", "a"), plan, before, world.observed(), world.now)
+        runner = world.sandbox("runner")
+        if runner and world.state.epoch == 1:
+            world.set_pod(runner, phase=SandboxPhase.ENDED, reason="OOMKilled")
+    roll.saw(body("a"))
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert value("moorage_operator_queue_seconds_count") == 1
+    assert value("moorage_operator_resumes_total", reason="OOMKilled") == 1
+    assert value("moorage_operator_resume_seconds_count") == 1
+    assert (value("moorage_operator_sandbox_seconds_count") or 0) >= 2
+    assert value("moorage_operator_runs", phase="waiting") == 1
+    assert value("moorage_operator_slots") == 3
 
 
 # --- settings and probes ----------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from moorage.api.agentrun import AgentRunStatus
 from moorage.controller.apply import Applier, Known
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.gather import Gathered, Gatherer
+from moorage.controller.measures import Measures
 from moorage.controller.ports import Clock, Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.actions import Admit, Plan
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
-from moorage.core.run.status import ENDS, project, write_delay
+from moorage.core.run.status import project, write_delay
 from moorage.core.run.words import fail
 from moorage.sandbox.port import NameTaken, Refused, RunKey
 from moorage.telemetry.metrics import OperatorMetrics
@@ -51,6 +52,7 @@ class Engine:
     ) -> None:
         self._gatherer, self._applier, self._objects = gatherer, applier, objects
         self._roll, self._clock, self._telling, self._metrics = roll, clock, telling, metrics
+        self._measures = Measures(metrics, roll)
         self._written: dict[RunKey, int] = {}
 
     async def run_pass(self, key: RunKey) -> Outcome:
@@ -62,6 +64,7 @@ class Engine:
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
         known, plan = await self._act(key, plan, gathered)
         freed |= self._roll.note(key, _standing(known.observed, plan))
+        self._measures.passed(key, plan, gathered.observed, known.observed, self._clock.now_ms())
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
         gone = known.observed.gone and plan.requeue_ms is None and not plan.actions
         if gone:
@@ -116,11 +119,10 @@ class Engine:
         if body is not None:
             self._roll.saw(body)
             self._telling.changed(key, old, new)
-        if new.phase in ENDS and old.phase not in ENDS:
-            self._metrics.runs_ended.labels(new.phase, new.reason or "").inc()
 
     def _forget(self, key: RunKey) -> None:
         self._written.pop(key, None)
+        self._measures.forget(key)
         self._roll.forget(key)
 
 

@@ -80,7 +80,6 @@ async def run_operator(
 ) -> None:
     """Work until `stop`. `listener` None: no probes and metrics are served."""
     roll = Roll(settings.max_live_runs)
-    deps.metrics.slots.set(settings.max_live_runs)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock.now_ms)

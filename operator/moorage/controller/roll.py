@@ -129,6 +129,10 @@ class Roll:
         """Namespaces with at least one AgentRun."""
         return frozenset(tenant for tenant, _ in self._entries)
 
+    def count(self, standing: Standing) -> int:
+        """How many count as that."""
+        return sum(1 for entry in self._entries.values() if entry.standing is standing)
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -1,0 +1,71 @@
+"""H2: what passes tell the metrics. Labels are bounded: reasons come from sandboxes too, and theirs are not trusted."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moorage.controller.roll import Roll, Standing
+from moorage.core.run.actions import Admit, Plan, RaiseEpoch, StartSandbox
+from moorage.core.run.observed import Observed
+from moorage.core.run.status import word
+from moorage.sandbox.port import RunKey
+from moorage.telemetry.metrics import OperatorMetrics
+
+MOST_REASONS = 64  # distinct values of a `reason` label; what comes later is `Other`
+
+
+class Measures:
+    """Compares a run before and after a pass."""
+
+    def __init__(self, metrics: OperatorMetrics, roll: Roll) -> None:
+        self._metrics = metrics
+        self._reasons: set[str] = set()
+        self._unknown: set[RunKey] = set()
+        metrics.slots.set(roll.limit)
+        for standing in Standing:
+            metrics.runs.labels(standing.value).set_function(partial(roll.count, standing))
+
+    def passed(self, key: RunKey, plan: Plan, before: Observed, after: Observed, now: int) -> None:
+        """A pass is over."""
+        for action in plan.actions:
+            match action:
+                case Admit():
+                    self._metrics.queue_seconds.observe(_seconds(now - before.created_at))
+                case RaiseEpoch(_, _, "Recovered"):
+                    self._resumed(before, now)
+                case StartSandbox() if after.journal is not None and after.journal.admitted_at is not None:
+                    self._metrics.sandbox_seconds.observe(_seconds(now - after.journal.admitted_at))
+        self._effects(key, after)
+        if after.journal is not None and after.journal.end is not None and not _ended(before):
+            self._metrics.runs_ended.labels(after.journal.phase.value, self._bounded(after.journal.end.reason)).inc()
+
+    def forget(self, key: RunKey) -> None:
+        """The run is gone."""
+        self._unknown.discard(key)
+        self._metrics.unknown_effects.set(len(self._unknown))
+
+    def _resumed(self, before: Observed, now: int) -> None:
+        loss = before.journal.last_loss if before.journal else None
+        if loss is not None:
+            self._metrics.resumes.labels(self._bounded(loss.reason)).inc()
+            self._metrics.resume_seconds.observe(_seconds(now - loss.at))
+
+    def _effects(self, key: RunKey, after: Observed) -> None:
+        unknown = after.journal is not None and after.journal.end is None and bool(after.journal.unknown_effects)
+        (self._unknown.add if unknown else self._unknown.discard)(key)
+        self._metrics.unknown_effects.set(len(self._unknown))
+
+    def _bounded(self, reason: str) -> str:
+        name = word(reason)[:64] or "None"
+        if name not in self._reasons and len(self._reasons) >= MOST_REASONS:
+            return "Other"
+        self._reasons.add(name)
+        return name
+
+
+def _ended(o: Observed) -> bool:
+    return o.journal is None or o.journal.end is not None
+
+
+def _seconds(ms: int) -> float:
+    return max(0, ms) / 1000
