@@ -28,7 +28,7 @@ def tenant(cluster: Backend, system: Upstream) -> Iterator[Tenant]:
     """A tenant of the test's own."""
     name = f"case-{uuid4().hex[:10]}"
     yield Tenant.create(cluster, system, name)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
