@@ -165,9 +165,11 @@ async def run_uid(cluster: Cluster, name: str) -> str:
 async def gateway_pod(cluster: Cluster) -> str:
     """Name of a ready gateway pod. Raises Unreachable where there is none."""
     where = cluster.system_namespace
-    found = await asked(
-        cluster.api.items(path_of("v1", "pods", where), labels=GATEWAY_PODS), f"pods in namespace {where}"
-    )
+    call = cluster.api.items(path_of("v1", "pods", where), labels=GATEWAY_PODS)
+    try:
+        found = await asked(call, f"pods in namespace {where}")
+    except Denied as error:
+        raise Denied(error.message, "rbac.readers of the chart lets you reach the gateway") from None
     ready = [str(pod["metadata"]["name"]) for pod in found if _ready(pod)]
     if not ready:
         raise Unreachable(

@@ -48,7 +48,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Tell a person something beside the result."""
-        self.err.print(escape(text), style="dim", highlight=False)
+        self.err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
 
     def fault(self, error: CliError) -> None:
         """Say what went wrong and what to do."""
