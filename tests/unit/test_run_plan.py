@@ -359,6 +359,24 @@ def test_red_tests_fail_the_run() -> None:
     assert records(world.plan()) == [("RUN_FAILED", "AcceptanceFailed")]
 
 
+def test_a_verifier_that_a_crash_left_unregistered_is_registered() -> None:
+    world = proposed()
+    (start,) = world.plan().actions
+    assert isinstance(start, a.StartSandbox)
+    world.start(start)
+    (register,) = world.plan().actions
+    assert isinstance(register, a.RegisterSandbox)
+    assert (register.role, register.commit) == (Role.VERIFIER, HEAD)
+
+
+def test_a_waiting_recovery_says_what_was_lost() -> None:
+    world = running()
+    lost = {"epoch": 1, "role": "runner", "reason": "OOMKilled", "message": "raise memory"}
+    world.apply(a.Report("end", T.ATTEMPT_ENDED, lost))
+    plan = world.plan()
+    assert (plan.reason, plan.message) == ("OOMKilled", "raise memory")
+
+
 def test_a_verifier_that_dies_is_replaced_three_times() -> None:
     world = verifying()
     seen = set()
@@ -431,6 +449,32 @@ def test_cancel_gives_grace_then_kills_then_closes() -> None:
     world.step()
     assert world.state.phase is RunPhase.CANCELLED
     assert records(world.plan()) == []
+
+
+@pytest.mark.rule("X1")
+@pytest.mark.parametrize(("gone", "reason"), [(False, "Cancelled"), (True, "ObjectDeleted")])
+def test_reasons_of_a_cancel_are_kept_apart(gone: bool, reason: str) -> None:
+    world = provisioning()
+    world.cancel, world.gone = not gone, gone
+    for _ in range(4):
+        world.step()
+    assert world.state.end
+    assert (world.state.phase, world.state.end.reason) == (RunPhase.CANCELLED, reason)
+
+
+def test_a_cancel_with_an_unknown_effect_says_so() -> None:
+    world = running()
+    effect = {"effect_id": "e", "kind": "http", "key": "k", "target": "t"}
+    world.gateway.append("i", T.EFFECT_INTENT, effect, 1, world.now)
+    assert world.state.phase is RunPhase.RUNNING
+    world.gateway.append("r", T.EFFECT_RECEIPT, {"effect_id": "e", "outcome": "unknown"}, 1, world.now)
+    world.cancel = True
+    for view in list(world.pods.values()):
+        world.set_pod(view, phase=SandboxPhase.ENDED)
+    world.step()
+    world.step()
+    assert world.state.end
+    assert "1 effect" in world.state.end.message
 
 
 def test_a_sandbox_that_has_not_started_needs_no_grace() -> None:
@@ -523,6 +567,37 @@ def test_a_runner_that_told_its_result_leaves_by_itself_first() -> None:
     assert runner.name not in [x.name for x in world.plan().actions if isinstance(x, a.StopSandbox)]
     world.now += 30_000
     assert runner.name in [x.name for x in world.plan().actions if isinstance(x, a.StopSandbox)]
+
+
+@pytest.mark.parametrize(("asked", "plans"), [(True, ["ReleaseRun", "DeleteObject"]), (False, ["ReleaseRun"])])
+def test_the_object_is_deleted_only_where_its_author_says_so(asked: bool, plans: list[str]) -> None:
+    world = World(a_spec(retention=ResolvedRetention(ttl_ms=1, delete_object=asked)))
+    drive(world)
+    for view in list(world.pods.values()):
+        world.set_pod(view, phase=SandboxPhase.ENDED)
+    world.now += 10
+    assert kinds(world.plan()) == plans
+    gone = observed(world, gone=True)
+    assert "DeleteObject" not in kinds(decide(gone, world.now))
+
+
+def test_without_a_ttl_everything_stays() -> None:
+    world = World(a_spec(retention=ResolvedRetention(ttl_ms=None, keep_worktree="Always")))
+    drive(world)
+    for view in list(world.pods.values()):
+        world.set_pod(view, phase=SandboxPhase.ENDED)
+    world.now += 10**12
+    assert world.plan() == a.Plan()
+
+
+@pytest.mark.parametrize(("succeeded", "grace"), [(True, 30_000), (False, 0)])
+def test_what_still_runs_after_a_failure_is_killed_at_once(succeeded: bool, grace: int) -> None:
+    world = running() if not succeeded else World()
+    drive(world) if succeeded else world.apply(a.Report("end", T.RUN_FAILED, {"reason": "DeadlineExceeded"}))
+    world.now += 30_000
+    stops = [x.grace_ms for x in world.plan().actions if isinstance(x, a.StopSandbox)]
+    assert stops == [grace] * len(stops)
+    assert stops
 
 
 # --- the table of moves and the reducer -------------------------------------------------------------------------------

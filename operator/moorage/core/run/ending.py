@@ -101,7 +101,7 @@ def _quiesce(o: Observed, s: RunState, now: int) -> Plan:
 def _cancelled(s: RunState) -> tuple[Action, ...]:
     unknown = [e.effect_id for e in s.unknown_effects]
     reason = "Cancelled" if s.cancel_reason in {None, "user"} else s.cancel_reason
-    message = f"{len(unknown)} effects may or may not have happened" if unknown else ""
+    message = f"{len(unknown)} effect(s) may or may not have happened" if unknown else ""
     end = {"reason": reason, "message": message, "commit": None, "effects_closed": not unknown}
     return (
         report(RecordType.CANCEL_QUIESCED, {}, "quiesced"),

@@ -7,7 +7,6 @@ once; phases that a run only passes through are merged into the next one; progre
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from moorage.api.agentrun import AgentRunStatus, JournalStatus, Phase, QueueStatus, RunResult, RunWorkspaceStatus
 from moorage.api.agentrun import Usage as UsageStatus
@@ -169,8 +168,3 @@ def _urgent(status: AgentRunStatus) -> tuple[object, ...]:
 
 def _truths(status: AgentRunStatus) -> dict[str, str]:
     return {c.type: c.status for c in status.conditions}
-
-
-def observed_after(o: Observed, state: RunState | None) -> Observed:
-    """What is known once the plan's actions have been applied: the state is the gateway's last answer."""
-    return o if state is None else replace(o, journal=state)
