@@ -44,6 +44,8 @@ class CommandDriver:
             child = await host.spawn(argv, env=_environment(task))
         except OSError as error:
             return Outcome("failed", "CommandNotStarted", f"{argv[0]}: {error.strerror}; is it in the sandbox image?")
+        except ValueError as error:  # a NUL byte in an argument or a variable
+            return Outcome("failed", "CommandNotStarted", f"{argv[0]}: {error}")
         session = _Session(task, host, child)
         return await session.run()
 
@@ -81,6 +83,7 @@ class _Session:
             for each in (told, *tasks):
                 each.cancel()
             await asyncio.gather(told, life, *tasks, return_exceptions=True)
+            self._child.close()
 
     async def _wait(self) -> None:
         await self._child.wait()

@@ -108,6 +108,9 @@ class Child(Protocol):
     async def stop(self, grace: float) -> None:
         """X2: stdin EOF, SIGTERM, after `grace` seconds SIGKILL of the tree; returns when nothing of it is left."""
 
+    def close(self) -> None:
+        """Let go of its outputs; what was not read is lost."""
+
 
 class Driver(Protocol):
     """One agent protocol."""

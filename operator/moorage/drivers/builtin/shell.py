@@ -68,6 +68,7 @@ async def run_command(host: Host, command: str, timeout_s: float) -> Ended:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+        child.close()
     return Ended(code, timed_out, kept.text(), kept.dropped > 0, kept.size)
 
 

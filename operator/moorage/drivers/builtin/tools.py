@@ -150,6 +150,8 @@ class Toolbox:
         return _done(await self._place.edit(asked.path, asked.old, asked.new))
 
     async def _bash(self, asked: BashArguments) -> ToolResult:
+        if "\0" in asked.command:
+            return _refused("a command can't hold a NUL byte: write it to a file, or print it by printf")
         ended = await run_command(self._host, asked.command, asked.timeout_s)
         last = "ended by its timeout" if ended.timed_out else f"exit code {ended.exit_code}"
         text = f"{ended.output}\n[{last}]" if ended.output else f"[{last}]"
