@@ -1,0 +1,148 @@
+"""The gateway is killed again and again while a whole run passes through it, and nobody can tell afterwards."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import BRANCH, PASSWORD, commit, git, resolved, result, told, verification
+
+from moorage.core.journal.chain import Intact
+from moorage.core.journal.export import verify_export
+from moorage.testing.gateway import OPERATOR_TOKEN
+from moorage.testing.gitserver import GitServer
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSING = {425, 500, 502, 503}
+
+
+class Killed:
+    """A gateway's process on one port; `kill` leaves it no time for anything."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.kills = 0
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.gateway_process", str(self.root), str(self.port), PASSWORD), cwd=ROOT
+        )
+        async with httpx.AsyncClient() as http:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if (await http.get(f"http://127.0.0.1:{self.port}/healthz")).is_success:
+                        return
+                await asyncio.sleep(0.02)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+        self.kills += 1
+
+    async def torture(self, chance: random.Random, times: int) -> None:
+        """Kill and start anew, at moments that nobody chose."""
+        for _ in range(times):
+            await asyncio.sleep(chance.uniform(0.02, 0.6))
+            await self.kill()
+            await self.start()
+
+
+@contextlib.asynccontextmanager
+async def running(root: Path) -> AsyncIterator[Killed]:
+    gateway = Killed(root)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.kill()
+
+
+class Patient:
+    """A client that repeats what got no answer, as operator and runner do."""
+
+    def __init__(self, port: int, token: str) -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                answer = await self.http.request(method, path, json=body)
+                if answer.status_code not in PASSING:
+                    assert answer.is_success, answer.text
+                    return answer.json()
+            await asyncio.sleep(0.02)
+
+
+async def patiently(work: Callable[..., str], *args: Any) -> str:
+    while True:
+        with contextlib.suppress(AssertionError):
+            return await asyncio.to_thread(work, *args)
+        await asyncio.sleep(0.05)
+
+
+async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
+    """Admission to success, each step repeated until it is answered; the head and the last view."""
+    operator, runner, verifier = (Patient(port, t) for t in (OPERATOR_TOKEN, "token-of-p1", "token-of-v1"))
+    run = "/v1/runs/u1"
+    pod = {"pod_uid": "p1", "pod_name": "p1", "epoch": 1, "role": "runner"}
+    await operator("PUT", run, spec.model_dump(mode="json"))
+    await operator("POST", f"{run}/fence", {"epoch": 1, "attempt": 1, "holder": "a"})
+    await operator("POST", f"{run}/pods", pod)
+    base = (await runner("GET", "/v1/self"))["git"]["base"]
+    await runner("POST", "/v1/self/records", told("WORKSPACE_READY", {"base": base, "branch": BRANCH}))
+    await runner("POST", "/v1/self/records", told("AGENT_STARTED", {}))
+    header, url = "Authorization: Bearer token-of-p1", f"http://127.0.0.1:{port}/git/run.git"
+    tree = tmp_path / "tree"
+    git(tmp_path, "init", "-q", str(tree))
+    git(tree, "config", "http.extraHeader", header)
+    await patiently(git, tree, "fetch", "-q", url, base)
+    git(tree, "checkout", "-q", base)
+    head = commit(tree, "b.txt", "two\n")
+    await patiently(git, tree, "push", "-q", url, "HEAD:refs/moorage/runs/u1/1/checkpoints")
+    point = {"epoch": 1, "iteration": 1, "changed": True, "commit": head, "recorded_at": 8}
+    await runner("POST", "/v1/self/checkpoint", point)
+    await patiently(git, tree, "push", "-q", url, f"HEAD:refs/heads/{BRANCH}")
+    await runner("POST", "/v1/self/result", result(head))
+    await operator("POST", f"{run}/pods", pod | {"pod_uid": "v1", "role": "verifier", "commit": head})
+    await verifier("POST", "/v1/self/verification", verification(head))
+    while True:
+        view = await operator("POST", f"{run}/deliver", {"epoch": 1, "commit": head})
+        if view["state"]["effects"][-1]["status"] == "confirmed":
+            break
+    end = {"reason": "Completed", "message": "", "commit": head}
+    await operator("POST", f"{run}/records", told("RUN_SUCCEEDED", end))
+    exported = await operator.http.get(f"{run}/journal")
+    assert isinstance(verify_export([exported.content]).chain, Intact)
+    last = await operator("GET", run)
+    for client in (operator, runner, verifier):
+        await client.http.aclose()
+    return head, last
+
+
+@pytest.mark.rule("E6", "J3", "R1", "E2")
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_gateway_killed_at_any_moment_delivers_once(upstream: GitServer, tmp_path: Path, seed: int) -> None:
+    async with running(tmp_path) as gateway:
+        working = asyncio.create_task(whole_run(gateway.port, resolved(upstream), tmp_path))
+        await gateway.torture(random.Random(seed), times=4)
+        head, view = await working
+        assert gateway.kills == 4
+    state = view["state"]
+    assert state["phase"] == "Succeeded"
+    assert state["iteration"] == 1
+    assert [e["status"] for e in state["effects"] if e["status"] != "not_dispatched"] == ["confirmed"]
+    assert [u.new for u in upstream.updates if u.ref == f"refs/heads/{BRANCH}"] == [head]
