@@ -1,0 +1,115 @@
+"""The operator under the very rights that the chart grants: nothing that it asks for is denied."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
+from tests.integration.test_chart_installs import CHART, NO_CRDS, Helm, in_namespace
+
+from e2e.cluster.apiserver import ApiServer, api_server
+from e2e.cluster.errors import CommandFailedError
+from moorage.api.names import SANDBOX
+from moorage.sandbox.kube import load_configuration
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+MODES = ("cluster", "namespaced")
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """A server of its own: an operator over all namespaces must not meet other tests' runs."""
+    with api_server() as alone:
+        install_crds(alone)
+        yield alone
+
+
+@pytest.fixture
+def tenant(server: ApiServer) -> str:
+    name = f"team-{uuid4().hex[:8]}"
+    server.kubectl("create", "namespace", name)
+    server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=20s")
+    return name
+
+
+def install(server: ApiServer, tenant: str, mode: str) -> Helm:
+    helm = in_namespace(server)
+    more = (
+        ("--set", "tenancy.namespaced=true", "--set", f"tenancy.namespaces={{{tenant}}}")
+        if mode == "namespaced"
+        else ()
+    )
+    helm("install", "moorage", str(CHART), *NO_CRDS, *more)
+    return helm
+
+
+@pytest.fixture(params=MODES)
+async def world(
+    request: pytest.FixtureRequest, server: ApiServer, tenant: str, tmp_path: Path
+) -> AsyncIterator[OperatorWorld]:
+    """The operator's world, with the token of the chart's own service account in place of the administrator's."""
+    helm = install(server, tenant, request.param)
+    token = server.kubectl("create", "token", "moorage-operator", "-n", helm.namespace).strip()
+    config = tmp_path / "operator.kubeconfig"
+    config.write_text(server.kubeconfig.read_text().replace(server.token, token))
+    async with operator_world(server, tenant, tmp_path / "gateway") as made:
+        made.configuration = await load_configuration(str(config))
+        made.settings["watch_namespaces"] = (tenant,) if request.param == "namespaced" else ()
+        yield made
+
+
+def denials(server: ApiServer) -> dict[str, float]:
+    """How often the API server answered 403, by verb and resource."""
+    found = re.findall(
+        r'^apiserver_request_total\{([^}]*code="403"[^}]*)\} (\S+)', server.get("/metrics"), re.MULTILINE
+    )
+    return {labels: float(count) for labels, count in found}
+
+
+@pytest.mark.rule("T7")
+async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld) -> None:
+    before = denials(world.server)
+    await world.start()
+    await world.apply_run(
+        "whole",
+        acceptance=[{"name": "tests", "run": "true"}],
+        goal=None,
+        goalFrom={"configMapKeyRef": {"name": "goal", "key": "text"}},
+        delivery={"branch": "moorage/whole", "push": False, "allowEmpty": True},
+    )
+    await world.until_reason("whole", "GoalNotFound")
+    world.server.kubectl("create", "configmap", "goal", "-n", world.namespace, "--from-literal=text=Mend it.")
+    await world.work(await world.until_pod(seconds=60))
+    verifier = await world.until_pod("verifier")
+    await world.start_pod(verifier)
+    await world.judge(verifier, exit_code=0)
+    assert (await world.until_phase("whole", "Succeeded"))["reason"] == "Completed"
+    policies = world.server.kubectl("get", "networkpolicy", "-n", world.namespace, "-o", "name")
+    assert f"networkpolicy.networking.k8s.io/{SANDBOX}" in policies
+    events = world.server.kubectl("get", "events.events.k8s.io", "-n", world.namespace, "-o", "name")
+    assert "whole" in events
+    uid = (await world.run("whole"))["metadata"]["uid"]
+    world.server.kubectl("delete", "ar", "whole", "-n", world.namespace, "--wait=false")
+    await world.until_released(uid)
+    await asyncio.sleep(1.5)  # one more scan
+    assert denials(world.server) == before
+    with pytest.raises(CommandFailedError):
+        world.server.kubectl("get", "secrets", "-n", world.namespace, "--as=nobody")
+    assert denials(world.server) != before  # the comparison can fail
+
+
+async def test_a_policy_that_somebody_opened_is_closed_again_under_the_charts_rights(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix")
+    await world.until_pod()
+    policy = ("networkpolicy", SANDBOX, "-n", world.namespace)
+    world.server.kubectl("patch", *policy, "--type=merge", "-p", '{"spec":{"egress":[{}]}}')
+
+    async def closed() -> bool:
+        said = world.server.kubectl("get", *policy, "-o", "jsonpath={.spec.egress}")
+        return said != "[{}]"
+
+    await world.until(closed, "the policy as it must be")
