@@ -15,6 +15,7 @@ from pathlib import Path
 PREFIXES = ("/model/", "/git/")
 MAX_HEAD = 64 * 1024
 CHUNK = 64 * 1024
+LINGER_S = 2.0
 REQUEST_LINE = re.compile(rb"[A-Z]{1,16} [!-~\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
 DROPPED = frozenset({b"authorization", b"x-api-key", b"host", b"connection", b"proxy-authorization", b"keep-alive"})
@@ -52,17 +53,19 @@ class Relay:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            return _refuse(writer, b"431 Request Header Fields Too Large", b"the request's head is too long")
+            return await _refuse(
+                reader, writer, b"431 Request Header Fields Too Large", b"the request's head is too long"
+            )
         if not well_formed(head):
-            return _refuse(writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
+            return await _refuse(reader, writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
         path = head.split(b" ", 2)[1].decode("latin-1")
         if not path.startswith(PREFIXES) or "/../" in path:
-            return _refuse(writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
+            return await _refuse(reader, writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
         token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
         try:
             up_reader, up_writer = await self._connect()
         except OSError:
-            return _refuse(writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
+            return await _refuse(reader, writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
         try:
             up_writer.write(rewrite(head, token))
             await _both_ways(reader, up_writer, up_reader, writer)
@@ -94,8 +97,14 @@ def rewrite(head: bytes, token: bytes) -> bytes:
     return b"\r\n".join([first, *kept, *ours]) + b"\r\n\r\n"
 
 
-def _refuse(writer: asyncio.StreamWriter, status: bytes, message: bytes) -> None:
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: bytes, message: bytes) -> None:
+    """Answer, and hear the client out for a moment: bytes left unread reset the connection, and the answer with it."""
     writer.write(REFUSED % (status, len(message), message))
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await reader.read(CHUNK):
+                pass
 
 
 async def _both_ways(

@@ -1,0 +1,149 @@
+"""The relay on loopback: what reaches the gateway, with whose token, and what doesn't."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.runner.relay import MAX_HEAD, Relay, rewrite, well_formed
+
+ANSWER = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhello"
+
+
+class Gateway:
+    """Keeps the bytes that come, answers, and closes."""
+
+    def __init__(self) -> None:
+        self.seen = b""
+        self.chunks = [ANSWER]
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen += await reader.readuntil(b"\r\n\r\n")
+        for chunk in self.chunks:
+            writer.write(chunk)
+            await writer.drain()
+            await self.gate.wait()
+        writer.close()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+async def relayed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Gateway, Relay, Path]]:
+    gateway, token = Gateway(), tmp_path / "token"
+    token.write_text("current\n")
+    if request.param == "unix":
+        server = await asyncio.start_unix_server(gateway.serve, tmp_path / "s")
+        address = f"unix:{tmp_path / 's'}"
+    else:
+        server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    relay = Relay(address, token)
+    await relay.start()
+    yield gateway, relay, token
+    await relay.stop()
+    server.close()
+    await server.wait_closed()
+
+
+async def send(relay: Relay, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+    writer.write(data)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    return answer
+
+
+@pytest.mark.rule("L4")
+async def test_the_token_is_put_in_and_the_clients_own_credentials_are_left_out(relayed) -> None:
+    gateway, relay, _ = relayed
+    head = (
+        b"POST /model/v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer stolen\r\nX-Api-Key: sk\r\nA: b\r\n\r\n"
+    )
+    assert await send(relay, head) == ANSWER
+    assert b"Bearer current" in gateway.seen
+    assert b"stolen" not in gateway.seen
+    assert b"sk" not in gateway.seen
+    assert b"\r\nA: b\r\n" in gateway.seen
+    assert gateway.seen.lower().count(b"authorization:") == gateway.seen.lower().count(b"host:") == 1
+
+
+@pytest.mark.rule("L4")
+async def test_a_rotated_token_is_used_at_once(relayed) -> None:
+    gateway, relay, token = relayed
+    await send(relay, b"GET /git/run.git/info/refs HTTP/1.1\r\nhost: x\r\n\r\n")
+    token.write_text("rotated")
+    await send(relay, b"GET /git/run.git/info/refs HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert gateway.seen.index(b"Bearer current") < gateway.seen.index(b"Bearer rotated")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"/v1/self", b"/", b"*", b"/modelx", b"/git/../v1/self", b"http://gateway/model/x", b"//model/v1/messages"],
+)
+async def test_no_other_door_is_reached(relayed, target) -> None:
+    gateway, relay, _ = relayed
+    answer = await send(relay, b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert gateway.seen == b""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /model/x HTTP/1.1\nhost: a\n\nGET /v1/self HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: a\nauthorization: Bearer stolen\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: a\rauthorization: Bearer stolen\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nauthorization : Bearer stolen\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\n authorization: Bearer stolen\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /model/x HTTP/2\r\nhost: a\r\n\r\n",
+        b"GET  /model/x HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\0\0\0\r\n\r\n",
+    ],
+)
+async def test_a_head_that_could_be_read_in_two_ways_goes_nowhere(relayed, head) -> None:
+    gateway, relay, _ = relayed
+    assert (await send(relay, head)).startswith(b"HTTP/1.1 400 ")
+    assert gateway.seen == b""
+
+
+async def test_a_head_without_an_end_is_refused(relayed) -> None:
+    _, relay, _ = relayed
+    head = b"GET /model/x HTTP/1.1\r\nx: " + b"y" * (2 * MAX_HEAD)
+    assert (await send(relay, head)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_an_answer_passes_chunk_by_chunk(relayed) -> None:
+    gateway, relay, _ = relayed
+    gateway.chunks = [b"HTTP/1.1 200 OK\r\n\r\n", b"first", b"second"]
+    gateway.gate.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+    writer.write(b"POST /model/v1/messages HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 200 OK\r\n\r\n"
+    gateway.gate.set()
+    assert await asyncio.wait_for(reader.read(), 5) == b"firstsecond"
+    writer.close()
+
+
+async def test_a_gateway_that_is_not_there_is_told(tmp_path) -> None:
+    (tmp_path / "token").write_text("t")
+    relay = Relay("http://127.0.0.1:9", tmp_path / "token")
+    await relay.start()
+    answer = await send(relay, b"GET /model/x HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 502 ")
+    await relay.stop()
+
+
+@given(st.binary(max_size=200))
+def test_whatever_passes_carries_our_token_once_and_nobody_elses(rest) -> None:
+    head = b"GET /model/x HTTP/1.1\r\nhost: a\r\n" + rest + b"\r\n\r\n"
+    if head.index(b"\r\n\r\n") + 4 != len(head) or not well_formed(head):
+        return
+    lines = rewrite(head, b"ours").split(b"\r\n")
+    assert [line for line in lines if line.lower().startswith(b"authorization")] == [b"authorization: Bearer ours"]
+    assert not [line for line in lines if b"\n" in line or b"\r" in line]
