@@ -55,6 +55,10 @@ def _environment(task: Task) -> dict[str, str]:
     return {**task.agent.env, **handoff, "MOORAGE_NEXT_ITERATION": str(task.next_iteration)}
 
 
+class _Spent(Exception):
+    """A limit that the program can't know of is reached."""
+
+
 class _Session:
     """One program's life."""
 
@@ -67,9 +71,8 @@ class _Session:
     async def run(self) -> Outcome:
         tasks = [asyncio.create_task(each) for each in (self._wait(), self._read_out(), self._read_err())]
         told: asyncio.Future[Any] = asyncio.create_task(self._host.stopping.wait())
-        life: asyncio.Future[Any] = asyncio.gather(
-            *tasks
-        )  # a reader that failed (a refused checkpoint, a fence) ends it with its own error
+        # a reader that failed (a refused checkpoint, a fence, a spent limit) ends it with its own error
+        life: asyncio.Future[Any] = asyncio.gather(*tasks)
         try:
             await asyncio.wait({life, told}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -78,6 +81,8 @@ class _Session:
             await self._child.stop(STOP_GRACE_S)
             await asyncio.wait(tasks, timeout=PIPE_GRACE_S)
             return Outcome("cancelled", "Stopped", "stopped on request", self._summary, await self._child.wait())
+        except _Spent as error:
+            return Outcome("exhausted", "BudgetExhausted", str(error), self._summary)
         finally:
             await self._child.stop(0)
             for each in (told, *tasks):
@@ -103,11 +108,8 @@ class _Session:
 
     async def _read_out(self) -> None:
         async for piece in pieces(self._rest(self._child.stdout)):
-            event = _event(piece)
-            if event is None:
+            if not await self._obey(_event(piece)):
                 await self._host.output("stdout", piece)
-            else:
-                await self._obey(event)
 
     async def _read_err(self) -> None:
         async for data in self._rest(self._child.stderr):
@@ -137,15 +139,24 @@ class _Session:
             reading.cancel()
             ended.cancel()
 
-    async def _obey(self, event: dict[str, Any]) -> None:
+    async def _obey(self, event: dict[str, Any]) -> bool:
+        """Do what an event says; False where it says nothing that is known here."""
         match event.get("event"):
             case "iteration":
+                self._demand_left()
                 await self._host.safe_point(self._iteration)
                 self._iteration += 1
             case "summary":
                 self._summary = str(event.get("text", ""))[:SUMMARY_CAP]
             case _:
-                await self._host.output("stdout", json.dumps({"moorage": event}).encode() + b"\n")
+                return False
+        return True
+
+    def _demand_left(self) -> None:
+        """B3: an iteration past the limit is not counted, and ends the program."""
+        limit = self._task.limits.max_iterations
+        if limit is not None and self._iteration > limit:
+            raise _Spent(f"all {limit} iterations are used up")
 
 
 async def pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -180,16 +191,15 @@ def _take(held: bytearray) -> Iterator[bytes]:
         held.clear()
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    """What a line tells us, where it is one of ours."""
+def _event(line: bytes) -> dict[str, Any]:
+    """What a line tells us; empty where it is none of ours."""
     if not line.startswith(MARK):
-        return None
+        return {}
     try:
-        told = json.loads(line)
-    except ValueError:
-        return None
-    event = told.get("moorage")
-    return event if isinstance(event, dict) else None
+        event = json.loads(line)["moorage"]
+    except (ValueError, KeyError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
 def _signal_name(number: int) -> str:

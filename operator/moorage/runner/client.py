@@ -34,6 +34,7 @@ LONGEST_PAUSE_S = 2.0
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
 ORDERS_TIMEOUT_S = 40.0
+HEARTBEAT_TIMEOUT_S = 8.0  # one that hangs must not keep the next ones back for as long as a Lease lasts
 T = TypeVar("T", bound=Wire)
 R = TypeVar("R")
 
@@ -52,6 +53,10 @@ class Fenced(GatewayError):
 
 class NotWanted(GatewayError):
     """The run has ended or is being cancelled, or its workspace's remote refuses: this attempt has nothing to do."""
+
+
+class TokenUnreadable(RuntimeError):
+    """The projected token isn't there at this moment."""
 
 
 class GatewayLost(RuntimeError):
@@ -101,7 +106,7 @@ class GatewayClient:
 
     async def heartbeat(self, beat: Heartbeat) -> Orders:
         """Say that we live. Not repeated: the next one is better than a late one."""
-        return await self._once(Orders, "POST", "/v1/self/heartbeat", beat)
+        return await self._once(Orders, "POST", "/v1/self/heartbeat", beat, read_s=HEARTBEAT_TIMEOUT_S)
 
     async def orders(self, after: int) -> Orders:
         """Wait for an order above `after`, up to the gateway's own limit."""
@@ -117,8 +122,7 @@ class GatewayClient:
     async def _once(
         self, answer: type[T], method: str, path: str, body: Wire | None = None, read_s: float | None = None
     ) -> T:
-        token = await asyncio.to_thread(self._token_file.read_text)
-        headers = {"authorization": f"Bearer {token.strip()}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {await self._token()}", "content-type": "application/json"}
         content = body.model_dump_json() if body is not None else None
         response = await self._http.request(
             method, path, content=content, headers=headers, timeout=read_s or httpx.USE_CLIENT_DEFAULT
@@ -126,6 +130,12 @@ class GatewayClient:
         if response.is_success:
             return answer.model_validate_json(response.content)
         raise _refusal(response)
+
+    async def _token(self) -> str:
+        try:
+            return (await asyncio.to_thread(self._token_file.read_text)).strip()
+        except OSError as error:
+            raise TokenUnreadable(str(error)) from None
 
 
 async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
@@ -139,9 +149,7 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
             if error.status not in PASSING:
                 raise
             why = str(error)
-        except NetworkUnreachable as error:
-            why = str(error)
-        except (httpx.TransportError, OSError) as error:
+        except (httpx.TransportError, NetworkUnreachable, TokenUnreadable) as error:
             why = f"{type(error).__name__}: {error}"
         if time.monotonic() >= deadline:
             raise GatewayLost(f"no answer from the gateway for {patience_s:.0f} s; last: {why}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import errno
+import unicodedata
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,6 +31,7 @@ from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 T = TypeVar("T")
 REASONS = {"fenced": "Fenced", "terminal": "RunEnded", "deadline": "DeadlineExceeded"}
 
@@ -74,7 +77,8 @@ class Work:
 
     async def _attempt_on(self, worktree: RunWorktree, watch: Watch) -> None:
         try:
-            await self._attempt(worktree, watch)
+            with _disk_named():
+                await self._attempt(worktree, watch)
         except DiskFull as error:
             await kill_everything()
             await self._report(Outcome("failed", "DiskFull", f"{error}; what the last checkpoint holds is kept"))
@@ -86,7 +90,8 @@ class Work:
             why = f"{still_open} can be reached from the sandbox: no network policy is enforced here"
             return Outcome("failed", "NetworkNotIsolated", why)
         try:
-            return await self.client.patiently(self._worktree)
+            with _disk_named():
+                return await self.client.patiently(self._worktree)
         except WorkspaceError as error:
             if error.retryable:
                 raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
@@ -265,8 +270,8 @@ class Work:
             epoch=self.assignment.epoch,
             outcome=outcome.outcome,
             reason=outcome.reason,
-            message=outcome.message[:MAX_TEXT],
-            summary=outcome.summary[:MAX_TEXT],
+            message=plain(outcome.message)[:MAX_TEXT],
+            summary=plain(outcome.summary)[:MAX_TEXT],
             exit_code=outcome.exit_code,
             commit=commit,
             tree=tree,
@@ -276,6 +281,23 @@ class Work:
             recorded_at=now_ms(),
         )
         await self.client.result(report)
+
+
+def plain(text: str) -> str:
+    """Text that a journal and a commit can hold: no half surrogates, no control characters but line ends and tabs."""
+    whole = text.encode("utf-8", "replace").decode()
+    return "".join(each for each in whole if each in "\n\t" or unicodedata.category(each) != "Cc")
+
+
+@contextlib.contextmanager
+def _disk_named() -> Iterator[None]:
+    """A full disk that was met without git is DiskFull too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise DiskFull(str(error)) from error
 
 
 def _leaving(stop: Orders | None) -> Leave:
@@ -299,7 +321,7 @@ def _drift(drift: Drift) -> dict[str, object]:
 
 def _commit_message(assignment: Assignment, outcome: Outcome) -> str:
     """First line from the summary or the goal; trailers say where it came from."""
-    said = outcome.summary.strip() or assignment.goal.strip() or assignment.name
+    said = plain(outcome.summary).strip() or plain(assignment.goal).strip() or assignment.name
     first = said.splitlines()[0][:72]
     return f"{first}\n\nMoorage-Run: {assignment.tenant}/{assignment.name}\nMoorage-Run-Uid: {assignment.run_uid}\n"
 
