@@ -125,7 +125,7 @@ def ask(**changes: Any) -> dict[str, Any]:
     )
 
 
-async def asked(gateway, body: dict[str, Any], pod: str = "p1", **headers: str) -> httpx.Response:
+async def asked(gateway, body: dict[str, Any], pod: str = "p1", **headers: str | bytes) -> httpx.Response:
     return await gateway.sandbox(pod, "team-a").post("/model/v1/messages", json=body, headers=headers)
 
 
@@ -135,12 +135,19 @@ def last(records: list[Any], kind: str) -> Any:
 
 @pytest.mark.rule("T2", "L4", "J8")
 async def test_the_key_is_added_on_the_way_out_and_both_directions_are_journaled(gateway, provider, operator) -> None:
-    headers = {"x-api-key": "dummy", "anthropic-version": "2023-06-01", "cookie": "a=b", "x-moorage-turn": "4"}
+    headers = {
+        "x-client": b"sch\xf6n",
+        "x-api-key": "dummy",
+        "anthropic-version": "2023-06-01",
+        "cookie": "a=b",
+        "x-moorage-turn": "4",
+    }
     answer = await asked(gateway, ask(), **headers)
     assert (answer.status_code, answer.json()) == (200, MESSAGE)
     assert answer.headers["request-id"] == "req_1"
     sent, body = provider.asked[0]
     assert sent["x-api-key"] == KEY
+    assert sent["x-client"] == "schön"
     assert sent["anthropic-version"] == "2023-06-01"
     assert not {"authorization", "cookie", "x-moorage-turn"} & set(sent)
     records = await operator.records()
@@ -309,3 +316,23 @@ async def test_an_answer_that_came_after_its_attempt_was_lost_is_not_lost(gatewa
     assert again.content == first.content
     assert len(provider.asked) == 1
     assert (await operator.state())["usage"]["output_tokens"] == 25
+
+
+@pytest.mark.rule("T3")
+@pytest.mark.parametrize("host", ["169.254.169.254", "[::ffff:169.254.169.254]", "2852039166", "0xa9.254.169.254"])
+async def test_no_provider_is_a_metadata_service(gateway, upstream, provider, host) -> None:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    operator = Operator(gateway, with_model(upstream, provider, base_url=f"http://{host}"))
+    await agent_at_work(gateway, operator)
+    answer = await asked(gateway, ask())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+    assert "MODEL_REQUEST" not in await operator.types()
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://127.0.0.1:99999", "nonsense", "ftp://127.0.0.1"])
+async def test_a_provider_without_an_address_is_told_and_noted(gateway, upstream, provider, address) -> None:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    operator = Operator(gateway, with_model(upstream, provider, base_url=address))
+    await agent_at_work(gateway, operator)
+    answer = await asked(gateway, ask())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "api_error")

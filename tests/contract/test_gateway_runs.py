@@ -135,6 +135,19 @@ async def test_a_cancelling_run_pushes_nothing_more(gateway, upstream, tmp_path)
     assert (await operator.state())["cancel_stage"] == "propagated"
 
 
+@pytest.mark.rule("E5", "X3")
+async def test_a_cancelling_run_still_settles_what_it_sent(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("drop", "git-receive-pack")
+    await ok(await operator.deliver(1, head))
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    view = await ok(await operator.deliver(1, head))
+    assert [e["status"] for e in view["state"]["effects"]] == ["confirmed"]
+    assert view["state"]["phase"] == "Cancelling"
+
+
 # --- identity and ownership -------------------------------------------------------------------------------------------
 
 
@@ -427,6 +440,7 @@ async def test_a_wrong_password_ends_the_run_with_its_reason(gateway, upstream) 
         ({"ref": "no-such-branch"}, "GitRefNotFound"),
         ({"credentials": SecretRef(name="absent")}, "GitAuthFailed"),
         ({"url": "ftp://example.invalid/x.git"}, "GitBadUrl"),
+        ({"url": "http://169.254.169.254/latest/meta-data"}, "GitBadUrl"),
         ({"kind": "local", "url": None, "path": "/nonexistent/repository"}, "GitNotFound"),
     ],
 )

@@ -85,7 +85,7 @@ class Exchange:
         self._began = self._clock.monotonic_ms()
         try:
             answer = await self._gate.deps.http.send(self._outgoing(model, credential), stream=True)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             await self._note_answer(Answered(0, JSON, type(error).__name__), Reading())
             why = f"the model provider can't be reached ({type(error).__name__})"
             raise Refusal(why, status=502, reason="ProviderUnreachable") from None
@@ -101,7 +101,8 @@ class Exchange:
         url = f"{model.base_url.rstrip('/')}/v1/messages" + (f"?{ask.query}" if ask.query else "")
         connect = settings.model_connect_ms / 1000
         timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect)
-        headers = ask.headers | dict(credential)
+        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
+        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (ask.headers | dict(credential)).items()]
         return self._gate.deps.http.build_request("POST", url, content=ask.body, headers=headers, timeout=timeout)
 
     # --- bodies -------------------------------------------------------------------------------------------------------
@@ -212,6 +213,7 @@ def _stopped(run: Run) -> bool:
     return run.at is not None and (run.at.state.end is not None or run.at.state.cancel_stage is not None)
 
 
-def _returned(headers: Mapping[str, str]) -> dict[str, str]:
-    """What goes back to the agent."""
-    return {name: value for name, value in headers.items() if name not in NOT_RETURNED and name != "content-type"}
+def _returned(headers: httpx.Headers) -> dict[str, str]:
+    """What goes back to the agent, as it came."""
+    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
+    return {name: value for name, value in told if name not in NOT_RETURNED and name != "content-type"}

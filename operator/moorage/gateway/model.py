@@ -22,6 +22,7 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.gateway import anthropic
+from moorage.gateway.addresses import leads_to_metadata
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange
 from moorage.gateway.facts import ModelAnswer
@@ -88,6 +89,8 @@ class ModelRoom:
             if recorded is not None and (answer := await self._again(caller, recorded)) is not None:
                 return answer
             _demand_budget(caller.run)
+            if await leads_to_metadata(model.base_url):
+                raise Refusal("the provider's address is a metadata service's", status=403, reason="AddressForbidden")
             credential = await self._credential(caller.run, model)
             return await Exchange(self._gate, caller, ask).run(model, credential)
         except Refusal as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moorage.api.wire import ResolvedRun
+from moorage.gateway.addresses import leads_to_metadata
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.ports import SecretMissing, Secrets
 from moorage.workspace.errors import WorkspaceError
@@ -50,6 +51,8 @@ async def upstream_of(spec: ResolvedRun, secrets: Secrets) -> AnyUpstream | None
     """The remote; None for an ephemeral workspace. Raise UpstreamRefused (the Secret is wrong), Unavailable."""
     space = spec.workspace
     if space.kind == "remote_git":
+        if await leads_to_metadata(space.url or ""):
+            raise UpstreamRefused("the remote's address is a metadata service's", reason="GitBadUrl")
         credential = await _credential(spec, secrets)
         return Upstream(space.url or "", space.ref, credential, space.depth)
     if space.kind == "local":
