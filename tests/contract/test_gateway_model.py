@@ -330,9 +330,10 @@ async def test_no_provider_is_a_metadata_service(gateway, upstream, provider, ho
 
 
 @pytest.mark.parametrize("address", ["http://[", "http://127.0.0.1:99999", "nonsense", "ftp://127.0.0.1"])
-async def test_a_provider_without_an_address_is_told_and_noted(gateway, upstream, provider, address) -> None:
+async def test_a_provider_without_an_address_is_told(gateway, upstream, provider, address) -> None:
     gateway.secrets.give("team-a", "model", **{"api-key": KEY})
     operator = Operator(gateway, with_model(upstream, provider, base_url=address))
     await agent_at_work(gateway, operator)
     answer = await asked(gateway, ask())
-    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "api_error")
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
+    assert "MODEL_REQUEST" not in await operator.types()

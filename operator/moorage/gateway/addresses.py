@@ -1,5 +1,5 @@
-"""T3: metadata addresses, never. What a tenant names as its remote or its provider is called by the gateway, from a place
-where a cloud's metadata service would answer."""
+"""T3: metadata addresses, never. What a tenant names as its remote or its provider is called by the gateway, from a
+place where a cloud's metadata service would answer."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ METADATA = frozenset(
 LINK_LOCAL = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fe80::/10"))
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_http(url: str) -> bool:
+    """Whether the URL is one that an HTTP client can be sent to."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 async def leads_to_metadata(url: str) -> bool:
@@ -43,6 +52,4 @@ def forbidden(text: str) -> bool:
     address: Address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    return address in METADATA or any(
-        address in network for network in LINK_LOCAL if network.version == address.version
-    )
+    return address in METADATA or any(address in network for network in LINK_LOCAL)

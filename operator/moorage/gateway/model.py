@@ -22,7 +22,7 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.gateway import anthropic
-from moorage.gateway.addresses import leads_to_metadata
+from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange
 from moorage.gateway.facts import ModelAnswer
@@ -89,8 +89,7 @@ class ModelRoom:
             if recorded is not None and (answer := await self._again(caller, recorded)) is not None:
                 return answer
             _demand_budget(caller.run)
-            if await leads_to_metadata(model.base_url):
-                raise Refusal("the provider's address is a metadata service's", status=403, reason="AddressForbidden")
+            await _demand_address(model)
             credential = await self._credential(caller.run, model)
             return await Exchange(self._gate, caller, ask).run(model, credential)
         except Refusal as error:
@@ -184,6 +183,13 @@ def _demand_model(run: Run) -> ResolvedModel:
     if model.protocol != anthropic.PROTOCOL:
         raise Refusal(f"the run's model speaks {model.protocol}, not this protocol", status=404, reason="OtherProtocol")
     return model
+
+
+async def _demand_address(model: ResolvedModel) -> None:
+    if not is_http(model.base_url):
+        raise Refusal(f"the address of provider {model.provider} is no http(s) URL", status=404, reason="BadAddress")
+    if await leads_to_metadata(model.base_url):
+        raise Refusal("the provider's address is a metadata service's", status=403, reason="AddressForbidden")
 
 
 def _demand_budget(run: Run) -> None:
