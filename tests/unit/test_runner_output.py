@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.runner.output import BURST_BYTES, CHUNK_BYTES, KEPT_BYTES, OutputLog, chunks
+from moorage.runner.output import (
+    BURST_BYTES,
+    CHUNK_BYTES,
+    FLUSH_S,
+    KEPT_BYTES,
+    SLOWER_AFTER,
+    SLOWEST_FLUSH_S,
+    OutputLog,
+    chunks,
+    pause_s,
+)
 
 
 class Shipped:
@@ -57,6 +67,28 @@ async def test_an_attempt_keeps_so_much_and_no_more(shipped) -> None:
         shipped.log.add("stdout", b"x" * BURST_BYTES)
         await shipped.log.flush()
     assert KEPT_BYTES - BURST_BYTES < len(shipped.of("stdout")) <= KEPT_BYTES
+
+
+async def test_past_that_there_are_two_marks_however_long_it_floods(shipped) -> None:
+    bursts = KEPT_BYTES // BURST_BYTES + 50
+    for _ in range(bursts):
+        shipped.log.add("stdout", b"x" * BURST_BYTES)
+        await shipped.log.flush()
+    await shipped.log.flush(last=True)
+    await shipped.log.flush(last=True)
+    marks = [int(line[1:].split()[0]) for line in shipped.of("moorage").decode().splitlines() if line]
+    assert len(marks) == 2
+    assert len(shipped.of("stdout")) + sum(marks) == bursts * BURST_BYTES
+
+
+def test_flushes_become_rarer_with_what_was_shipped() -> None:
+    assert pause_s(0) == pause_s(SLOWER_AFTER - 1) == FLUSH_S
+    assert pause_s(SLOWER_AFTER) == 2 * FLUSH_S
+    assert pause_s(10**9) == SLOWEST_FLUSH_S
+    seconds, shipped = 0.0, 0
+    while seconds < 86_400:
+        seconds, shipped = seconds + pause_s(shipped), shipped + 1
+    assert shipped < 20_000
 
 
 async def test_adding_never_waits_for_a_slow_journal(shipped) -> None:

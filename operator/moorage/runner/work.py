@@ -146,7 +146,7 @@ class Work:
             await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
             await kill_everything()
-            await host.log.flush()
+            await host.log.flush(last=True)
             stop = watch.stop
             if self.terminated.is_set() or (stop is not None and stop.stop != "cancel"):
                 await self._give_up(worktree, stop)
