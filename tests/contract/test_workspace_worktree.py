@@ -4,11 +4,13 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import moorage
 from moorage.testing.gitdoor import GitDoor
 from moorage.testing.trees import ENV, git, snapshot
 from moorage.workspace.errors import (
@@ -28,6 +30,21 @@ from moorage.workspace.provider import WorktreeProvider
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
 
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from moorage.workspace.worktree import RunWorktree
+
+async def main(root, url, epoch, base, branch):
+    place = dict(run="run-1", epoch=int(epoch), base=base, branch=branch)
+    worktree = await RunWorktree.prepare(Path(root), url, **place)
+    for number in range(1000):
+        (worktree.tree / f"file-{epoch}-{number}").write_text("work")
+        await worktree.push_checkpoint(await worktree.checkpoint(number, int(epoch)))
+        print(number, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
 KEY = MirrorKey("team-a", "shop")
 RUN = "run-1"
 BRANCH = "moorage/run-1"
@@ -510,6 +527,77 @@ async def test_a_push_that_the_gateway_refuses_says_why(place):
     place.door.policy = ReceivePolicy(RUN, 2, BRANCH)
     with pytest.raises(Refused, match="runs/run-1/2/"):
         await worktree.push_checkpoint(one)
+
+
+@pytest.mark.rule("P5")
+async def test_a_push_without_an_answer_is_no_refusal_and_may_be_repeated(place):
+    worktree = await place.prepare()
+    (worktree.tree / "a.txt").write_text("two\n")
+    one = await worktree.checkpoint(1, 1)
+    for fault in (("before", 503), ("after", 502), ("before", 425)):
+        place.door.faults.append(fault)
+        with pytest.raises(NetworkUnreachable):
+            await worktree.push_checkpoint(one)
+        assert (await place.stored(checkpoint_ref(RUN, 1)) is None) is (fault == ("before", 503))
+        (worktree.tree / "a.txt").write_text(f"{fault}\n")
+        one = await worktree.checkpoint(2, 1)
+    await worktree.push_checkpoint(one)
+    assert await place.stored(checkpoint_ref(RUN, 1)) == one.commit
+    (worktree.tree / "a.txt").write_text("three\n")
+    place.door.faults.append(("before", 409))
+    with pytest.raises(Refused):
+        await worktree.push_checkpoint(await worktree.checkpoint(3, 1))
+
+
+async def test_a_cancelled_or_broken_checkpoint_does_not_spoil_the_next(place):
+    worktree = await place.prepare()
+    for number in range(400):
+        (worktree.tree / f"f{number}").write_text(f"{number}\n")
+    for delay in (0.005, 0.01, 0.02, 0.03):
+        task = asyncio.create_task(worktree.checkpoint(1, 1))
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for name in ("index.lock", "repo.git/HEAD.lock", "repo.git/refs/moorage/last.lock"):
+        (worktree.volume.state / name).touch()
+    (worktree.shadow.repo / "config").write_text("[broken")
+    one = await worktree.checkpoint(1, 1)
+    await worktree.push_checkpoint(one)
+    assert len(git(worktree.tree, "ls-tree", "-r", "--name-only", one.commit).split()) == 405
+    git(place.door.mirrors.path(KEY), "rev-list", "--objects", "--all", "--quiet")
+
+
+async def test_checkpoints_asked_for_at_once_are_taken_one_by_one(place):
+    worktree = await place.prepare()
+    (worktree.tree / "a.txt").write_text("two\n")
+    taken = await asyncio.gather(*(worktree.checkpoint(n, 1) for n in range(3)), worktree.save_drift(1))
+    assert [one.changed for one in taken[:3]] == [True, False, False]
+    assert taken[3] is None
+
+
+@pytest.mark.rule("R1", "R3", "W4")
+async def test_a_runner_that_is_killed_at_any_moment_has_a_successor(place, source, tmp_path):
+    """A process of its own is killed with all its git children while it prepares, checkpoints and pushes, over and over
+    on one volume; each time the next one finds a volume that it can use, and no byte of the agent's is gone."""
+    want = snapshot(source)
+    for epoch, delay in enumerate((0.3, 0.45, 0.6, 0.0, 0.02, 0.04, 0.06), 2):
+        place.door.policy = ReceivePolicy(RUN, epoch, BRANCH)
+        args = (str(place.root), place.door.url, str(epoch), place.base, BRANCH)
+        env = {**ENV, "PYTHONPATH": str(Path(moorage.__file__).parent.parent)}
+        runner = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", KILLED, *args, env=env, stdout=subprocess.PIPE
+        )
+        if delay < 0.1:  # in the middle of the second checkpoint or its push; else while it starts and prepares
+            assert await runner.stdout.readline() == b"0\n"
+        await asyncio.sleep(delay)
+        runner.kill()
+        await runner.communicate()
+    last = await place.prepare(epoch=99)
+    assert snapshot(last.tree) == want
+    assert git(last.tree, "status", "--porcelain") == ""
+    store = place.door.mirrors.path(KEY)
+    assert git(store, "for-each-ref", "refs/moorage/runs/run-1/8")
+    git(store, "rev-list", "--objects", "--all", "--quiet")
 
 
 async def test_bad_requests_have_names(place):

@@ -34,6 +34,8 @@ class GitDoor:
     policy: ReceivePolicy | None = None
     url: str = ""
     responses: list[GitResponse] = field(default_factory=list)
+    faults: list[tuple[str, int]] = field(default_factory=list)
+    """What goes wrong with the next POSTs: `before` or `after` the work is done, and the status told instead."""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[GitDoor]:
@@ -64,12 +66,19 @@ class GitDoor:
             {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
             _body(receive),
         )
+        response = await self._answer(request)
+        self.responses.append(response)
+        await _send(response, send)
+
+    async def _answer(self, request: GitRequest) -> GitResponse:
+        when, status = self.faults.pop(0) if self.faults and request.method == "POST" else ("", 0)
+        if when == "before":
+            return GitResponse(status, "text/plain", b"a fault\n")
         try:
             response = await respond(self.mirrors, self.key, self.run, self.policy, request)
         except WorkspaceError as error:
-            response = GitResponse(400, "text/plain", str(error).encode())
-        self.responses.append(response)
-        await _send(response, send)
+            return GitResponse(400, "text/plain", str(error).encode())
+        return GitResponse(status, "text/plain", b"a lost receipt\n") if when == "after" else response
 
 
 async def _body(receive: Callable[[], Awaitable[_Message]]) -> AsyncIterator[bytes]:

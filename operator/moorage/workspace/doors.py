@@ -7,13 +7,14 @@ their own run's refs under their own names.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.workspace import wire
-from moorage.workspace.errors import Refused, WorkspaceError
+from moorage.workspace.errors import GitFailed, NetworkUnreachable, RefMissing, Refused, WorkspaceError
 from moorage.workspace.git import Git
 from moorage.workspace.refs import DRIFT, HEADS, RUNS, UPSTREAM, candidate_ref, check_branch, check_run, drift_ref
 from moorage.workspace.wire import Command, Push
@@ -101,9 +102,11 @@ async def advertise(git: Git, service: str, run: str | None, policy: ReceivePoli
     return wire.advertisement(service, answer.stdout, rename)
 
 
-def upload_pack(git: Git, run: str | None, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Answer `POST git-upload-pack`."""
-    return _upload(git, run).stream("upload-pack", "--stateless-rpc", str(git.cwd), stdin=body)
+async def upload_pack(git: Git, run: str | None, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Answer `POST git-upload-pack`. What the client did wrong, or that it went away, git has told it by itself."""
+    with contextlib.suppress(RefMissing, NetworkUnreachable, GitFailed):
+        async for chunk in _upload(git, run).stream("upload-pack", "--stateless-rpc", str(git.cwd), stdin=body):
+            yield chunk
 
 
 async def receive_pack(git: Git, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:

@@ -155,7 +155,7 @@ class GitFailed(WorkspaceError):
 _SIGNS: tuple[tuple[re.Pattern[str], type[WorkspaceError]], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), error)
     for pattern, error in (
-        (r"no space left on device|disk quota exceeded|file too large", DiskFull),
+        (r"no space left on device|out of diskspace|disk quota exceeded|file too large", DiskFull),
         (r"unable to create '[^']*\.lock'|cannot lock ref .*file exists|could not lock config", LockHeld),
         (r"protected branch|GH006|hook declined|refusing to allow|not allowed to push", Protected),
         (
@@ -166,11 +166,12 @@ _SIGNS: tuple[tuple[re.Pattern[str], type[WorkspaceError]], ...] = tuple(
         (r"couldn't find remote ref|not our ref|did not send all necessary objects|does not allow request", RefMissing),
         (r"unadvertised object|no such ref was fetched|bad revision|unknown revision|needed a single rev", RefMissing),
         (r"non-fast-forward|fetch first|stale info|not a simple fast-forward", NonFastForward),
+        (r"error: 409\b", Refused),
         (r"error: 404|repository '[^']*' not found|repository not found|info/refs not valid", NotFound),
         (
             r"could not resolve|failed to connect|couldn't connect|connection (refused|reset|timed out)|timed out|"
-            r"\bssl[ _:]|certificate|error: 5\d\d|unexpected disconnect|early eof|hung up|empty reply|rpc failed|"
-            r"network is unreachable|no route to host|operation too slow",
+            r"\bssl[ _:]|certificate|error: (425|429|5\d\d)|unexpected disconnect|early eof|hung up|empty reply|"
+            r"rpc failed|network is unreachable|no route to host|operation too slow",
             NetworkUnreachable,
         ),
         (r"transport '[^']*' not allowed|url (using|rejected)|malformed|bad/illegal format|port number", BadUrl),

@@ -114,7 +114,7 @@ class Git:
                 raise TimedOut(f"git {_verb(args)}: {self.timeout:.0f} s") from None
             finally:
                 await _end(process)
-        if output.code not in ok and not output.truncated:
+        if output.code not in ok:
             raise classify(output.stderr or f"git {_verb(args)} ended with {output.code}")
         return output
 
@@ -144,8 +144,9 @@ class Git:
                 raise TimedOut(f"git {_verb(args)}: {self.timeout:.0f} s") from None
             finally:
                 feeder.cancel()
-                await _end(process)
+                errors.cancel()
                 await asyncio.gather(errors, feeder, return_exceptions=True)
+                await _end(process)
 
     async def _start(
         self, args: tuple[str | bytes | Path, ...], env: dict[str, str], fds: tuple[int, ...]
@@ -171,14 +172,14 @@ class Git:
         try:
             data, more = await _head(stdout, self.limit)
             if more:
-                _kill(process)
+                if not truncate:
+                    raise TooLarge(f"over {self.limit} bytes")
+                return Output(0, data, "", truncated=True)
             code = await process.wait()
             said = self._scrub(await errors)
-            if more and not truncate:
-                raise TooLarge(f"over {self.limit} bytes")
             if feeder.done() and not feeder.cancelled() and (failure := feeder.exception()):
                 raise failure
-            return Output(code, data, said, more)
+            return Output(code, data, said)
         finally:
             feeder.cancel()
             errors.cancel()
@@ -302,7 +303,14 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Nothing of the group is left, also when the caller is being cancelled."""
-    if process.returncode is None:
+    """Nothing of the group is left, also when the caller is being cancelled. Nobody else reads the pipes any more."""
+    if process.returncode is None or not all(pipe.at_eof() for pipe in _pipes(process)):
         _kill(process)
-        await asyncio.shield(process.wait())
+        await asyncio.shield(_reap(process))
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end; asyncio sees it only once the pipes have been read to theirs."""
+    if process.stdin is not None:
+        process.stdin.close()
+    await asyncio.gather(*(_tail(pipe) for pipe in _pipes(process)), process.wait())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_CAP = 256 << 20
+# What killed git processes left: locks, half-written objects. None of them lives where the volume's lock is held.
 _LEFTOVERS = ("index.lock", "repo.git/**/*.lock", "repo.git/objects/pack/tmp_*", "repo.git/objects/*/tmp_obj_*")
 
 
@@ -71,15 +72,23 @@ class Volume:
         self.tree.mkdir(parents=True, exist_ok=True)
         for folder in ("objects/info", "objects/pack", "refs/heads", "info"):
             (self.repo / folder).mkdir(parents=True, exist_ok=True)
-        self._break_locks()
+        self._remove(*_LEFTOVERS)
+        self.configure(remote_url, options)
+        if options.alternates:
+            (self.repo / "objects/info/alternates").write_text(f"{options.alternates / 'objects'}\n")
+        write_sparse(self.repo, options.sparse)
+
+    def configure(self, remote_url: str, options: WorktreeOptions) -> None:
+        """Configuration and HEAD that git can read, whatever the agent made of them."""
         head = self.repo / "HEAD"
         if not head.is_file() or not re.match(rb"ref: refs/|[0-9a-f]{40}", head.read_bytes()):
             head.write_text("ref: refs/heads/none\n")
         (self.repo / "config").write_text(_config(remote_url, options))
         (self.repo / "config.worktree").unlink(missing_ok=True)
-        if options.alternates:
-            (self.repo / "objects/info/alternates").write_text(f"{options.alternates / 'objects'}\n")
-        write_sparse(self.repo, options.sparse)
+
+    def break_own_locks(self) -> None:
+        """The locks of what only we write, left by a git of ours that was cancelled. The agent's own are left alone."""
+        self._remove("index.lock", "repo.git/HEAD.lock", "repo.git/refs/moorage/**/*.lock")
 
     def put_repository_aside(self, epoch: int) -> bool:
         """Move a damaged repository away, once in an attempt: commits of the agent's may still be read from it."""
@@ -101,9 +110,8 @@ class Volume:
         else:
             found.unlink(missing_ok=True)
 
-    def _break_locks(self) -> None:
-        """What killed git processes left: locks, half-written objects. None of them lives: the lock is ours."""
-        for pattern in _LEFTOVERS:
+    def _remove(self, *patterns: str) -> None:
+        for pattern in patterns:
             for path in self.state.glob(pattern):
                 if path.is_file():
                     path.unlink(missing_ok=True)

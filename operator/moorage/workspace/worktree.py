@@ -7,6 +7,7 @@ here: the remote is a relay on loopback.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -15,8 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moorage.workspace.errors import Corrupt, GitFailed, RefMissing, Refused, SubmodulesUnsupported, WorkspaceError
-from moorage.workspace.git import Git
+from moorage.workspace.errors import (
+    Corrupt,
+    GitFailed,
+    RefMissing,
+    Refused,
+    SubmodulesUnsupported,
+    WorkspaceError,
+    classify,
+)
+from moorage.workspace.git import Git, Output
 from moorage.workspace.locks import lock
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
@@ -87,6 +96,7 @@ class RunWorktree:
     drift: Drift | None = None
     lfs_pointers: tuple[str, ...] = ()
     _staged: bool = field(default=False, repr=False)
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
     async def prepare(
@@ -141,6 +151,10 @@ class RunWorktree:
 
     async def checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None = None) -> Checkpoint:
         """Staged, unstaged and untracked files as a commit on the last checkpoint; ignored files are left out."""
+        async with self._busy:
+            return await self._checkpoint(iteration, epoch, size_cap_bytes)
+
+    async def _checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None) -> Checkpoint:
         left = await self._stage(size_cap_bytes)
         tree = await self.shadow.write_tree() if self._staged else self.last_tree
         self._staged = tree != self.last_tree
@@ -168,12 +182,15 @@ class RunWorktree:
         specs = [f"{sign}{commit}:{ref}" for ref, commit in refs.items()]
         out = await self.shadow.git.run("push", "--porcelain", "--no-verify", self.remote_url, *specs, ok=(0, 1))
         if out.code:
-            lines = [line.split("\t")[-1] for line in out.text.splitlines() if line.startswith("!")]
-            raise Refused("; ".join(lines) or out.stderr)
+            raise _no(out)
 
     async def propose(self, message: str, author: str = _MOORAGE, size_cap_bytes: int | None = None) -> Proposal:
         """The commit to deliver: the agent's own commits where they build on the base, and one more for what it did not
         commit. `author` as `Name <email>`. Branch, index and HEAD stay as they are."""
+        async with self._busy:
+            return await self._propose(message, author, size_cap_bytes)
+
+    async def _propose(self, message: str, author: str, size_cap_bytes: int | None) -> Proposal:
         left = await self._stage(size_cap_bytes)
         await self.shadow.drop_ignored()
         self._staged = True
@@ -193,7 +210,11 @@ class RunWorktree:
     async def save_drift(self, epoch: int) -> Drift | None:
         """Commit and push what stands in the tree and not in the last checkpoint; None when there is no such thing.
         Saved twice under one epoch, the second builds on the first."""
-        _, left = await self.shadow.stage(self.options.size_cap_bytes)
+        async with self._busy:
+            return await self._save_drift(epoch)
+
+    async def _save_drift(self, epoch: int) -> Drift | None:
+        left = await self._stage(None)
         tree, head = await self.shadow.write_tree(), await self._agent_head() or self.head
         aside = await self._move_aside(left, epoch)
         if tree == self.last_tree and head == self.head and not aside:
@@ -304,8 +325,15 @@ class RunWorktree:
         return tuple(printable(path) for path in out.stdout.split(b"\0") if path)
 
     async def _stage(self, cap: int | None) -> list[LeftOut]:
+        """Bring the private index to the tree's state, also after a stage that was cancelled or failed half-way."""
         was, self._staged = self._staged, True
-        changed, left = await self.shadow.stage(self.options.size_cap_bytes if cap is None else cap)
+        cap = self.options.size_cap_bytes if cap is None else cap
+        self.volume.break_own_locks()
+        try:
+            changed, left = await self.shadow.stage(cap)
+        except (Corrupt, GitFailed):
+            self.volume.configure(self.remote_url, self.options)
+            changed, left = await self.shadow.stage(cap)
         self._staged = was or changed
         return left
 
@@ -348,6 +376,14 @@ class RunWorktree:
         git = self.shadow.git
         config = tuple(item for item in git.config if item[0] != "core.bare")
         return replace(git, cwd=self.tree, env={}, config=config)
+
+
+def _no(out: Output) -> WorkspaceError:
+    """What a push that failed came to: the gateway's no to a ref, or no answer of its."""
+    words = [line.split("\t")[-1] for line in out.text.splitlines() if line.startswith("!")]
+    if words and not any("remote failure" in word for word in words):
+        return Refused("; ".join(words))
+    return classify(out.stderr or "; ".join(words))
 
 
 def _same(one: str, other: Path) -> bool:
