@@ -155,7 +155,9 @@ class OperatorWorld:
             found += [f"{resource}/{i['metadata']['name']}" for i in items if "deletionTimestamp" not in i["metadata"]]
         return found
 
-    async def until_nothing_stands(self, seconds: float = 20.0) -> None:
+    async def until_nothing_stands(self, seconds: float = 45.0) -> None:
+        """Kubernetes' garbage collector hears of new kinds every 30 s only."""
+
         async def nothing() -> bool:
             return not await self.standing()
 
