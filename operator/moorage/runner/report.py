@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from moorage.runner.client import GatewayClient
 def now_ms() -> int:
     """Milliseconds since the epoch, UTC: for records; decides nothing."""
     return time.time_ns() // 1_000_000
+
+
+def plain(text: str) -> str:
+    """Text that a journal and a commit can hold: no half surrogates, no control characters but line ends and tabs."""
+    whole = text.encode("utf-8", "replace").decode()
+    return "".join(each for each in whole if each in "\n\t" or unicodedata.category(each) != "Cc")
 
 
 class Reporter:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from moorage.api.wire import Assignment, CheckResult, ResolvedCheck, VerificationReport
 from moorage.runner.client import GatewayClient
+from moorage.runner.disk import disk_named
 from moorage.runner.host import AgentPaths
 from moorage.runner.processes import ChildProcess, kill_everything, spawn
 from moorage.runner.relay import Relay
-from moorage.runner.report import now_ms
+from moorage.runner.report import now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
@@ -42,16 +43,10 @@ class Verification:
         checks: list[CheckResult] = []
         problem = None
         try:
-            worktree = await self.client.patiently(lambda: self._checkout(commit))
-            paths = AgentPaths(self.settings.volume, self.relay.url, "")
-            paths.prepare("")
-            env = {**_plain(paths), **worktree.agent_environment}
-            for check in self.assignment.acceptance:
-                checks.append(await run_check(check, worktree, env))
-                if not checks[-1].passed:
-                    break
-        except (WorkspaceError, OSError) as error:
-            problem = f"{type(error).__name__}: {error}"[:2000]
+            with disk_named():
+                await self._check(commit, checks)
+        except (WorkspaceError, OSError, ValueError) as error:  # ValueError: a NUL byte in a command
+            problem = plain(f"{type(error).__name__}: {error}")[:2000]
         await self.client.verification(
             VerificationReport(
                 epoch=self.assignment.epoch,
@@ -62,6 +57,17 @@ class Verification:
                 recorded_at=now_ms(),
             )
         )
+
+    async def _check(self, commit: str, checks: list[CheckResult]) -> None:
+        """Run the commands one after the other, until one fails; results go to `checks` as they come."""
+        worktree = await self.client.patiently(lambda: self._checkout(commit))
+        paths = AgentPaths(self.settings.volume, self.relay.url, "")
+        paths.prepare("")
+        env = {**_plain(paths), **worktree.agent_environment}
+        for check in self.assignment.acceptance:
+            checks.append(await run_check(check, worktree, env))
+            if not checks[-1].passed:
+                break
 
     async def _checkout(self, commit: str) -> RunWorktree:
         git = self.assignment.git

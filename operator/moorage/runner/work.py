@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import unicodedata
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,12 +16,13 @@ from moorage.api.wire import Assignment, Orders, ResultReport
 from moorage.drivers.port import Outcome, Task
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.runner.client import GatewayClient, GatewayError
+from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
 from moorage.runner.host import AgentPaths, RunnerHost
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
-from moorage.runner.report import Reporter, now_ms
+from moorage.runner.report import Reporter, now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.watch import Watch
 from moorage.workspace.errors import DiskFull, WorkspaceError
@@ -31,7 +30,6 @@ from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 T = TypeVar("T")
 REASONS = {"fenced": "Fenced", "terminal": "RunEnded", "deadline": "DeadlineExceeded"}
 
@@ -77,7 +75,7 @@ class Work:
 
     async def _attempt_on(self, worktree: RunWorktree, watch: Watch) -> None:
         try:
-            with _disk_named():
+            with disk_named():
                 await self._attempt(worktree, watch)
         except DiskFull as error:
             await kill_everything()
@@ -90,7 +88,7 @@ class Work:
             why = f"{still_open} can be reached from the sandbox: no network policy is enforced here"
             return Outcome("failed", "NetworkNotIsolated", why)
         try:
-            with _disk_named():
+            with disk_named():
                 return await self.client.patiently(self._worktree)
         except WorkspaceError as error:
             if error.retryable:
@@ -281,23 +279,6 @@ class Work:
             recorded_at=now_ms(),
         )
         await self.client.result(report)
-
-
-def plain(text: str) -> str:
-    """Text that a journal and a commit can hold: no half surrogates, no control characters but line ends and tabs."""
-    whole = text.encode("utf-8", "replace").decode()
-    return "".join(each for each in whole if each in "\n\t" or unicodedata.category(each) != "Cc")
-
-
-@contextlib.contextmanager
-def _disk_named() -> Iterator[None]:
-    """A full disk that was met without git is DiskFull too."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise DiskFull(str(error)) from error
 
 
 def _leaving(stop: Orders | None) -> Leave:
