@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.api.wire import ResolvedAgent, ResolvedLimits
 from moorage.runner.exitcodes import Exit
 from moorage.runner.probe import isolated
 from moorage.testing.world import Run, Sandbox, World
@@ -98,3 +99,24 @@ async def test_a_network_that_stays_open_is_told_by_its_address():
         assert await isolated([(host, int(port)), ("127.0.0.1", 9)], 0.3) == address
         assert await isolated([("127.0.0.1", 9)], 0.3) is None
     assert await isolated([(host, int(port))], 0.3) is None
+
+
+@pytest.mark.rule("C7")
+async def test_what_is_left_is_told_from_the_start_and_after_each_safe_point(world):
+    limits = ResolvedLimits(max_iterations=3, tokens_hard=1000)
+    say = """cat "$MOORAGE_REMAINING_FILE"; echo"""
+    iteration = """echo '{"moorage": {"event": "iteration"}}'"""
+    wait = f"""while [ "$({say})" = "$was" ]; do sleep 0.05; done"""
+    script = f"{say}; was=$({say}); {iteration}; {wait}; {say}; echo 1 > b.txt"
+    run = await world.admit(command=("sh", "-euc", script), limits=limits)
+    assert await (await run.start()).ended() == 0
+    said = "".join(each["text"] for each in await run.content("AGENT_OUTPUT")).splitlines()
+    assert [json.loads(line) for line in said] == [{"iterations": 3, "tokens": 1000}, {"iterations": 2, "tokens": 1000}]
+
+
+async def test_an_agent_that_can_not_be_driven_was_never_running(world):
+    agent = ResolvedAgent(driver="no-such", command=("true",))
+    run = await world.admit(agent=agent)
+    assert await (await run.start()).ended() == 0
+    assert (await run.state())["agent_end"]["reason"] == "UnknownDriver"
+    assert "AGENT_STARTED" not in await run.types()

@@ -18,7 +18,7 @@ from moorage.runner.relay import Relay
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.verify import Verification
 from moorage.runner.work import Leave, Work
-from moorage.workspace.errors import WorkspaceError
+from moorage.workspace.errors import DiskFull, WorkspaceError
 
 T = TypeVar("T")
 CODES: dict[type[GatewayError], Exit] = {Fenced: Exit.FENCED, NotWanted: Exit.NOT_WANTED}
@@ -55,6 +55,8 @@ def explain(error: BaseException) -> tuple[Exit, str, str]:
             return CODES.get(type(error), Exit.FAULT), error.reason, error.message
         case GatewayLost():
             return Exit.GATEWAY_LOST, "GatewayLost", str(error)
+        case DiskFull():
+            return Exit.DISK_FULL, error.reason, str(error)
         case WorkspaceError():
             return Exit.WORKSPACE, error.reason, str(error)
         case _:

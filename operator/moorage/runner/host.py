@@ -63,7 +63,7 @@ class RunnerHost:
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
         self._tokens += sum((usage or {}).values())
-        self._tell_remaining(iteration)
+        self.tell_remaining(iteration)
 
     async def spawn(
         self,
@@ -77,14 +77,16 @@ class RunnerHost:
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
         return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin)
 
-    def _tell_remaining(self, iteration: int) -> None:
-        """C7: what is left, in a file that the agent may read."""
+    def tell_remaining(self, iteration: int) -> None:
+        """C7: what is left after an iteration, in a file that the agent may read at any time."""
         limits = self._assignment.limits
         left = {
             "iterations": None if limits.max_iterations is None else max(0, limits.max_iterations - iteration),
             "tokens": None if limits.tokens_hard is None else max(0, limits.tokens_hard - self._tokens),
         }
-        self._paths.remaining.write_text(json.dumps(left))
+        fresh = self._paths.remaining.with_suffix(".new")
+        fresh.write_text(json.dumps(left))
+        fresh.replace(self._paths.remaining)
 
 
 class AgentPaths:
@@ -102,7 +104,6 @@ class AgentPaths:
         for folder in (self.home, self.tmp, self.cache):
             folder.mkdir(parents=True, exist_ok=True)
         self.goal.write_text(goal)
-        self.remaining.write_text("{}")
 
     def environment(self) -> dict[str, str]:
         """All that an agent's process gets: an allow-list, our places, a loopback address and a dummy key."""

@@ -140,6 +140,7 @@ class Work:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY)
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
+        host.tell_remaining(self.assignment.next_iteration - 1)
         async with _background(host.log.pump()):
             await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
@@ -160,7 +161,6 @@ class Work:
         resumed = git.resume.commit if git.resume else None
         ready = {"base": git.base, "branch": git.branch, "head": worktree.last, "resumed_from": resumed}
         await self.reporter.emit("WORKSPACE_READY", ready)
-        await self.reporter.emit("AGENT_STARTED", {"driver": self.assignment.agent.driver})
 
     async def _drive(self, worktree: RunWorktree, host: RunnerHost, paths: AgentPaths, watch: Watch) -> Outcome:
         """Run the driver; a stop from the gateway or SIGTERM reaches it through `host.stopping`."""
@@ -168,6 +168,7 @@ class Work:
             driver = load(self.assignment.agent.driver)
         except UnknownDriver as error:
             return Outcome("failed", "UnknownDriver", str(error))
+        await self.reporter.emit("AGENT_STARTED", {"driver": driver.name})
         work = asyncio.create_task(driver.run(self._task(worktree, paths), host))
         stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
         try:
