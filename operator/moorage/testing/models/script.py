@@ -18,7 +18,7 @@ class _Strict(BaseModel):
 
 
 class Fault(_Strict):
-    """What happens instead of the reply, to the first `times` requests for it. Faults come in their order.
+    """What happens instead of the reply, to the first `times` requests for it in a conversation. In their order.
 
     `status`: an error in the provider's shape, with Retry-After where given. `cut`: the connection breaks after `after`
     events (streaming) or within the body. `stall`: headers, then silence for `seconds`, then a cut. `drip`: the true
@@ -118,7 +118,7 @@ class Script(_Strict):
 def _ends(replies: Sequence[Reply]) -> Iterator[tuple[int, Reply]]:
     end = 0
     for reply in replies:
-        end += max(1, len(reply.tools))
+        end += max(1, sum(not tool.cut for tool in reply.tools))  # a call that was cut is never answered
         yield end, reply
 
 

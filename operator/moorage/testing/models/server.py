@@ -61,7 +61,7 @@ class StandIn:
         self.bodies: list[dict[str, Any]] = []
         self.url = ""
         self._script = script
-        self._asked: Counter[str] = Counter()
+        self._asked: Counter[tuple[str, int]] = Counter()  # by the conversation's first line and the reply
         log = Route("/_log", self._show_log, methods=["GET"])
         doors = [Route(path, self._door, methods=["POST"]) for path in SPEAKERS]
         self.app = Starlette(routes=[*doors, log])
@@ -77,16 +77,17 @@ class StandIn:
         return JSONResponse([asdict(entry) for entry in self.log])
 
     async def _door(self, request: Request) -> Response:
-        speaker, asked = SPEAKERS[request.url.path], await _json(request)
+        speaker, asked = _speaker(request), await _json(request)
         wrong = speaker.problem(asked) if asked is not None else "the body is no JSON object"
         if asked is None or wrong is not None:
             self._note(request, asked or {}, 400)
             return JSONResponse(speaker.error(400, wrong or ""), 400)
         self.bodies.append(asked)
-        number, reply = self._script.choose(speaker.opening(asked), speaker.done(asked))
-        key = _key(asked)
-        fault = reply.fault(self._asked[key])
-        self._asked[key] += 1
+        opening = speaker.opening(asked)
+        number, reply = self._script.choose(opening, speaker.done(asked))
+        place = (opening.partition("\n")[0], number)
+        fault = reply.fault(self._asked[place])
+        self._asked[place] += 1
         status = fault.status if fault is not None and fault.kind == "status" else 200
         self._note(request, asked, status, number, fault)
         if status != 200 and fault is not None:
@@ -98,7 +99,7 @@ class StandIn:
     ) -> None:
         self.log.append(
             Logged(
-                protocol=SPEAKERS[request.url.path].PROTOCOL,
+                protocol=_speaker(request).PROTOCOL,
                 key=_key(asked),
                 api_key=_credential(request),
                 at=time.time_ns() // 1_000_000,
@@ -174,6 +175,11 @@ def _answer(speaker: Speaker, asked: dict[str, Any], number: int, reply: Reply, 
 
 def _split(body: bytes) -> list[bytes]:
     return [body[at : at + PIECE] for at in range(0, len(body), PIECE)]
+
+
+def _speaker(request: Request) -> Speaker:
+    """By the path, whatever the application is mounted under."""
+    return SPEAKERS[request.url.path.removeprefix(request.scope.get("root_path", ""))]
 
 
 async def _json(request: Request) -> dict[str, Any] | None:

@@ -1,0 +1,109 @@
+"""A driver's host without a runner, for tests of drivers: facts in lists, programs as real processes.
+
+host = LocalHost(tree)
+outcome = await MyDriver().run(task_for(host, agent, relay_url=…), host)
+assert host.iterations == [1, 2]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.drivers.port import Child, Task
+from moorage.runner.processes import spawn
+
+
+@dataclass(frozen=True)
+class Told:
+    """One fact as a driver reported it."""
+
+    type: str
+    payload: Mapping[str, Any]
+    record_id: str | None
+    turn: int | None
+    tool_call_id: str | None
+
+
+@dataclass
+class LocalHost:
+    """Implements drivers.port.Host over a folder `tree`; `iterations` and `usage` are its safe points."""
+
+    tree: Path
+    told: list[Told] = field(default_factory=list)
+    said: bytearray = field(default_factory=bytearray)
+    iterations: list[int] = field(default_factory=list)
+    usage: list[Mapping[str, int]] = field(default_factory=list)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def emit(
+        self,
+        type: str,  # noqa: A002  the record's own word
+        payload: Mapping[str, Any],
+        *,
+        record_id: str | None = None,
+        turn: int | None = None,
+        step: int | None = None,  # noqa: ARG002  the port's signature
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Keep a fact."""
+        self.told.append(Told(type, payload, record_id, turn, tool_call_id))
+
+    async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
+        """Keep what the agent wrote."""
+        self.said += data
+
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
+        """Count an iteration."""
+        self.iterations.append(iteration)
+        self.usage.append(dict(usage or {}))
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes | None = None,
+    ) -> Child:
+        """Start a program in the tree, with nothing of this process's environment but PATH."""
+        full = {"PATH": os.environ["PATH"], **(env or {})}
+        return await spawn(argv, env=full, cwd=cwd or self.tree, stdin=stdin)
+
+
+def task_for(
+    host: LocalHost,
+    agent: ResolvedAgent,
+    *,
+    relay_url: str = "http://127.0.0.1:9",
+    limits: ResolvedLimits | None = None,
+    goal: str = "make the tests pass",
+    next_iteration: int = 1,
+    handoff: str | None = None,
+    tokens_used: int = 0,
+) -> Task:
+    """A task on the host's tree; its other folders are made beside it."""
+    beside = host.tree.parent
+    for name in ("home", "tmp"):
+        (beside / name).mkdir(exist_ok=True)
+    (beside / "goal.txt").write_text(goal)
+    return Task(
+        run_uid="u1",
+        goal=goal,
+        goal_file=beside / "goal.txt",
+        agent=agent,
+        limits=limits or ResolvedLimits(),
+        tree=host.tree,
+        home=beside / "home",
+        tmp=beside / "tmp",
+        relay_url=relay_url,
+        dummy_key="dummy",
+        next_iteration=next_iteration,
+        handoff=handoff,
+        tokens_used=tokens_used,
+    )
