@@ -1,0 +1,56 @@
+"""A gateway as a process, beside an API server alone: `python -m e2e.bench.gateway_process FOLDER PORT KUBECONFIG`.
+
+It is the real one over SQLite, and renews Leases at the API server. Only who is calling is told by the token itself:
+there is no kubelet that would hand out projected ones.
+"""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+from kubernetes.aio.client import ApiClient
+
+from moorage.gateway.app import create_app
+from moorage.gateway.auth import Identity, Kind
+from moorage.gateway.cluster import ClusterLeases
+from moorage.gateway.errors import Unauthenticated
+from moorage.gateway.ports import SystemClock
+from moorage.sandbox.kube import load_configuration
+from moorage.store.blobs import FileBlobs
+from moorage.store.sqlite import SqliteStore
+from moorage.testing.gateway import OPERATOR_TOKEN, LocalGateway
+
+
+class NamedTokens:
+    """`NAMESPACE/POD-UID` is that pod's token."""
+
+    async def authenticate(self, token: str) -> Identity:
+        """See the port."""
+        if token == OPERATOR_TOKEN:
+            return Identity(Kind.OPERATOR, "operator")
+        namespace, _, uid = token.partition("/")
+        if not uid:
+            raise Unauthenticated("the token is NAMESPACE/POD-UID")
+        return Identity(Kind.SANDBOX, "sandbox", namespace=namespace, pod_uid=uid, pod_name=uid, node="node-1")
+
+    async def may_read(self, identity: Identity, namespace: str) -> bool:  # noqa: ARG002  the port's
+        """See the port."""
+        return False
+
+
+async def serve(folder: Path, port: int, kubeconfig: str) -> None:
+    """Until SIGTERM."""
+    configuration = await load_configuration(kubeconfig)
+    async with ApiClient(configuration) as api, SqliteStore(folder / "moorage.db") as store:
+        blobs = FileBlobs(folder / "blobs", SystemClock().now_ms)
+        gateway = LocalGateway(folder, store=store, blobs=blobs, leases=ClusterLeases(api))
+        app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
+        config = uvicorn.Config(app, port=port, log_level="critical", ws="none")
+        async with gateway:
+            await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
