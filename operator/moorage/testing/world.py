@@ -289,11 +289,17 @@ class Sandbox:
         if self.process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGSTOP)
-            for pid in [*below({self.process.pid}, processes()), self.process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            os.kill(self.process.pid, signal.SIGSTOP)  # what is orphaned stays below it
+            while alive := self._below():  # until nobody is left to fork
+                for pid in alive:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            os.kill(self.process.pid, signal.SIGKILL)
         await self.process.wait()
+
+    def _below(self) -> list[int]:
+        table = processes()
+        return [pid for pid in below({self.process.pid}, table) if not table[pid].zombie]
 
     def left(self) -> list[int]:
         """Live processes that were started in this sandbox, wherever they hang in the tree of processes now."""
