@@ -78,12 +78,15 @@ class Patient:
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
 
     async def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        return (await self.answer(method, path, body)).json()
+
+    async def answer(self, method: str, path: str, body: Any = None) -> httpx.Response:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 answer = await self.http.request(method, path, json=body)
                 if answer.status_code not in PASSING:
                     assert answer.is_success, answer.text
-                    return answer.json()
+                    return answer
             await asyncio.sleep(0.02)
 
 
@@ -125,7 +128,7 @@ async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
             break
     end = {"reason": "Completed", "message": "", "commit": head}
     await operator("POST", f"{run}/records", told("RUN_SUCCEEDED", end))
-    exported = await operator.http.get(f"{run}/journal")
+    exported = await operator.answer("GET", f"{run}/journal")
     assert isinstance(verify_export([exported.content]).chain, Intact)
     last = await operator("GET", run)
     for client in (operator, runner, verifier):
