@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from moorage.api.wire import Role
@@ -15,7 +16,7 @@ from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLo
 from moorage.runner.exitcodes import Exit, leave
 from moorage.runner.processes import become_subreaper, kill_everything, reap_orphans
 from moorage.runner.relay import Relay
-from moorage.runner.settings import RunnerSettings
+from moorage.runner.settings import RunnerSettings, termination_log
 from moorage.runner.verify import Verification
 from moorage.runner.work import Leave, Work
 from moorage.workspace.errors import DiskFull, WorkspaceError
@@ -26,8 +27,11 @@ CODES: dict[type[GatewayError], Exit] = {Fenced: Exit.FENCED, NotWanted: Exit.NO
 
 def main() -> int:
     """Do what the gateway assigns; the exit code and the termination log say how it ended."""
-    settings = RunnerSettings.from_environment(os.environ)
     become_subreaper()
+    try:
+        settings = RunnerSettings.from_environment(os.environ)
+    except ValueError as error:
+        return _tell(termination_log(os.environ), error)
     return asyncio.run(_guarded(settings))
 
 
@@ -35,15 +39,19 @@ async def _guarded(settings: RunnerSettings) -> int:
     try:
         await _serve(settings)
     except Exception as error:  # noqa: BLE001  the process's outermost: whatever it was, the operator hears of it
-        code, reason, message = explain(error)
-        leave(settings.termination_log, reason, message)
-        sys.stderr.write(f"moorage-runner: {reason}: {message}\n")
-        if code is Exit.FAULT:
-            traceback.print_exception(error)
-        return int(code)
+        return _tell(settings.termination_log, error)
     finally:
         await kill_everything()
     return int(Exit.DONE)
+
+
+def _tell(log: Path | None, error: Exception) -> int:
+    code, reason, message = explain(error)
+    leave(log, reason, message)
+    sys.stderr.write(f"moorage-runner: {reason}: {message}\n")
+    if code is Exit.FAULT:
+        traceback.print_exception(error)
+    return int(code)
 
 
 def explain(error: BaseException) -> tuple[Exit, str, str]:
@@ -60,7 +68,7 @@ def explain(error: BaseException) -> tuple[Exit, str, str]:
         case WorkspaceError():
             return Exit.WORKSPACE, error.reason, str(error)
         case _:
-            return Exit.FAULT, type(error).__name__, str(error)
+            return Exit.FAULT, "RunnerFailed", f"{type(error).__name__}: {error}"
 
 
 async def _serve(settings: RunnerSettings) -> None:

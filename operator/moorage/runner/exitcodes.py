@@ -29,8 +29,9 @@ def leave(log: Path | None, reason: str, message: str) -> None:
     """Write the termination log, bounded; a place that can't be written is nobody's fault here."""
     if log is None:
         return
-    text = json.dumps({"reason": reason, "message": message[:2000]}, ensure_ascii=True)
+    while len(text := json.dumps({"reason": reason, "message": message})) > MAX_LOG_BYTES:
+        message = message[: len(message) // 2]
     try:
-        log.write_text(text[:MAX_LOG_BYTES])
+        log.write_text(text)
     except OSError:
         return

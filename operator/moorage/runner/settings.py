@@ -43,18 +43,31 @@ class RunnerSettings:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RunnerSettings:
-        """Raise KeyError with the variable's name where one is missing."""
-        log = env.get("MOORAGE_TERMINATION_LOG", "/dev/termination-log")
+        """Raise ValueError that names the variable which is missing or makes no sense."""
         return cls(
-            gateway=env["MOORAGE_GATEWAY_URL"],
-            token_file=Path(env["MOORAGE_TOKEN_FILE"]),
+            gateway=_given(env, "MOORAGE_GATEWAY_URL"),
+            token_file=Path(_given(env, "MOORAGE_TOKEN_FILE")),
             volume=Path(env.get("MOORAGE_VOLUME", "/workspace")),
-            termination_log=Path(log) if log else None,
+            termination_log=termination_log(env),
             probe=tuple(_address(part) for part in env.get("MOORAGE_PROBE", "").split(",") if part),
             alternates=Path(env["MOORAGE_ALTERNATES"]) if env.get("MOORAGE_ALTERNATES") else None,
         )
 
 
+def termination_log(env: Mapping[str, str]) -> Path | None:
+    """Known by itself, so that a mistake in the others can be told there."""
+    place = env.get("MOORAGE_TERMINATION_LOG", "/dev/termination-log")
+    return Path(place) if place else None
+
+
+def _given(env: Mapping[str, str], name: str) -> str:
+    if not env.get(name):
+        raise ValueError(f"{name} is not set")
+    return env[name]
+
+
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"MOORAGE_PROBE: {text!r} is no host:port")
     return host.strip("[]"), int(port)
