@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass
 
@@ -134,6 +133,5 @@ def _environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "executable": sys.executable,
         "uid": str(os.getuid()),
     }

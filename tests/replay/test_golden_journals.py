@@ -1,0 +1,48 @@
+"""Journals that earlier versions wrote: every later version verifies them and reduces them to the same state (S1, J10).
+
+A golden journal is only ever added. One that no longer reduces to its state means that the reducer changed its mind about
+the past, which asks for a new reducer version instead.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from moorage.core.journal.chain import Intact
+from moorage.core.journal.export import parse_header, parse_record, read_lines, verify_export
+from moorage.core.journal.record import Record, decode
+from moorage.core.run.reducer import replay
+
+GOLDEN = Path(__file__).parent / "golden"
+STATES = {
+    "local-command": ("Succeeded", 2, "791deaab57899f08e0159a739e74df463cf885d000e1349063cef2b37e3d54c0"),
+}
+
+
+def records(path: Path) -> list[Record]:
+    lines = read_lines([path.read_bytes()])
+    parse_header(next(lines))
+    return [decode(parse_record(line)) for line in lines]
+
+
+def state_hash(state: object) -> str:
+    return hashlib.sha256(json.dumps(asdict(state), sort_keys=True).encode()).hexdigest()  # type: ignore[call-overload]
+
+
+def test_every_golden_journal_has_its_state():
+    assert {path.stem for path in GOLDEN.glob("*.journal")} == set(STATES)
+
+
+@pytest.mark.rule("S1", "J5", "P4")
+@pytest.mark.parametrize("name", STATES)
+def test_verifies_and_reduces_to_the_same_state(name: str):
+    phase, iterations, expected = STATES[name]
+    path = GOLDEN / f"{name}.journal"
+    assert isinstance(verify_export([path.read_bytes()]).chain, Intact)
+    state = replay(records(path))
+    assert (state.phase, state.iteration) == (phase, iterations)
+    assert state_hash(state) == expected
+    assert replay(records(path)) == state
