@@ -1,6 +1,6 @@
 """Journals that earlier versions wrote: every later version verifies them and reduces them to the same state (S1, J10).
 
-A golden journal is only ever added. One that no longer reduces to its state means that the reducer changed its mind about
+A golden journal is only ever added. One that no longer reduces to its state means that the reducer changed its mind on
 the past, which asks for a new reducer version instead.
 """
 
