@@ -133,6 +133,7 @@ def test_a_wait_is_typed_where_it_is_a_trouble(waiting: str, reason: str) -> Non
     ("message", "reason"),
     [
         ("0/3 nodes are available: insufficient cpu", "Unschedulable"),
+        ('0/1 nodes are available: persistentvolumeclaim "fix-7b4e3dd45f62" not found. not found', ""),
         ("0/3 nodes are available: 1 node(s) had volume node affinity conflict", "VolumeUnreachable"),
     ],
 )

@@ -232,9 +232,16 @@ def test_progress_alone_is_written_every_ten_seconds() -> None:
 
 
 def test_a_condition_that_flips_on_the_way_waits_for_two_seconds() -> None:
+    before, after = projected(replace(RUNNING, workspace_base=None)), projected(RUNNING)
+    assert delay(before, after, START, START + 500) == 1_500
+
+
+def test_the_steps_of_a_start_are_merged_into_the_agents_start() -> None:
     before = projected(replace(RUNNING, phase=RunPhase.PROVISIONING, workspace_base=None))
     after = projected(replace(RUNNING, phase=RunPhase.PROVISIONING))
-    assert delay(before, after, START, START + 500) == 1_500
+    assert truths(before) != truths(after)
+    assert delay(before, after, START, START + 3_000) == 7_000
+    assert delay(after, projected(RUNNING), START, START + 3_000) == 0
 
 
 def test_phases_that_a_run_only_passes_through_are_merged_into_its_end() -> None:

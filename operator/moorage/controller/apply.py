@@ -57,7 +57,7 @@ class Applier:
         self._clock, self._metrics = clock, metrics
 
     async def apply(self, run: RunKey, actions: Sequence[a.Action], known: Known) -> AsyncIterator[Known]:
-        """All of them, telling what is known after each step; a volume and its sandbox are created side by side, and
+        """All of them, telling what is known after each step; the Lease is raised while the volume is created, and
         records are reported together.
         """
         for group in grouped(actions):
@@ -68,12 +68,11 @@ class Applier:
 
     async def _group(self, run: RunKey, group: Sequence[a.Action], known: Known) -> Known:
         match group:
-            case [a.EnsureVolume(), a.StartSandbox() as start]:
-                view, _ = await asyncio.gather(
-                    self._substrate.start(run, known.spec, which(start)),
-                    self._substrate.ensure_volume(run, known.spec),
+            case [a.RaiseEpoch() as rise, a.EnsureVolume()]:
+                raised, _ = await asyncio.gather(
+                    self._raise(run, rise, known), self._substrate.ensure_volume(run, known.spec)
                 )
-                return await self._register(run, view, which(start), known.saw(view))
+                return raised
             case [a.Report(), *_]:
                 return await self._report(run, [r for r in group if isinstance(r, a.Report)], known)
             case [action]:
@@ -143,11 +142,14 @@ class Applier:
 
 
 def grouped(actions: Sequence[a.Action]) -> list[list[a.Action]]:
-    """What may go together: a volume with its sandbox, records with each other; order is kept otherwise."""
+    """What may go together: a volume with the epoch's rise, records with each other; order is kept otherwise.
+
+    Never a volume with its sandbox: a scheduler that sees the pod first backs off for a second or two.
+    """
     groups: list[list[a.Action]] = []
     for action in actions:
         last = groups[-1] if groups else []
-        pair = len(last) == 1 and isinstance(last[0], a.EnsureVolume) and isinstance(action, a.StartSandbox)
+        pair = len(last) == 1 and isinstance(last[0], a.RaiseEpoch) and isinstance(action, a.EnsureVolume)
         batch = bool(last) and isinstance(last[0], a.Report) and isinstance(action, a.Report)
         if pair or batch:
             last.append(action)

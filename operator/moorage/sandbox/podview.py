@@ -51,6 +51,7 @@ DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
 }
+_VOLUME_NOT_SEEN = re.compile(r'persistentvolumeclaim "[^"]*" not found')  # created a moment ago: it waits, no more
 _TYPED = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 
 
@@ -137,6 +138,8 @@ def _why_waiting(status: Body) -> tuple[str, str]:
     for condition in _list(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("reason") in {"Unschedulable", "SchedulerError"}:
             message = str(condition.get("message") or "")
+            if _VOLUME_NOT_SEEN.search(message):
+                return "", ""
             return ("VolumeUnreachable" if "volume node affinity" in message else "Unschedulable"), message
     return "", ""
 

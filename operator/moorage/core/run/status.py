@@ -151,7 +151,8 @@ def write_delay(
         return max(0, agent_ended_at + SETTLE_MS - now)
     if last_write is None or _urgent(old) != _urgent(new):
         return 0
-    pause = SETTLE_MS if _truths(old) != _truths(new) else PROGRESS_MS
+    flipped = new.phase != "Provisioning" and _truths(old) != _truths(new)  # a start's steps are merged into Running
+    pause = SETTLE_MS if flipped else PROGRESS_MS
     return max(0, last_write + pause - now)
 
 
