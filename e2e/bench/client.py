@@ -24,7 +24,7 @@ ACCOUNT = "moorage-bench"
 AGENTRUNS = "/apis/moorage.dev/v1alpha1"
 RULES = [
     {"apiGroups": ["moorage.dev"], "resources": ["agentruns"], "verbs": ["*"]},
-    {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["*"]},
+    {"apiGroups": [""], "resources": ["pods", "pods/status", "persistentvolumeclaims"], "verbs": ["*"]},
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "patch"]},
 ]
 

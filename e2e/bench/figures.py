@@ -89,7 +89,7 @@ class Report:
         """Keep every raw sample."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.part}.json"
-        path.write_text(json.dumps({"machine": machine, **asdict(self)}, indent=1, default=str) + "\n")
+        path.write_text(json.dumps({"machine": machine, **asdict(self)}, indent=1) + "\n")
         return path
 
 

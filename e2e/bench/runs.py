@@ -29,6 +29,7 @@ AGENT = (
     "first=$(date +%s%N); echo 1 > bench.txt; "
     """printf '{"moorage": {"event": "summary", "text": "%s %s"}}\\n' "$first" "$(date +%s%N)" """
 )
+EMPTY: Body = {"name": "tmp", "emptyDir": {}}
 LIMITS = {"cpu": "500m", "memory": "512Mi"}
 STAGES = ("RUN_ADMITTED", "POD_REGISTERED", "ATTEMPT_STARTED", "WORKSPACE_READY", "AGENT_STARTED", "AGENT_FINISHED")
 
@@ -52,6 +53,7 @@ class Found:
     pods: Counter[str] = field(default_factory=Counter)  # by run and role
     ours: Times = field(default_factory=Times)
     bare: Times = field(default_factory=Times)
+    claimed: Times = field(default_factory=Times)  # bare pods with a new volume, as a run's sandbox has
     simple: Counter[str] = field(default_factory=Counter)  # writes, by verb and resource
     full: Counter[str] = field(default_factory=Counter)
     journals: dict[str, "Journal"] = field(default_factory=dict)
@@ -120,6 +122,7 @@ async def _rounds(system: System, load: "_Load") -> None:
     before = system.writes()
     for n in range(ROUNDS):
         await load.bare(f"bare-{n:02}", found.bare)
+        await load.bare(f"claimed-{n:02}", found.claimed, claimed=True)
         await load.run(f"run-{n:02}", found.ours)
     between = system.writes()
     for n in range(FULL):
@@ -138,10 +141,12 @@ class _Load:
     found: "Found"
     tenant: Tenant
 
-    async def bare(self, name: str, times: Times) -> None:
-        """A bare pod with the sandbox's image, RuntimeClass and limits."""
+    async def bare(self, name: str, times: Times, *, claimed: bool = False) -> None:
+        """A bare pod with the sandbox's image, RuntimeClass and limits; `claimed`: with a new volume too."""
         times.sent[name] = time.monotonic()
-        await self.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", bare_pod(name))
+        if claimed:
+            await self.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims", claim(name))
+        await self.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", bare_pod(name, claimed=claimed))
         end, said = await self.found.board.wait(name, "ended")
         self._keep(times, name, end, said)
 
@@ -168,7 +173,13 @@ class _Load:
             times.end.append(end - last)
 
 
-def bare_pod(name: str) -> Body:
+def claim(name: str) -> Body:
+    """A volume as a run's."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def bare_pod(name: str, *, claimed: bool = False) -> Body:
     """A pod as a sandbox is, without anything of ours."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
@@ -193,7 +204,7 @@ def bare_pod(name: str) -> Body:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "tmp", "persistentVolumeClaim": {"claimName": name}} if claimed else EMPTY],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "bare"}}, "spec": spec}
 
@@ -245,6 +256,7 @@ def _report(found: Found) -> Report:
         [
             Figure("AgentRun applied → its pod exists", "ms", _ms(found.ours.pod), _ms(found.bare.pod), same, Aim(30)),
             Figure("… → first instruction", "s", found.ours.first, found.bare.first, same, Aim(1.1, "ratio")),
+            Figure("… → first instruction", "s", found.ours.first, found.claimed.first, f"{same}, and a new volume"),
             Figure("agent's result told → AgentRun terminal", "ms", _ms(found.told_s()), bare_end, ends, Aim(100)),
             Figure("agent's last instruction → AgentRun terminal", "ms", _ms(found.ours.end), bare_end, ends),
             Figure("operator's API writes, a simple run (Events apart)", "", [_own(found.simple) / ROUNDS], aim=Aim(6)),
@@ -260,7 +272,7 @@ def _report(found: Found) -> Report:
             f"Writes of a simple run: {_listed(found.simple, ROUNDS)}; of a full one: {_listed(found.full, FULL)}.",
             f"Medians of the journal's stages in ms after the request: {told}.",
         ],
-        {"simple_writes": found.simple, "full_writes": found.full, "stages_ms": stages},
+        {"simple_writes": dict(found.simple), "full_writes": dict(found.full), "stages_ms": stages},
     )
 
 
