@@ -189,7 +189,6 @@ def test_nothing_is_delivered_unless_asked() -> None:
         {"metadata": META},
         {"metadata": META, "spec": None},
         {"metadata": META, "spec": {"goal": 7}},
-        {"metadata": META, "spec": {"goal": "x", "workspace": GIT, "agent": COMMAND, "bogus": 1}},
         {"metadata": META, "spec": {"goal": "x" * 300_000, "workspace": GIT, "agent": COMMAND}},
         {"metadata": META, "spec": {"goal": "x", "workspace": GIT, "agent": COMMAND, "timeouts": {"attempt": "-1h"}}},
     ],
@@ -200,6 +199,12 @@ def test_an_object_that_cannot_be_read_is_its_authors_problem_and_no_crash(body:
     assert found.reason == "InvalidSpec"
     assert found.stalled
     assert "create it anew" in found.message
+
+
+def test_a_field_of_a_newer_version_is_passed_over_and_named() -> None:
+    found = read_run({"metadata": META, "spec": {"goal": "x", "workspace": GIT, "agent": COMMAND, "bogus": 1}})
+    assert isinstance(found, AgentRun)
+    assert found.unknown_fields == ("spec.bogus",)
 
 
 def test_only_retention_and_a_widened_wall_clock_reach_an_admitted_run() -> None:

@@ -39,6 +39,7 @@ from moorage.drivers.registry import known
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.ports import NoLeases, Secret, SecretMissing, SystemClock
+from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.process import Handlers, ProcessSubstrate
 from moorage.telemetry.metrics import GatewayMetrics, OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
@@ -208,6 +209,7 @@ def _gateway(
             clock=clock,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=_quiet(),
+            settings=GatewaySettings(mirrors_borrowed=True),
         )
     )
 

@@ -8,7 +8,6 @@ nothing (S2). Records that only inform (outputs, refusals, unknown optional type
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from moorage.core.journal.record import Record, RecordType
@@ -24,6 +23,7 @@ from moorage.core.run.state import (
     SandboxRef,
     Usage,
     Verification,
+    changed,
 )
 
 KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
@@ -40,7 +40,7 @@ def reduce(state: RunState, record: Record) -> RunState:
         raise IllegalMove(state.phase, state.phase, f"{record.type} while the run is being cancelled")
     handler = HANDLERS.get(record.type)
     after = handler(state, record, record.payload or {}) if handler else state
-    return replace(after, offset=record.seq, head=record.hash)
+    return changed(after, offset=record.seq, head=record.hash)
 
 
 def replay(records: Iterable[Record], start: RunState | None = None) -> RunState:
@@ -54,8 +54,8 @@ def replay(records: Iterable[Record], start: RunState | None = None) -> RunState
 def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> RunState:
     """Move, unless the run is being cancelled: then facts are kept and the phase stays (I5)."""
     if state.phase is RunPhase.CANCELLING:
-        return replace(state, **changes)
-    return replace(state, phase=move(state.phase, phase, why), **changes)
+        return changed(state, **changes)
+    return changed(state, phase=move(state.phase, phase, why), **changes)
 
 
 def _admitted(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -86,46 +86,46 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 def _pod_registered(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     ref = SandboxRef(p["pod_uid"], p["pod_name"], p["epoch"], p["role"], p.get("commit"))
     others = tuple(x for x in s.sandboxes if x.pod_uid != ref.pod_uid)
-    return replace(s, sandboxes=(*others, ref)[-KEPT_SANDBOXES:])
+    return changed(s, sandboxes=(*others, ref)[-KEPT_SANDBOXES:])
 
 
 def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return replace(s, attempt_started=True, node=p.get("node") or s.node, progress_at=r.recorded_at)
+    return changed(s, attempt_started=True, node=p.get("node") or s.node, progress_at=r.recorded_at)
 
 
 def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return replace(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at)
+    return changed(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at)
 
 
 def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    started = replace(s, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at)
+    started = changed(s, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at)
     return started if s.agent_end is not None else _to(started, RunPhase.RUNNING, r.type)  # told late: no way back
 
 
 def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     point = Checkpoint(p["commit"], p["tree"], p["iteration"], r.epoch)
-    return replace(s, checkpoint=point, progress_at=r.recorded_at)
+    return changed(s, checkpoint=point, progress_at=r.recorded_at)
 
 
 def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     done = p["iteration"]
     if done <= s.iteration:
         raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
-    return replace(s, iteration=done, attempt_safe_points=s.attempt_safe_points + 1, progress_at=r.recorded_at)
+    return changed(s, iteration=done, attempt_safe_points=s.attempt_safe_points + 1, progress_at=r.recorded_at)
 
 
 def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return replace(s, usage=replace(s.usage, tool_calls=s.usage.tool_calls + 1), progress_at=r.recorded_at)
+    return changed(s, usage=changed(s.usage, tool_calls=s.usage.tool_calls + 1), progress_at=r.recorded_at)
 
 
 def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return replace(s, usage=replace(s.usage, model_requests=s.usage.model_requests + 1), progress_at=r.recorded_at)
+    return changed(s, usage=changed(s.usage, model_requests=s.usage.model_requests + 1), progress_at=r.recorded_at)
 
 
 def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     if p.get("replayed"):  # R2: an answer given again is not billed again
-        return replace(s, progress_at=r.recorded_at)
-    return replace(s, usage=add_usage(s.usage, p.get("usage") or {}), progress_at=r.recorded_at)
+        return changed(s, progress_at=r.recorded_at)
+    return changed(s, usage=add_usage(s.usage, p.get("usage") or {}), progress_at=r.recorded_at)
 
 
 def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
@@ -137,7 +137,7 @@ def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
         if amount < 0:
             raise ValueError(f"usage {name} can't be negative: {amount}")
         sums[name] = getattr(usage, name) + amount
-    return replace(usage, **sums)
+    return changed(usage, **sums)
 
 
 def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -146,7 +146,7 @@ def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     end = AgentEnd(
         p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
     )
-    return replace(s, agent_end=end, progress_at=r.recorded_at)
+    return changed(s, agent_end=end, progress_at=r.recorded_at)
 
 
 def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -162,13 +162,13 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     verdict = Verification(p["commit"], p["passed"], p["isolated"], p.get("summary", ""), p.get("problem"))
-    return replace(s, verification=verdict)
+    return changed(s, verification=verdict)
 
 
 def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     if p.get("role") == "verifier":
         trouble = f"{p['reason']}: {p.get('message', '')}"
-        return replace(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
+        return changed(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
     return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
@@ -178,7 +178,7 @@ def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended")
     if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
-    after = replace(s, effects=_keep((*s.effects, effect)))
+    after = changed(s, effects=_keep((*s.effects, effect)))
     return _to(after, RunPhase.DELIVERING, r.type) if effect.kind == "git_push" else after
 
 
@@ -191,14 +191,14 @@ def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
 
 def _effect_update(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     status = "dispatched" if r.type == RecordType.EFFECT_DISPATCHED else p["outcome"]
-    changed = tuple(
-        replace(e, status=status, detail=p.get("detail", "")) if e.effect_id == p["effect_id"] else e for e in s.effects
+    effects = tuple(
+        changed(e, status=status, detail=p.get("detail", "")) if e.effect_id == p["effect_id"] else e for e in s.effects
     )
-    return replace(s, effects=changed)
+    return changed(s, effects=effects)
 
 
 def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return replace(s, drift=s.drift + 1)
+    return changed(s, drift=s.drift + 1)
 
 
 STAGES = ("requested", "propagated", "acknowledged", "quiesced", "reconciled")
@@ -210,10 +210,10 @@ def _cancel(stage: str) -> Handler:
             if stage != "requested":
                 raise IllegalMove(s.phase, s.phase, f"{r.type} without a request")
             phase = move(s.phase, RunPhase.CANCELLING, r.type)
-            return replace(s, phase=phase, cancel_reason=p["reason"], cancel_stage=stage, cancel_at=r.recorded_at)
+            return changed(s, phase=phase, cancel_reason=p["reason"], cancel_stage=stage, cancel_at=r.recorded_at)
         if STAGES.index(stage) <= STAGES.index(s.cancel_stage):
             return s
-        return replace(s, cancel_stage=stage)
+        return changed(s, cancel_stage=stage)
 
     return handler
 
@@ -234,7 +234,7 @@ def _end(phase: RunPhase) -> Handler:
         if phase is RunPhase.SUCCEEDED:
             _demand_evidence(s)
         end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
-        return replace(s, phase=move(s.phase, phase, r.type), end=end)
+        return changed(s, phase=move(s.phase, phase, r.type), end=end)
 
     return handler
 

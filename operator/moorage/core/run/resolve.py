@@ -17,6 +17,7 @@ from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.names import digest
+from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.wire import (
     ResolvedAgent,
     ResolvedCheck,
@@ -82,13 +83,14 @@ class Unresolved(Exception):
 
 
 def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> AgentRun | Problem:
-    """Parse an AgentRun. One that this version can't read is a problem of its author's, never a crash."""
-    try:
-        return AgentRun.model_validate(dict(body), context={"placement": placement})
-    except ValidationError as e:
+    """Parse an AgentRun as it is stored. One that can't be read is a problem of its author's, never a crash; what this
+    version doesn't know is passed over."""
+    run = parse_agent_run(body, placement)
+    if isinstance(run, InvalidSpec):
         return Problem(
-            "InvalidSpec", f"{explain(e)}; the spec can't be changed: delete the run and create it anew", True
+            "InvalidSpec", f"{run.message}; the spec can't be changed: delete the run and create it anew", True
         )
+    return run
 
 
 def explain(error: ValidationError) -> str:
