@@ -147,3 +147,18 @@ def test_whatever_passes_carries_our_token_once_and_nobody_elses(rest) -> None:
     lines = rewrite(head, b"ours").split(b"\r\n")
     assert [line for line in lines if line.lower().startswith(b"authorization")] == [b"authorization: Bearer ours"]
     assert not [line for line in lines if b"\n" in line or b"\r" in line]
+
+
+async def test_stopping_ends_what_is_open_in_silence(relayed) -> None:
+    gateway, relay, _ = relayed
+    gateway.gate.clear()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    open_ones = [asyncio.create_task(send(relay, b"GET /model/x HTTP/1.1\r\n\r\n")) for _ in range(3)]
+    half = asyncio.create_task(send(relay, b"GET /model/x HTT"))
+    await asyncio.sleep(0.2)
+    await asyncio.wait_for(relay.stop(), 5)
+    gateway.gate.set()
+    assert [await each for each in (*open_ones, half)] == [ANSWER] * 3 + [b""]
+    await asyncio.sleep(0.1)
+    assert complaints == []

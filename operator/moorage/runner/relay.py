@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 PREFIXES = ("/model/", "/git/")
+PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
 MAX_HEAD = 64 * 1024
 CHUNK = 64 * 1024
 LINGER_S = 2.0
@@ -28,6 +29,7 @@ class Relay:
     def __init__(self, gateway: str, token_file: Path) -> None:
         self._gateway, self._token_file = gateway, token_file
         self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
         self.url = ""
 
     async def start(self) -> None:
@@ -37,17 +39,24 @@ class Relay:
         self.url = f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:
-        """Accept no more; connections that are open end with their peers."""
+        """Accept no more, and end the connections that are open."""
         if self._server is not None:
             self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._relay(reader, writer))
+        self._open.add(task)
         try:
-            await self._relay(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            return  # a peer went away: the other one hears it by the closed connection
+            await asyncio.wait({task})
         finally:
+            task.cancel()
+            self._open.discard(task)
             writer.close()
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, PASSING):
+            raise error
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -26,7 +26,7 @@ from moorage.runner.report import Reporter, now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.watch import Watch
 from moorage.workspace.errors import DiskFull, WorkspaceError
-from moorage.workspace.worktree import Drift, RunWorktree, WorktreeOptions
+from moorage.workspace.worktree import Drift, Proposal, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
@@ -65,7 +65,7 @@ class Work:
             self.client.heartbeat, self.client.orders, self.assignment, self.reporter, self.settings.heartbeat_s
         )
         async with _background(watch.heartbeats(), watch.long_poll()):
-            match await self._unless_told(self._prepare(), watch):
+            match await self._unless_told(self._prepare(), watch.stopped, self.terminated):
                 case None:
                     await self._end_early(watch.stop)
                 case Outcome() as refused:
@@ -95,13 +95,13 @@ class Work:
                 raise Leave(Exit.WORKSPACE, error.reason, str(error)) from error
             return Outcome("failed", error.reason, str(error))
 
-    async def _unless_told(self, coroutine: Coroutine[Any, Any, T], watch: Watch) -> T | None:
-        """Its result; None where a stop came before it, and then nothing of it goes on."""
+    async def _unless_told(self, coroutine: Coroutine[Any, Any, T], *events: asyncio.Event) -> T | None:
+        """Its result; None where one of the events came before it, and then nothing of it goes on."""
         work = asyncio.ensure_future(coroutine)
-        stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
+        stops = [asyncio.create_task(event.wait()) for event in events]
         try:
             await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
-            return None if watch.stopped.is_set() or self.terminated.is_set() else await work
+            return None if any(event.is_set() for event in events) else await work
         finally:
             for each in (work, *stops):
                 each.cancel()
@@ -115,6 +115,7 @@ class Work:
         await self._report(Outcome("cancelled", "Cancelled", "stopped on request before the agent began"))
 
     async def _acknowledge(self, stop: Orders) -> None:
+        """X1; told twice it is one record."""
         await self.reporter.emit("CANCEL_ACKNOWLEDGED", {"reason": stop.reason}, record_id="cancel")
 
     async def _worktree(self) -> RunWorktree:
@@ -146,13 +147,10 @@ class Work:
             outcome = await self._drive(worktree, host, paths, watch)
             await kill_everything()
             await host.log.flush(last=True)
-            stop = watch.stop
-            if self.terminated.is_set() or (stop is not None and stop.stop != "cancel"):
-                await self._give_up(worktree, stop)
-            if stop is not None:
-                await self._cancelled(worktree, outcome)
+            if watch.stop is None and (outcome.outcome == "completed" or not self.terminated.is_set()):
+                await self._hand_over(worktree, outcome, watch)
             else:
-                await self._hand_over(worktree, outcome)
+                await self._obey(worktree, outcome, watch.stop)
 
     async def _tell_start(self, worktree: RunWorktree) -> None:
         if worktree.drift is not None:
@@ -220,14 +218,15 @@ class Work:
             tokens_used=a.tokens_used,
         )
 
-    async def _give_up(self, worktree: RunWorktree, stop: Orders | None) -> None:
-        """No result: another attempt goes on. What stands in no checkpoint is saved first, if we may still write."""
-        if stop is None:
-            await self._save_drift(worktree)
-        raise _leaving(stop)
-
-    async def _cancelled(self, worktree: RunWorktree, outcome: Outcome) -> None:
+    async def _obey(self, worktree: RunWorktree, outcome: Outcome, stop: Orders | None) -> None:
+        """A cancel is this attempt's result. With anything else there is none and another one goes on; after SIGTERM
+        (None) we may still write, so what stands in no checkpoint is saved first."""
+        if stop is not None and stop.stop != "cancel":
+            raise _leaving(stop)
         await self._save_drift(worktree)
+        if stop is None:
+            raise _leaving(stop)
+        await self._acknowledge(stop)
         await self._report(Outcome("cancelled", "Cancelled", "stopped on request", outcome.summary, outcome.exit_code))
 
     async def _save_drift(self, worktree: RunWorktree) -> None:
@@ -245,16 +244,26 @@ class Work:
             return replace(outcome, message=f"{outcome.message}; what it left could not be saved: {error}")
         return outcome
 
-    async def _hand_over(self, worktree: RunWorktree, outcome: Outcome) -> None:
+    async def _hand_over(self, worktree: RunWorktree, outcome: Outcome, watch: Watch) -> None:
+        """Report the end; a stop that comes meanwhile is obeyed, and acknowledged also where the result was faster."""
         if outcome.outcome != "completed":
             await self._report(await self._kept(worktree, outcome))
-            return
+        else:
+            proposal = await self._unless_told(self._propose(worktree, outcome), watch.stopped)
+            if proposal is None:
+                await self._obey(worktree, outcome, watch.stop)
+                return
+            await self._report(outcome, proposal.commit, proposal.tree, empty=proposal.empty, files=proposal.files)
+        if watch.stop is not None and watch.stop.stop == "cancel":
+            await self._acknowledge(watch.stop)
+
+    async def _propose(self, worktree: RunWorktree, outcome: Outcome) -> Proposal:
         delivery = self.assignment.delivery
         message = (delivery.message if delivery else None) or _commit_message(self.assignment, outcome)
         proposal = await worktree.propose(message)
         if not proposal.empty:
             await self.client.patiently(lambda: worktree.push_candidate(proposal))
-        await self._report(outcome, proposal.commit, proposal.tree, empty=proposal.empty, files=proposal.files)
+        return proposal
 
     async def _report(
         self,

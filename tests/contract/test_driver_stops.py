@@ -1,4 +1,4 @@
-"""What may happen to a sandbox before its agent runs: the network not shut yet, a cancel, SIGTERM, a lost owner."""
+"""Stops and delays around the agent: before it runs (the network not shut yet), and while its result is handed over."""
 
 import asyncio
 import contextlib
@@ -120,3 +120,48 @@ async def test_an_agent_that_can_not_be_driven_was_never_running(world):
     assert await (await run.start()).ended() == 0
     assert (await run.state())["agent_end"]["reason"] == "UnknownDriver"
     assert "AGENT_STARTED" not in await run.types()
+
+
+@pytest.mark.rule("X1", "X3")
+async def test_a_cancel_while_the_result_is_handed_over_is_obeyed(world):
+    held = asyncio.Event()
+    app = world.gateway.app
+
+    async def first_push_never_ends(scope, receive, send) -> None:
+        if scope["path"].endswith("/git-receive-pack") and not held.is_set():
+            held.set()
+            await asyncio.sleep(60)
+        await app(scope, receive, send)
+
+    world.gateway._app = first_push_never_ends
+    run = await world.admit(command=("sh", "-c", "echo 1 > b.txt"))
+    sandbox = await run.start()
+    async with asyncio.timeout(20):
+        await held.wait()
+    await run.report("CANCEL_REQUESTED", {"reason": "user"})
+    assert await sandbox.ended(within_s=20) == 0
+    state = await run.state()
+    assert (state["agent_end"]["outcome"], state["cancel_stage"]) == ("cancelled", "acknowledged")
+    assert (state["proposal"], state["drift"]) == (None, 1)
+
+
+async def test_sigterm_while_the_result_is_handed_over_lets_it_come_to_its_end(world):
+    held, go = asyncio.Event(), asyncio.Event()
+    app = world.gateway.app
+
+    async def slow_push(scope, receive, send) -> None:
+        if scope["path"].endswith("/git-receive-pack"):
+            held.set()
+            await go.wait()
+        await app(scope, receive, send)
+
+    world.gateway._app = slow_push
+    run = await world.admit(command=("sh", "-c", "echo 1 > b.txt"))
+    sandbox = await run.start()
+    async with asyncio.timeout(20):
+        await held.wait()
+    sandbox.terminate()
+    await asyncio.sleep(0.3)
+    go.set()
+    assert await sandbox.ended(within_s=20) == 0
+    assert (await run.state())["phase"] == "Verifying"
