@@ -359,6 +359,16 @@ def test_red_tests_fail_the_run() -> None:
     assert records(world.plan()) == [("RUN_FAILED", "AcceptanceFailed")]
 
 
+def test_a_verifier_that_has_judged_is_left_to_exit_by_itself() -> None:
+    world = verifying()
+    world.judge(passed=False)
+    world.step()
+    assert world.state.end is not None
+    assert "StopSandbox" not in kinds(world.plan())
+    world.now += 30_001
+    assert kinds(world.plan()) == ["StopSandbox", "StopSandbox"]
+
+
 def test_a_verifier_that_a_crash_left_unregistered_is_registered() -> None:
     world = proposed()
     (start,) = world.plan().actions

@@ -27,7 +27,7 @@ def ended(o: Observed, s: RunState, now: int) -> Plan | None:
     left = 0 if o.gone else _left(retention, s, now)
     if left == 0:
         return Plan(actions=(*stops, *_release_all(o, retention)), requeue_ms=STOP_POLL_MS if stops else None)
-    waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes)
+    waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes if v.role == Role.RUNNER)
     drop = o.volume and not waiting and _drops_volume(retention, s.phase)
     requeue = STOP_POLL_MS if o.live_sandboxes else left
     return Plan(actions=(*stops, *((ReleaseVolume(),) if drop else ())), requeue_ms=requeue)
@@ -52,9 +52,10 @@ def _drops_volume(retention: ResolvedRetention, phase: RunPhase) -> bool:
 
 
 def _hands_over(v: SandboxView, s: RunState, now: int) -> bool:
-    """A runner that has told its result exits by itself; only one that doesn't is stopped."""
-    told = s.agent_end is not None and v.epoch == s.epoch and v.role == Role.RUNNER
-    return told and s.end is not None and now - s.end.at < CANCEL_GRACE_MS
+    """A sandbox that has told its result exits by itself, a second or two before the kubelet says so. One that doesn't
+    within its grace is stopped."""
+    told = s.agent_end is not None if v.role == Role.RUNNER else s.verification is not None
+    return told and v.epoch == s.epoch and s.end is not None and now - s.end.at < CANCEL_GRACE_MS
 
 
 def _stop(v: SandboxView, now: int, s: RunState) -> tuple[StopSandbox, ...]:
