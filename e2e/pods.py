@@ -24,7 +24,7 @@ def pod(name: str, command: str, *, runtime: str | None = "gvisor", claim: str |
         "image": TOOLS_IMAGE,
         "command": ["sh", "-c", command],
         "securityContext": _RESTRICTED,
-        "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+        "volumeMounts": [{"name": "work", "mountPath": "/volume"}],
     }
     volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     spec: dict[str, Any] = {

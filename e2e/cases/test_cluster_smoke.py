@@ -14,10 +14,10 @@ def test_a_restricted_gvisor_pod_writes_to_its_volume(cluster: Backend, namespac
         "metadata": {"name": "work"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
-    command = "dmesg | head -1 > /work/kernel && id -u > /work/uid && exec sleep 3600"
+    command = "dmesg | head -1 > /volume/kernel && id -u > /volume/uid && exec sleep 3600"
     apply(cluster, namespace, claim, pod("sandbox", command, claim="work"))
     wait_ready(cluster, namespace, "sandbox")
-    written = cluster.kubectl("exec", "-n", namespace, "sandbox", "--", "cat", "/work/kernel", "/work/uid")
+    written = cluster.kubectl("exec", "-n", namespace, "sandbox", "--", "cat", "/volume/kernel", "/volume/uid")
     assert "gVisor" in written
     assert written.splitlines()[-1] == "1000"
 
