@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from e2e import upstream
+from e2e.bench.client import ACCOUNT
 from e2e.cluster import backend
 from e2e.cluster.backend import Backend
 from e2e.cluster.console import Console
@@ -51,3 +52,4 @@ class System:
         """Remove what the bench added."""
         if self._worlds:
             self.cluster.kubectl("delete", "namespace", UPSTREAM, "--ignore-not-found", "--wait=false")
+        self.cluster.kubectl("delete", "clusterrole,clusterrolebinding", ACCOUNT, "--ignore-not-found")
