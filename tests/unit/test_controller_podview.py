@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moorage.api import names
@@ -180,6 +180,7 @@ JSON = st.recursive(
 )
 
 
+@example({"status": {"phase": []}})
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 def test_no_shape_of_a_pod_crashes_the_reading(body: dict[str, Any]) -> None:
     view_of(body)

@@ -50,7 +50,7 @@ class Operator:
         """An ended pod of an ended run tells nothing: after a restart there may be thousands of them."""
         entry = self._roll.get(key)
         status = body.get("status") or {}
-        over = kind == "DELETED" or status.get("phase") in {"Succeeded", "Failed"}
+        over = kind == "DELETED" or str(status.get("phase")) in {"Succeeded", "Failed"}
         return entry is not None and entry.standing is Standing.ENDED and over
 
     def journal_changed(self, key: RunKey) -> None:

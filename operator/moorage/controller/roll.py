@@ -148,7 +148,7 @@ def settled(body: Mapping[str, Any]) -> bool:
     meta, status = body.get("metadata") or {}, body.get("status") or {}
     if not isinstance(status, Mapping) or meta.get("deletionTimestamp"):
         return False
-    return status.get("phase") in ENDS and status.get("observedGeneration") == meta.get("generation")
+    return str(status.get("phase")) in ENDS and status.get("observedGeneration") == meta.get("generation")
 
 
 def _standing(body: Mapping[str, Any]) -> Standing:

@@ -80,7 +80,7 @@ def view_of(pod: Body) -> SandboxView:
 
 def _phase(status: Body) -> SandboxPhase:
     """`Running` only where the runner's container has started; ended where the pod is, or its runner is."""
-    if status.get("phase") in {"Succeeded", "Failed"}:
+    if str(status.get("phase")) in {"Succeeded", "Failed"}:
         return SandboxPhase.ENDED
     runner = _runner(status)
     if _state(runner, "terminated"):
