@@ -1,6 +1,7 @@
 """What an operator, a runner and a verifier say to a gateway, step by step: shared by the tests of its doors."""
 
 import asyncio
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -168,12 +169,21 @@ def result(head: str | None, **changes: Any) -> dict[str, Any]:
     }
 
 
+VERIFIER_KEY = "only the verifier knows"
+
+
+def verifying(epoch: int = 1, key: str = VERIFIER_KEY) -> dict[str, Any]:
+    """What a verifier tells before its first command."""
+    return told("VERIFICATION_STARTED", {"key_sha256": hashlib.sha256(key.encode()).hexdigest()}, key[:16], epoch)
+
+
 def verification(head: str, exit_code: int = 0, **changes: Any) -> dict[str, Any]:
     check = {"name": "tests", "run": "make test", "exit_code": exit_code, "duration_ms": 5, "output": "2 failed"}
-    return {"epoch": 1, "commit": head, "checks": [check], "recorded_at": 11} | changes
+    return {"epoch": 1, "commit": head, "key": VERIFIER_KEY, "checks": [check], "recorded_at": 11} | changes
 
 
 async def verified(gateway: LocalGateway, operator: Operator, head: str, exit_code: int = 0) -> None:
     await operator.register("v1", 1, "verifier", head)
     verifier = gateway.sandbox("v1", "team-a")
+    await ok(await verifier.post("/v1/self/records", json=verifying()))
     await ok(await verifier.post("/v1/self/verification", json=verification(head, exit_code)))

@@ -64,6 +64,42 @@ async def test_a_verifier_has_no_way_to_a_model_and_no_secret(world):
         assert forbidden not in said
 
 
+FORGERY = """
+import json, sys, urllib.error, urllib.request
+url, token, commit = sys.argv[1:]
+check = {"name": "c0", "run": "x", "exit_code": 0, "duration_ms": 1}
+def post(path, body):
+    head = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    try:
+        urllib.request.urlopen(urllib.request.Request(url + path, json.dumps(body).encode(), head))
+        print("TAKEN", path)
+    except urllib.error.HTTPError as error:
+        print("refused", error.code)
+digest = "0" * 64
+record = {"record_id": "mine", "type": "VERIFICATION_STARTED", "payload": {"key_sha256": digest}, "recorded_at": 1}
+post("/v1/self/records", {"epoch": 1, "records": [record]})
+post("/v1/self/verification", {"epoch": 1, "commit": commit, "checks": [check], "recorded_at": 1})
+"""
+
+
+@pytest.mark.rule("V3")
+async def test_a_command_cannot_tell_a_verdict_of_its_own(world, tmp_path):
+    script = tmp_path / "forge.py"
+    script.write_text(FORGERY)
+    given = tmp_path / "given"
+    forge = f"until test -s {given}; do sleep 0.05; done; python3 {script} {world.url} $(cat {given})"
+    run = await proposed(world, forge, "false")
+    head = (await run.state())["proposal"]["commit"]
+    sandbox = await run.verify()
+    given.write_text(f"{sandbox.token} {head}")
+    assert await sandbox.ended() == 0
+    found = (await run.content("VERIFICATION_RESULT"))[-1]
+    assert not found["passed"]
+    said = "".join(await outputs(world, run))
+    assert "TAKEN /v1/self/verification" not in said
+    assert "refused 403" in said
+
+
 @pytest.mark.rule("N4")
 async def test_the_first_failure_is_the_verdict_with_the_commands_own_words(world):
     run = await proposed(world, "true", "echo expected 3, got 4 >&2; exit 9", "touch never")

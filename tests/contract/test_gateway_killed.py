@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import BRANCH, PASSWORD, commit, git, resolved, result, told, verification
+from tests.gateway_script import BRANCH, PASSWORD, commit, git, resolved, result, told, verification, verifying
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
@@ -121,6 +121,7 @@ async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
     await patiently(git, tree, "push", "-q", url, f"HEAD:refs/heads/{BRANCH}")
     await runner("POST", "/v1/self/result", result(head))
     await operator("POST", f"{run}/pods", pod | {"pod_uid": "v1", "role": "verifier", "commit": head})
+    await verifier("POST", "/v1/self/records", verifying())
     await verifier("POST", "/v1/self/verification", verification(head))
     while True:
         view = await operator("POST", f"{run}/deliver", {"epoch": 1, "commit": head})

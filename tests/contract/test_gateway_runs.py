@@ -6,6 +6,7 @@ import pytest
 from tests.gateway_script import (
     BRANCH,
     PASSWORD,
+    VERIFIER_KEY,
     Operator,
     agent_at_work,
     commit,
@@ -17,6 +18,7 @@ from tests.gateway_script import (
     result,
     told,
     verified,
+    verifying,
     work_done,
     worktree,
 )
@@ -389,7 +391,12 @@ async def test_a_verdict_is_on_one_commit_and_on_all_commands(gateway, upstream,
     verifier = gateway.sandbox("v1", "team-a")
     assignment = await ok(await verifier.get("/v1/self"))
     assert (assignment["role"], assignment["git"]["commit"]) == ("verifier", head)
-    report = {"epoch": 1, "commit": head, "checks": [], "recorded_at": 1}
+    report = {"epoch": 1, "commit": head, "key": VERIFIER_KEY, "checks": [], "recorded_at": 1}
+    refused(await verifier.post("/v1/self/verification", json=report), 403, "Forbidden")
+    await ok(await verifier.post("/v1/self/records", json=verifying()))
+    await ok(await verifier.post("/v1/self/records", json=verifying(key="a forger's")))
+    forged = report | {"key": "a forger's", "problem": None}
+    refused(await verifier.post("/v1/self/verification", json=forged), 403, "Forbidden")
     refused(await verifier.post("/v1/self/verification", json=report), 422, "Invalid")
     refused(await verifier.post("/v1/self/verification", json=report | {"commit": "c" * 40}), 403, "Forbidden")
     refused(await runner.post("/v1/self/verification", json=report), 403, "Forbidden")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -269,7 +270,10 @@ class OperatorWorld:
         client = self.sandbox(pod)
         task = await self.assignment(client)
         check = {"name": "tests", "run": "true", "exit_code": exit_code, "duration_ms": 5, "output": ""}
-        body = {"epoch": task["epoch"], "commit": task["git"]["commit"], "checks": [check], "recorded_at": now_ms()}
+        digest = hashlib.sha256(b"key").hexdigest()
+        await self.report(client, task["epoch"], "VERIFICATION_STARTED", {"key_sha256": digest})
+        commit = task["git"]["commit"]
+        body = {"epoch": task["epoch"], "commit": commit, "key": "key", "checks": [check], "recorded_at": now_ms()}
         answer = await client.post("/v1/self/verification", json=body)
         assert answer.status_code == 200, answer.text
 

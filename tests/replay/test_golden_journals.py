@@ -18,7 +18,7 @@ from moorage.core.run.reducer import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
-    "local-command": ("Succeeded", 2, "791deaab57899f08e0159a739e74df463cf885d000e1349063cef2b37e3d54c0"),
+    "local-command": ("Succeeded", 2, "707fd9e0e33a15117395a032b861e43745d1d1f28e9badc0939556dee09673af"),
 }
 
 

@@ -337,10 +337,15 @@ class CheckResult(Wire):
 
 
 class VerificationReport(Wire):
-    """V3: what a verifier saw on exactly `commit`."""
+    """V3: what a verifier saw on exactly `commit`.
+
+    `key` is the secret whose SHA-256 the verifier told (VERIFICATION_STARTED, `key_sha256`) before its first command:
+    what that runs can read the token, and could otherwise tell a verdict of its own.
+    """
 
     epoch: int
     commit: Sha
+    key: str = Field(default="", max_length=256, repr=False)
     checks: tuple[CheckResult, ...]
     environment: dict[str, str] = {}
     problem: str | None = None  # the verifier itself could not do its work

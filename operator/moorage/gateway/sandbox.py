@@ -6,6 +6,9 @@ mirror (V4); that a checkpoint is durable is known because its objects are there
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -78,7 +81,8 @@ class SandboxRoom:
         for record in body.records:
             if record.type == RecordType.WORKSPACE_READY:
                 await self._demand_assigned(caller.run, record)
-        drafts = await sandbox_drafts(body.records, caller.run, caller.epoch, self._gate.deps.blobs)
+        told = tuple(_stamped(record, caller) for record in body.records)
+        drafts = await sandbox_drafts(told, caller.run, caller.epoch, self._gate.deps.blobs)
         return await self._append(caller, drafts)
 
     async def heartbeat(self, request: Request) -> Response:
@@ -120,6 +124,7 @@ class SandboxRoom:
         await self._own_epoch(caller, body.epoch, "verification")
         if body.commit != caller.pod.commit:
             raise Forbidden(f"this verifier is for {caller.pod.commit} and no other commit")
+        demand_key(caller, body.key)
         payload, outputs = verdict(body, caller.run.spec.acceptance)
         attachments = {name: await self._ledger.attach(caller.run, text.encode()) for name, text in outputs.items()}
         draft = _told(
@@ -192,6 +197,25 @@ class SandboxRoom:
         refuse_late(caller.run, drafts)
         result = await self._ledger.append(caller.run, caller.epoch, drafts)
         return answer(Reported(offset=result.offset, hash=result.hash))
+
+
+def _stamped(record: ReportedRecord, caller: Caller) -> ReportedRecord:
+    """Which verifier began is the gateway's word, and only the hash of its key is kept."""
+    if record.type != RecordType.VERIFICATION_STARTED:
+        return record
+    digest = record.payload.get("key_sha256")
+    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise Invalid("VERIFICATION_STARTED: key_sha256 is the SHA-256 of the verifier's key, in hexadecimal")
+    payload = {"commit": caller.pod.commit, "pod_uid": caller.pod.pod_uid, "key_sha256": digest}
+    return record.model_copy(update={"payload": payload})
+
+
+def demand_key(caller: Caller, key: str) -> None:
+    """V3: the verdict is the verifier's own, not that of a command which runs beside it and can read its token."""
+    told = caller.run.state.verifier_key
+    mine = (caller.pod.pod_uid, hashlib.sha256(key.encode()).hexdigest())
+    if told is None or told[0] != mine[0] or not hmac.compare_digest(told[1], mine[1]):
+        raise Forbidden("the verdict doesn't bring the key that its verifier told before its first command")
 
 
 def refuse_late(run: Run, drafts: list[Draft]) -> None:

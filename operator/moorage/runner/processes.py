@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
 REAP_S = 1.0
@@ -31,6 +32,12 @@ class Entry:
     parent: int
     session: int
     zombie: bool
+
+
+def forbid_inspection() -> bool:
+    """Keep processes of the same user from reading this one's memory (ptrace, /proc/PID/mem). False where refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) == 0
 
 
 def become_subreaper() -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import platform
+import secrets
 import time
 from dataclasses import dataclass
 
-from moorage.api.wire import Assignment, CheckResult, ResolvedCheck, VerificationReport
+from moorage.api.wire import Assignment, CheckResult, ReportedRecord, ReportRequest, ResolvedCheck, VerificationReport
 from moorage.runner.client import GatewayClient
 from moorage.runner.disk import disk_named
 from moorage.runner.host import AgentPaths
-from moorage.runner.processes import ChildProcess, kill_everything, spawn
+from moorage.runner.processes import ChildProcess, forbid_inspection, kill_everything, spawn
 from moorage.runner.relay import Relay
 from moorage.runner.report import now_ms, plain
 from moorage.runner.settings import RunnerSettings
@@ -41,6 +43,7 @@ class Verification:
             raise ValueError("a verifier's assignment names a commit")
         checks: list[CheckResult] = []
         problem = None
+        key = await self._begin(commit)
         try:
             with disk_named():
                 await self._check(commit, checks)
@@ -50,12 +53,27 @@ class Verification:
             VerificationReport(
                 epoch=self.assignment.epoch,
                 commit=commit,
+                key=key,
                 checks=tuple(checks),
                 environment=_environment(),
                 problem=problem,
                 recorded_at=now_ms(),
             )
         )
+
+    async def _begin(self, commit: str) -> str:
+        """Tell the hash of a key that only this process knows, before anything of the repository's runs beside it."""
+        forbid_inspection()
+        key = secrets.token_hex(32)
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        record = ReportedRecord(
+            record_id=f"verifying:{digest[:16]}",
+            type="VERIFICATION_STARTED",
+            payload={"commit": commit, "key_sha256": digest},
+            recorded_at=now_ms(),
+        )
+        await self.client.records(ReportRequest(epoch=self.assignment.epoch, records=(record,)))
+        return key
 
     async def _check(self, commit: str, checks: list[CheckResult]) -> None:
         """Run the commands one after the other, until one fails; results go to `checks` as they come."""

@@ -72,7 +72,6 @@ OPTIONAL_TYPES = frozenset(
         RecordType.CONTEXT_COMPACTED,
         RecordType.CONSTRAINT_EVALUATED,
         RecordType.FENCE_REFUSED,
-        RecordType.VERIFICATION_STARTED,
     }
 )
 """Types that only inform: leaving one out changes no state of a run."""

@@ -160,6 +160,13 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None)
 
 
+def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """The first word of each verifier counts: it was told before anything of the repository's ran beside it."""
+    if s.verifier_key is not None and s.verifier_key[0] == p["pod_uid"]:
+        return s
+    return changed(s, verifier_key=(p["pod_uid"], p["key_sha256"]))
+
+
 def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     verdict = Verification(p["commit"], p["passed"], p["isolated"], p.get("summary", ""), p.get("problem"))
     return changed(s, verification=verdict)
@@ -253,6 +260,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.MODEL_RESPONSE: _model_response,
     RecordType.AGENT_FINISHED: _agent_finished,
     RecordType.RESULT_PROPOSED: _result_proposed,
+    RecordType.VERIFICATION_STARTED: _verification_started,
     RecordType.VERIFICATION_RESULT: _verification_result,
     RecordType.ATTEMPT_ENDED: _attempt_ended,
     RecordType.EFFECT_INTENT: _effect_intent,

@@ -164,6 +164,7 @@ class RunState:
     proposal: Proposal | None = None
     verifications_lost: int = 0  # in this epoch
     verifier_trouble: str | None = None
+    verifier_key: tuple[str, str] | None = None  # pod UID, and SHA-256 of what its verdict must bring
     verification: Verification | None = None
     sandboxes: tuple[SandboxRef, ...] = ()
     effects: tuple[Effect, ...] = ()
