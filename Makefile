@@ -59,9 +59,13 @@ test-unit: $(STAMP) ## unit, property, contract and replay tests: no cluster
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
 
 test-integration: $(STAMP) ## against a real kube-apiserver and etcd
+	@$(CLUSTER) programs
 	$(PYTEST) tests/integration
 
 test-e2e: $(STAMP) ## on a real node with gVisor
+	@$(CLUSTER) programs
+	@$(CLUSTER) up
+	@$(CLUSTER) images
 	$(PYTEST) e2e/cases
 
 rules: $(STAMP) ## which rules of the runtime have a test that names them

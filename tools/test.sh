@@ -10,5 +10,8 @@ step "unit, property, contract, replay"
 make --no-print-directory test-unit
 step "programs of the cluster"
 $python -m e2e.cluster programs
+step "cluster and images"
+$python -m e2e.cluster up
+$python -m e2e.cluster images
 step "integration and e2e"
 MOORAGE_E2E_DOWN=1 exec $python -m pytest tests/integration e2e/cases

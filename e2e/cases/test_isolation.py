@@ -81,7 +81,9 @@ def test_the_only_token_is_the_gateways_and_the_key_is_a_dummy(tenant: Tenant, m
     tenant.ended("look")
     inside = line(moorage("-n", tenant.namespace, "logs", "look"), "LOOK ")
     assert inside["uid"] == 1000
+    assert inside["tokens"], "the gateway's token is there"
     assert all(path.startswith("/var/run/moorage/") for path in inside["tokens"]), inside
+    assert inside["env"]["ANTHROPIC_API_KEY"] == "moorage-dummy"
     assert not any(secret in json.dumps(inside["env"]) for secret in (upstream.MODEL_KEY, upstream.PASSWORD))
     pod = tenant.sandbox("look")
     mounts = [m for c in pod["spec"]["containers"] for m in c["volumeMounts"]]
@@ -91,7 +93,8 @@ def test_the_only_token_is_the_gateways_and_the_key_is_a_dummy(tenant: Tenant, m
 @pytest.mark.rule("T2", "T5")
 def test_the_git_password_appears_nowhere(tenant: Tenant, moorage, tmp_path):
     hunt = """
-grep -rl 'correct horse' / --exclude-dir=proc --exclude-dir=sys 2>/dev/null || true
+echo 'planted: correct mule' > /tmp/planted
+grep -rhoE 'correct (horse|mule)|sk-upstream-[a-z-]+' / --exclude-dir=proc --exclude-dir=sys 2>/dev/null | sort -u
 env
 cat .git/config ../.moorage/repo.git/config 2>/dev/null || true
 git remote -v
@@ -105,6 +108,8 @@ git remote -v
         tenant.cluster.kubectl("-n", "moorage-system", "logs", f"deploy/moorage-{name}", "--all-containers")
         for name in ("operator", "gateway")
     )
+    assert "correct mule" in told, "the search must be able to find"
+    assert "correct horse" not in told.replace("(horse|mule)", "")
     everything = told + exported.read_text() + logs + json.dumps(tenant.get("ar")) + json.dumps(tenant.get("pods"))
     for secret in (upstream.PASSWORD, upstream.MODEL_KEY):
         assert secret not in everything

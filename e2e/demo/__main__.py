@@ -58,7 +58,7 @@ def local(console: Console) -> None:
             Template((MANIFESTS / "local.yaml").read_text()).substitute(path=repository, branch=LOCAL_BRANCH)
         )
         with console.step("moorage run: an agent mends it in a sandbox, a second sandbox runs the tests"):
-            _show([_program("moorage"), "run", "-f", str(run)])
+            _show([_program("moorage"), "run", "-f", str(run), "--state", f"{folder}/state"])
         print(_git(repository, "diff", "main", LOCAL_BRANCH), flush=True)
         print(_git(repository, "log", "--oneline", "--graph", "--all"), flush=True)
 
