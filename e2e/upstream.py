@@ -13,7 +13,7 @@ from typing import Protocol
 from e2e.cluster.paths import CHECKOUT
 
 NAMESPACE = "moorage-upstream"
-PASSWORD = "correct horse battery staple"
+PASSWORD = "no-image-holds-this-one"  # noqa: S105  it guards a repository made for tests
 MODEL_KEY = "sk-upstream-only-the-gateway-may-know"
 IMAGE = "localhost/moorage/control:dev"
 REPOSITORY = "/srv/git/demo.git"
