@@ -13,7 +13,7 @@ from typing import Protocol
 from e2e.cluster.paths import CHECKOUT
 
 NAMESPACE = "moorage-upstream"
-PASSWORD = "no-image-holds-this-one"  # noqa: S105  it guards a repository made for tests
+PASSWORD = "no-image-holds-this-one"
 MODEL_KEY = "sk-upstream-only-the-gateway-may-know"
 IMAGE = "localhost/moorage/control:dev"
 REPOSITORY = "/srv/git/demo.git"
