@@ -103,7 +103,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     runs = [each for each in documents if each["kind"] == "AgentRun"]
     if len(runs) != 1:
         raise ManifestRefused(f"it holds {len(runs)} AgentRuns; give exactly one")
-    run = _located(runs[0], path.parent)
+    run = _located(runs[0])
     parsed = parse_agent_run({**run, "metadata": {**run.get("metadata", {}), "namespace": TENANT}}, "local", "refuse")
     if isinstance(parsed, InvalidSpec):
         raise ManifestRefused(parsed.message)
@@ -117,9 +117,8 @@ def _check_agent(run: AgentRun) -> None:
         raise ManifestRefused(f"spec.agent.driver: {driver} isn't installed; known are: {', '.join(known())}")
 
 
-def _located(run: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _located(run: dict[str, Any]) -> dict[str, Any]:
     """The path of a local workspace made absolute: the root of the repository that it lies in, seen from the shell."""
-    del folder
     spec = run.get("spec")
     source = spec.get("workspace") if isinstance(spec, dict) else None
     local = source.get("local") if isinstance(source, dict) else None
