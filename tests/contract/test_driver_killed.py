@@ -39,10 +39,14 @@ async def admitted(world: World) -> Run:
     return await world.admit(command=AGENT, limits=ResolvedLimits(max_iterations=100))
 
 
-async def lose(run: Run, sandbox: Sandbox, epoch: int) -> None:
+async def lose(run: Run, sandbox: Sandbox, epoch: int) -> bool:
+    """Cut the power. An attempt that had told its end by then is none to be repeated: the plan starts no other."""
     await sandbox.kill()
     assert sandbox.left() == []
+    if (await run.state())["agent_end"] is not None:
+        return False
     await run.report("ATTEMPT_ENDED", {"epoch": epoch, "reason": "NodeLost", "message": "no power"})
+    return True
 
 
 async def whole(world: World, run: Run) -> None:
@@ -66,7 +70,7 @@ async def test_killed_right_after_a_record(world, moment) -> None:
     run = await admitted(world)
     sandbox = await run.start()
     await run.until(moment)
-    await lose(run, sandbox, 1)
+    assert await lose(run, sandbox, 1)
     assert await (await run.start(epoch=2)).ended() == 0
     await whole(world, run)
 
@@ -79,9 +83,8 @@ async def test_killed_again_and_again_at_any_moment(world, seed) -> None:
     for epoch in range(1, 5):
         sandbox = await run.start(epoch=epoch)
         await asyncio.sleep(chance.uniform(0.2, 2.0))
-        if (await run.state())["agent_end"] is not None:
+        if not await lose(run, sandbox, epoch):
             break
-        await lose(run, sandbox, epoch)
     else:
         assert await (await run.start(epoch=5)).ended() == 0
     await whole(world, run)
