@@ -11,6 +11,7 @@ from tests.integration.operator_world import OURS, OperatorWorld, install_crds, 
 from e2e.cluster.apiserver import ApiServer, api_server
 from moorage.api import names
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi
+from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import RunKey
 from moorage.sandbox.spec import lease
 
@@ -102,6 +103,50 @@ async def test_two_operators_at_once_make_one_run(world: OperatorWorld, tmp_path
         for at in range(5):
             status = await world.until_phase(f"fix-{at}", "Succeeded")
             assert (status["epoch"], status["attempt"]) == (1, 1)
+    finally:
+        await other.stop()
+
+
+@pytest.mark.rule("F7", "I2")
+async def test_a_pod_that_the_other_operator_makes_between_two_reads_is_not_lost(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one reads what stands, the faster one creates and registers the pod, the slower one reads on."""
+    start, observe = PodSubstrate.start, PodSubstrate.observe
+    starting, looked, made = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_start(self: PodSubstrate, *args: Any) -> Any:
+        first = not starting.is_set()
+        starting.set()
+        if first:
+            await asyncio.wait_for(looked.wait(), 10)
+        view = await start(self, *args)
+        made.set()
+        return view
+
+    async def slow_observe(self: PodSubstrate, *args: Any, **how: Any) -> Any:
+        children = await observe(self, *args, **how)
+        if starting.is_set() and not looked.is_set() and not children.sandboxes:
+            looked.set()
+            await asyncio.wait_for(made.wait(), 10)
+            await asyncio.sleep(0.5)  # by then it is registered
+        return children
+
+    monkeypatch.setattr(PodSubstrate, "start", slow_start)
+    monkeypatch.setattr(PodSubstrate, "observe", slow_observe)
+    other = OperatorWorld(world.server, world.namespace, world.gateway, world.api, world.configuration)
+    await world.start()
+    await world.apply_run("fix")
+    await asyncio.wait_for(starting.wait(), 10)
+    await other.start()
+    try:
+        pod = await world.until_pod()
+        await asyncio.sleep(1.5)
+        assert looked.is_set()
+        await world.work(pod)
+        await world.end_pod(pod)
+        status = await world.until_phase("fix", "Succeeded")
+        assert (status["epoch"], status["attempt"], len(await world.pods())) == (1, 1, 1)
     finally:
         await other.stop()
 

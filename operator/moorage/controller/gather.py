@@ -1,6 +1,8 @@
 """All reads of one pass, in the order that makes them one picture: the object, what stands for it, the gateway last.
 
 A sandbox seen ended before the journal was read has no result still on its way, since a runner reports before it exits.
+A sandbox that the journal names counts as gone only where it was looked for after the journal had named it: another
+operator may have made it between the two reads.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun, AgentRunStatus
+from moorage.api.meta import Resource
 from moorage.api.modelprovider import ModelProvider
+from moorage.api.parse import InvalidSpec, parse
 from moorage.api.wire import ResolvedRun
 from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
@@ -26,16 +30,16 @@ from moorage.core.run.resolve import (
     Defaults,
     References,
     amended,
-    explain,
     model_choice,
     read_run,
     resolve,
 )
-from moorage.core.run.state import RunState
+from moorage.core.run.state import RunState, SandboxRef
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
-from moorage.sandbox.port import Children, RunKey, Substrate
+from moorage.sandbox.port import Children, Conflict, RunKey, Substrate
 
+MOST_LOOKS = 5  # each one more is for a sandbox that somebody else registered meanwhile
 Found = ResolvedRun | Problem | None
 JOURNAL_LOST = Problem(
     "JournalLost",
@@ -90,8 +94,7 @@ class Gatherer:
             found = await self._first(key, body)
             if found is not None:
                 return self._picture(key, body, Children(), Journal(), found)
-        children = await self._substrate.observe(key)
-        journal = await self._journal(key)
+        children, journal = await self._look(key)
         found = None
         if body is not None and journal.view is None and not journal.away and not previous.epoch:
             found = await self._resolve(body)
@@ -112,6 +115,20 @@ class Gatherer:
         """The short way for a run that nobody has worked on: without a journal nothing stands for it (F2)."""
         journal, found = await asyncio.gather(self._journal(key), self._resolve(body))
         return found if journal.view is None and not journal.away else None
+
+    async def _look(self, key: RunKey) -> tuple[Children, Journal]:
+        """What stands, then the journal; again while the journal names a sandbox that wasn't looked for since it did.
+
+        Raises Conflict where new ones keep coming.
+        """
+        named: frozenset[str] = frozenset()
+        for _ in range(MOST_LOOKS):
+            children = await self._substrate.observe(key)
+            journal = await self._journal(key)
+            if unseen(journal.view, children) <= named:
+                return children, journal
+            named |= {ref.pod_uid for ref in current(journal.view)}
+        raise Conflict("somebody else keeps starting sandboxes of this run")
 
     async def _journal(self, key: RunKey) -> Journal:
         try:
@@ -186,17 +203,29 @@ class Gatherer:
         text = ((found or {}).get("data") or {}).get(source.key)
         return text if isinstance(text, str) else None
 
-    async def _read(self, model: type[BaseModel], tenant: str, name: str | None) -> Any:
+    async def _read(self, model: type[Resource], tenant: str, name: str | None) -> Any:
         """The object as its model, Broken where it can't be read as such, None where nothing is named or there."""
         if name is None:
             return None
         body = await self._objects.get(model.__name__, tenant, name)
         if body is None:
             return None
-        try:
-            return model.model_validate(dict(body), context={"placement": self._defaults.placement})
-        except ValidationError as e:
-            return Broken(explain(e))
+        found = parse(model, body, self._defaults.placement, "tell")
+        return Broken(found.message) if isinstance(found, InvalidSpec) else found
+
+
+def current(view: RunView | None) -> tuple[SandboxRef, ...]:
+    """The sandboxes that a live run's journal counts on: the newest of each role under its epoch."""
+    if view is None or view.state.end is not None:
+        return ()
+    state = view.state
+    newest = {ref.role: ref for ref in state.sandboxes if ref.epoch == state.epoch}
+    return tuple(newest.values())
+
+
+def unseen(view: RunView | None, children: Children) -> frozenset[str]:
+    """UIDs of those that don't stand, as far as was seen."""
+    return frozenset(ref.pod_uid for ref in current(view)) - {v.uid for v in children.sandboxes}
 
 
 def spec_of(body: Body | None) -> Mapping[str, Any]:

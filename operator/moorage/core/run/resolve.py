@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from moorage.api.agent import Agent, AgentTemplate, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
@@ -91,14 +89,6 @@ def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> Agent
             "InvalidSpec", f"{run.message}; the spec can't be changed: delete the run and create it anew", True
         )
     return run
-
-
-def explain(error: ValidationError) -> str:
-    """The first faults of an object, each with the path of its field."""
-    faults = error.errors(include_url=False, include_input=False)
-    lines = [f"{'.'.join(str(part) for part in fault['loc']) or 'object'}: {fault['msg']}" for fault in faults[:3]]
-    more = len(faults) - len(lines)
-    return "; ".join(lines) + (f"; and {more} more" if more else "")
 
 
 def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
