@@ -445,7 +445,6 @@ async def test_a_wrong_password_ends_the_run_with_its_reason(gateway, upstream) 
     ("changes", "reason"),
     [
         ({"ref": "no-such-branch"}, "GitRefNotFound"),
-        ({"credentials": SecretRef(name="absent")}, "GitAuthFailed"),
         ({"url": "ftp://example.invalid/x.git"}, "GitBadUrl"),
         ({"url": "http://169.254.169.254/latest/meta-data"}, "GitBadUrl"),
         ({"kind": "local", "url": None, "path": "/nonexistent/repository"}, "GitNotFound"),
@@ -496,7 +495,43 @@ async def test_an_ephemeral_workspace_has_no_remote(gateway, upstream) -> None:
 async def test_the_credential_is_read_at_use_and_told_to_nobody(gateway, upstream) -> None:
     _, answer = await first_contact(gateway, resolved(upstream))
     assert PASSWORD not in answer.text
-    assert gateway.secrets.reads == [("team-a", "git")]
+    assert gateway.secrets.reads == [("team-a", "git")] * 2, "once whether it is there, once to use it"
+
+
+LACKS = [
+    ({"name": "absent"}, "SecretNotFound", "kubectl create secret generic absent -n team-a --from-literal=username="),
+    ({"name": "absent", "key": "pat"}, "SecretNotFound", "generic absent -n team-a --from-literal=pat=PAT"),
+    (
+        {"name": "git", "key": "pat"},
+        "SecretKeyNotFound",
+        """patch secret git -n team-a -p '{"stringData":{"pat":"PAT"}}'""",
+    ),
+    ({"name": "empty"}, "SecretKeyNotFound", "holds nothing under password or token"),
+    ({"name": "binary"}, "SecretKeyNotFound", "no text"),
+]
+
+
+@pytest.mark.parametrize(("ref", "reason", "told"), LACKS)
+async def test_a_run_whose_secret_is_missing_is_not_admitted_until_it_comes(
+    gateway, upstream, ref, reason, told
+) -> None:
+    gateway.secrets.give("team-a", "empty", password=" ")
+    gateway.secrets.held["team-a", "binary"] = {"password": b"\xff\xfe"}
+    operator = Operator(gateway, with_workspace(resolved(upstream), credentials=SecretRef(**ref)))
+    asked = (operator.door, operator.spec.model_dump_json())
+    assert told in refused(await operator.http.put(asked[0], content=asked[1]), 424, reason)
+    refused(await operator.http.get(operator.door), 404, "UnknownRun")
+    gateway.secrets.give("team-a", ref["name"], **{ref.get("key", "password"): "there now"})
+    await ok(await operator.http.put(asked[0], content=asked[1]))
+
+
+async def test_an_admitted_run_stays_admitted_when_its_secret_goes(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await operator.admit()
+    gateway.secrets.held.clear()
+    await operator.admit()
+    _, answer = await first_contact(gateway, resolved(upstream))
+    assert "create" in refused(answer, 424, "GitAuthFailed")
 
 
 # --- orders, lists, ends ----------------------------------------------------------------------------------------------

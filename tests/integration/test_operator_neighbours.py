@@ -10,6 +10,7 @@ from tests.integration.operator_world import OURS, OperatorWorld, install_crds, 
 
 from e2e.cluster.apiserver import ApiServer, api_server
 from moorage.api import names
+from moorage.core.run import admission
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi
 from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import RunKey
@@ -470,3 +471,57 @@ async def test_the_policy_is_put_back_and_goes_with_the_last_run(world: Operator
         return await world.api.get(path) is None and not accounts
 
     await world.until(gone, "policy and account go with the last run")
+
+
+WITH_SECRETS = {
+    "workspace": {"remoteGit": {"url": "https://git.example.test/x.git", "credentialsSecretRef": {"name": "git"}}},
+    "agent": {"driver": "builtin", "model": {"providerRef": {"name": "p"}, "name": "m"}},
+}
+
+
+async def test_a_missing_secret_is_told_before_anything_is_made_and_the_run_goes_on_once_it_is_there(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "SECRET_RECHECK_MS", 200)
+    spec = {
+        "protocol": "anthropic-messages",
+        "baseURL": "https://model.example.test",
+        "credentialsSecretRef": {"name": "model", "key": "apiKey"},
+    }
+    meta = {"name": "p", "namespace": world.namespace}
+    provider = {"apiVersion": names.API_VERSION, "kind": "ModelProvider", "metadata": meta, "spec": spec}
+    await world.api.create(world.path("modelproviders", version=names.API_VERSION), provider)
+    await world.start()
+    await world.apply_run("fix", **WITH_SECRETS)
+    status = await world.until_reason("fix", "SecretNotFound")
+    told = next(c for c in status["conditions"] if c["type"] == "Admitted")
+    assert (status["phase"], told["status"], told["reason"]) == ("Pending", "False", "SecretNotFound")
+    assert f"kubectl create secret generic git -n {world.namespace}" in told["message"]
+    world.gateway.secrets.give(world.namespace, "git", username="ada", password="x")
+    world.gateway.secrets.give(world.namespace, "model", other="x")
+    status = await world.until_reason("fix", "SecretKeyNotFound")
+    assert "apiKey" in status["message"]
+    assert await world.standing() == []
+    before = len(world.writes)
+    await asyncio.sleep(1.0)
+    assert world.writes[before:] == [], "waiting costs no writes"
+    world.gateway.secrets.give(world.namespace, "model", apiKey="x")
+    await world.until_pod()
+
+
+async def test_a_secret_that_never_comes_ends_the_run_in_its_time(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", workspace=WITH_SECRETS["workspace"], timeouts={"scheduleToStart": "2s"})
+    await world.until_reason("fix", "SecretNotFound")
+    status = await world.until_phase("fix", "Failed")
+    assert status["reason"] == "ScheduleToStartTimeout"
+    assert "git" in status["message"]
+    assert await world.standing() == []
+
+
+async def test_a_cancel_while_a_secret_is_waited_for_ends_the_run(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", workspace=WITH_SECRETS["workspace"])
+    await world.until_reason("fix", "SecretNotFound")
+    await world.api.patch(world.run_path("fix"), {"spec": {"cancel": True}})
+    await world.until_phase("fix", "Cancelled")

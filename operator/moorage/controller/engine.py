@@ -16,7 +16,7 @@ from moorage.controller.measures import Measures
 from moorage.controller.ports import Clock, Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.actions import Admit, Plan
-from moorage.core.run.observed import Observed
+from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
 from moorage.core.run.status import project, write_delay
@@ -88,8 +88,16 @@ class Engine:
         except GatewayRefused as e:
             if e.status == 409:  # the run moved on meanwhile
                 raise
+            if any(isinstance(action, Admit) for action in plan.actions):
+                return self._not_let_in(known, e)
             return known, Plan(plan.actions, REFUSED_RETRY_MS, e.reason, str(e))
         return known, plan
+
+    def _not_let_in(self, known: Known, error: GatewayRefused) -> tuple[Known, Plan]:
+        """What the run names can't be used yet, by the gateway's word: it waits as for any other missing reference."""
+        problem = Problem(error.reason, error.message, stalled=False)
+        observed = replace(known.observed, problem=problem)
+        return replace(known, observed=observed), decide(observed, self._clock.now_ms())
 
     async def _refused(self, key: RunKey, plan: Plan, known: Known, error: Refused) -> tuple[Known, Plan]:
         """C6: over quota and the like is waited out; what no waiting mends fails the run."""

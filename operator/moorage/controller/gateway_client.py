@@ -35,7 +35,7 @@ class GatewayRefused(RuntimeError):
     """The gateway won't: `reason` is stable, the message says why."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.message = status, reason, message
         super().__init__(f"{reason}: {message}")
 
 

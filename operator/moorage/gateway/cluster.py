@@ -20,7 +20,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from moorage.api.wire import SecretRef
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.errors import Unauthenticated, Unavailable
-from moorage.gateway.ports import Clock, Secret, SecretMissing
+from moorage.gateway.ports import Clock, Lack, Secret, SecretMissing
 from moorage.gateway.settings import GatewaySettings
 
 EPOCH_ANNOTATION = "moorage.dev/epoch"
@@ -114,6 +114,9 @@ def identify(user: Any, operator_subject: str) -> Identity:
     )
 
 
+_NOT_READ = {404: (Lack.SECRET, "is not there"), 403: (Lack.RIGHT, "may not be read by the gateway")}
+
+
 class ClusterSecrets:
     """Reads Secrets at use; nothing is kept."""
 
@@ -125,16 +128,16 @@ class ClusterSecrets:
         try:
             found = await asked(
                 self._core.read_namespaced_secret(ref.name, namespace, _request_timeout=CALL_TIMEOUT_S),
-                passed=(404, 403),
+                passed=tuple(_NOT_READ),
             )
         except ApiException as error:
-            why = "is not there" if error.status == 404 else "may not be read by the gateway"
-            raise SecretMissing(f"Secret {namespace}/{ref.name} {why}") from None
+            lack, why = _NOT_READ[error.status or 0]
+            raise SecretMissing(f"Secret {namespace}/{ref.name} {why}", lack) from None
         data = {key: base64.b64decode(value) for key, value in (found.data or {}).items()}
         if ref.key is None:
             return Secret(data)
         if ref.key not in data:
-            raise SecretMissing(f"Secret {namespace}/{ref.name} has no key {ref.key!r}")
+            raise SecretMissing(f"Secret {namespace}/{ref.name} has no key {ref.key!r}", Lack.KEY)
         return Secret({ref.key: data[ref.key]})
 
 

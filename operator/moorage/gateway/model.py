@@ -23,6 +23,7 @@ from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.gateway import anthropic
 from moorage.gateway.addresses import is_http, leads_to_metadata
+from moorage.gateway.credentials import MODEL_KEYS
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange
 from moorage.gateway.facts import ModelAnswer
@@ -131,7 +132,7 @@ class ModelRoom:
             return {}
         try:
             secret = await self._gate.deps.secrets.read(run.tenant, model.credentials)
-            key = secret.text(model.credentials.key or "api-key", "apiKey", "token")
+            key = secret.text(*((model.credentials.key,) if model.credentials.key else MODEL_KEYS))
         except (SecretMissing, UnicodeDecodeError):
             key = None
         if not key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from moorage.api.wire import SecretRef
@@ -31,8 +32,20 @@ class SystemClock:
         return time.monotonic_ns() // 1_000_000
 
 
+class Lack(StrEnum):
+    """What of a Secret is missing."""
+
+    SECRET = "secret"  # noqa: S105  a word, not a value
+    KEY = "key"
+    RIGHT = "right"
+
+
 class SecretMissing(LookupError):
-    """The Secret or its key is not there. The message names both and never a value."""
+    """The Secret or its key is not there, or not for the gateway. The message names both and never a value."""
+
+    def __init__(self, message: str, lack: Lack = Lack.SECRET) -> None:
+        self.lack = lack
+        super().__init__(message)
 
 
 @dataclass(frozen=True)

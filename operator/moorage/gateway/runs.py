@@ -10,6 +10,7 @@ from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, Rele
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
+from moorage.gateway.credentials import demand_credentials
 from moorage.gateway.delivery import Delivery
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Gate, mirror_key
@@ -17,6 +18,7 @@ from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import Run
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
 from moorage.gateway.roll import Roll, all_rows
+from moorage.store import errors as store_errors
 from moorage.store.port import Execution, ExecutionStatus, Pod
 
 ENDED = {
@@ -51,12 +53,21 @@ class RunsRoom:
         ]
 
     async def admit(self, request: Request) -> Response:
-        """PUT ResolvedRun: idempotent on the spec's hash (O6)."""
+        """PUT ResolvedRun: idempotent on the spec's hash (O6); refused by name while a Secret is missing."""
         await self._gate.operator(request)
         spec = await read_model(request, ResolvedRun, self._limit)
         if spec.uid != request.path_params["uid"]:
             raise Invalid("uid: the path and the body name different runs")
+        if not await self._known(spec.uid):
+            await demand_credentials(spec, self._gate.deps.secrets)
         return self._view(await self._ledger.admit(spec))
+
+    async def _known(self, uid: str) -> bool:
+        try:
+            await self._gate.deps.store.get(uid)
+        except store_errors.UnknownRun:
+            return False
+        return True
 
     async def look(self, request: Request) -> Response:
         """GET RunView."""

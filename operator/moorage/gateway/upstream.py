@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moorage.api.wire import ResolvedRun
 from moorage.gateway.addresses import leads_to_metadata
+from moorage.gateway.credentials import GIT_KEYS
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.ports import SecretMissing, Secrets
 from moorage.workspace.errors import WorkspaceError
@@ -66,7 +67,7 @@ async def _credential(spec: ResolvedRun, secrets: Secrets) -> Credential | None:
         return None
     try:
         secret = await secrets.read(spec.tenant, ref)
-        password = secret.text(ref.key) if ref.key else secret.text("password", "token")
+        password = secret.text(ref.key) if ref.key else secret.text(*GIT_KEYS)
         username = TOKEN_USER if ref.key else secret.text("username") or TOKEN_USER
     except SecretMissing as error:
         raise UpstreamRefused(f"{error}; create it with what the remote asks for", reason="GitAuthFailed") from None

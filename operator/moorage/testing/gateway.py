@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 from moorage.api.wire import SecretRef
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
-from moorage.gateway.ports import Clock, LeaseRenewer, NoLeases, Secret, SecretMissing, SystemClock
+from moorage.gateway.ports import Clock, Lack, LeaseRenewer, NoLeases, Secret, SecretMissing, SystemClock
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
 from moorage.store.memory import MemoryStore
@@ -53,8 +53,10 @@ class GivenSecrets:
         """See the port."""
         self.reads.append((namespace, ref.name))
         data = self.held.get((namespace, ref.name))
-        if data is None or (ref.key and ref.key not in data):
-            raise SecretMissing(f"Secret {namespace}/{ref.name} is not there, or lacks its key")
+        if data is None:
+            raise SecretMissing(f"Secret {namespace}/{ref.name} is not there")
+        if ref.key and ref.key not in data:
+            raise SecretMissing(f"Secret {namespace}/{ref.name} has no key {ref.key!r}", Lack.KEY)
         return Secret({ref.key: data[ref.key]} if ref.key else data)
 
 

@@ -11,6 +11,7 @@ from moorage.core.run.state import RunState
 STARTING = "the sandbox is starting"
 DEFAULT_SCHEDULE_TO_START_MS = 3_600_000
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
+SECRET_RECHECK_MS = 10_000  # nobody may watch Secrets: one that appears is only found by looking
 QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
 UNRESOLVED = Problem("Unresolved", "the run's references have not been resolved", stalled=False)
 
@@ -51,7 +52,8 @@ def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
     if left <= 0:
         why = f"not started within {limit // 1000} s: {problem.message}"
         return Plan(verdict=Verdict(RunPhase.FAILED, "ScheduleToStartTimeout", why))
-    return Plan(reason=problem.reason, message=problem.message, requeue_ms=min(left, PROBLEM_RECHECK_MS))
+    recheck = SECRET_RECHECK_MS if problem.reason.startswith("Secret") else PROBLEM_RECHECK_MS
+    return Plan(reason=problem.reason, message=problem.message, requeue_ms=min(left, recheck))
 
 
 def _queued(o: Observed) -> Plan:
