@@ -30,8 +30,7 @@ import orjson
 from moorage.core.journal.chain import EMPTY, ChainVerifier, Head, head_at, seal, verify
 from moorage.core.journal.export import Header, header_line, record_line
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source, Stored, decode
-from moorage.core.run.reducer import reduce
-from moorage.core.run.state import RunState
+from moorage.core.run.reducer import Replay
 from moorage.store.port import NewExecution
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
@@ -168,12 +167,12 @@ def journal() -> tuple[list[Stored], Head]:
 
 def replay(entries: list[Stored]) -> None:
     """Verify and reduce, as a gateway does that opens a run."""
-    verifier, state = ChainVerifier(), RunState()
+    verifier, replayed = ChainVerifier(), Replay()
     for entry in entries:
         assert verifier.feed(entry) is None
         assert verifier.last is not None
-        state = reduce(state, verifier.last)
-    assert state.usage.tool_calls == RECORDS
+        replayed.feed(verifier.last)
+    assert replayed.state.usage.tool_calls == RECORDS
 
 
 def hash_and_parse(entries: list[Stored]) -> None:

@@ -34,7 +34,7 @@ from moorage.core.journal.record import (
     refuse_unknown_critical,
 )
 from moorage.core.run.phases import IllegalMove, RunPhase
-from moorage.core.run.reducer import reduce
+from moorage.core.run.reducer import Replay, reduce
 from moorage.core.run.state import RunState
 from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
@@ -176,7 +176,7 @@ class Ledger:
 
     async def _replay(self, row: Execution) -> Reduced:
         """Verify the chain and reduce it in one pass, one record in memory at a time."""
-        state, facts = RunState(), Facts()
+        replayed, facts = Replay(), Facts()
         verifier = ChainVerifier(run_uid=row.run_uid)
         if row.head.offset >= 0:
             async for entry in self.store.stored(row.run_uid):
@@ -185,14 +185,15 @@ class Ledger:
                 if (record := verifier.last) is None:
                     continue
                 refuse_unknown_critical(record)
-                state, facts = reduce(state, record), fold(facts, record)
+                replayed.feed(record)
+                facts = fold(facts, record)
                 if record.seq == row.head.offset:
                     break
         verdict = verifier.result(row.head)
         if isinstance(verdict, Broken):
             raise verdict.error()
         self._metrics.replays.inc()
-        return Reduced(row, state, facts)
+        return Reduced(row, replayed.state, facts)
 
     async def _settle_status(self, run: Run) -> None:
         """S4: the status follows from the phase. A crash between the two is mended here."""

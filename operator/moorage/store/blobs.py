@@ -104,9 +104,8 @@ class MemoryBlobs:
 
     async def get(self, tenant: str, ref: BlobRef) -> bytes:
         """See the port."""
-        if (held := self._held.get((tenant, ref.sha256))) is None:
-            raise BlobMissing(tenant, ref.sha256)
-        return _checked(tenant, ref, held.content)
+        held = self._held.get((tenant, ref.sha256))
+        return _checked(tenant, ref, held.content if held else None)
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """See the port."""
@@ -153,10 +152,7 @@ class FileBlobs:
 
     async def get(self, tenant: str, ref: BlobRef) -> bytes:
         """See the port."""
-        content = await self._on_thread(_read, self._path(tenant, ref.sha256), ref.size)
-        if content is None:
-            raise BlobMissing(tenant, ref.sha256)
-        return _checked(tenant, ref, content)
+        return _checked(tenant, ref, await self._on_thread(_read, self._path(tenant, ref.sha256), ref.size))
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """See the port."""
@@ -238,7 +234,10 @@ def _reference(content: bytes, privacy: str, retention: str) -> BlobRef:
     return BlobRef(hashlib.sha256(content).hexdigest(), len(content), str(privacy), str(retention))
 
 
-def _checked(tenant: str, ref: BlobRef, content: bytes) -> bytes:
+def _checked(tenant: str, ref: BlobRef, content: bytes | None) -> bytes:
+    """Content that is what the reference says. Raise BlobMissing or BlobCorrupted."""
+    if content is None:
+        raise BlobMissing(tenant, ref.sha256)
     if len(content) != ref.size or hashlib.sha256(content).hexdigest() != ref.sha256:
         raise BlobCorrupted(tenant, ref.sha256)
     return content

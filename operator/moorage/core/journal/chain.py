@@ -133,10 +133,14 @@ class ChainVerifier:
             record = decode(stored)
         except Malformed as e:
             return self.fail(f"the record can't be read: {e}")
-        if why := self._fault(record, stored):
-            self._broken = Broken(self._offset + 1, record.record_id, why)
+        if self._run_uid is None:
+            self._run_uid = record.run_uid
+        seq, before = self._offset + 1, self._hash
+        follows = record.seq == seq and record.prev_hash == before and record.run_uid == self._run_uid
+        if not follows or link(before, stored.body) != stored.hash:
+            self._broken = Broken(seq, record.record_id, self._fault(record, stored))
             return self._broken
-        self.last, self._offset, self._hash = record, record.seq, stored.hash
+        self.last, self._offset, self._hash = record, seq, stored.hash
         return None
 
     def fail(self, why: str) -> Broken:
@@ -154,17 +158,14 @@ class ChainVerifier:
             return Broken(self._offset + 1, None, f"the journal ends here, its head says offset {expected.offset}")
         return self._broken or Intact(self._offset, self._hash)
 
-    def _fault(self, record: Record, stored: Stored) -> str | None:
+    def _fault(self, record: Record, stored: Stored) -> str:
         if link(self._hash, stored.body) != stored.hash:
             return "its hash doesn't match its bytes and the hash before it"
         if record.seq != self._offset + 1:
             return f"it says seq {record.seq}"
         if record.prev_hash != self._hash:
             return "it names another hash before it"
-        self._run_uid = self._run_uid or record.run_uid
-        if record.run_uid != self._run_uid:
-            return f"it belongs to run {record.run_uid}"
-        return None
+        return f"it belongs to run {record.run_uid}"
 
 
 def verify(stored: Iterable[Stored], *, expected: Head | None = None) -> Intact | Broken:

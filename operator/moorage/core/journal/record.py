@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -226,26 +227,45 @@ def decode(stored: Stored) -> Record:
         raise Malformed(f"not JSON: {e}") from e
     if not isinstance(raw, dict):
         raise Malformed("not a JSON object")
-    if not raw.keys() <= _KINDS.keys():
-        raw = {name: value for name, value in raw.items() if name in _KINDS}
-    for name, value in raw.items():
+    if _plain(*raw) != (*map(type, raw.values()),):
+        raw = _checked(raw)
+    raw["hash"] = stored.hash
+    return _record(raw)
+
+
+@lru_cache(maxsize=64)
+def _plain(*names: str) -> tuple[type, ...] | None:
+    """The types that fields of these names have in a record that can be taken as it was parsed; None where it can't.
+
+    Remembered, since a journal's records are of a few shapes, and judging each would cost as much as parsing it. Only a
+    few are kept: names in a hostile journal may be long.
+    """
+    if not _REQUIRED <= set(names) <= _KINDS.keys() - _REFS:
+        return None
+    return tuple(_KINDS[name] for name in names)
+
+
+def _checked(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows, with references read. Raise Malformed."""
+    known = {name: value for name, value in raw.items() if name in _KINDS}
+    for name, value in known.items():
         if type(value) is not _KINDS[name]:
             raise Malformed(f"field {name} is not of type {_KINDS[name].__name__}")
-    if not raw.keys() >= _REQUIRED:
-        raise Malformed(f"fields are missing: {', '.join(sorted(_REQUIRED - raw.keys()))}")
-    return _record(raw, stored.hash)
+    if not known.keys() >= _REQUIRED:
+        raise Malformed(f"fields are missing: {', '.join(sorted(_REQUIRED - known.keys()))}")
+    if "payload_ref" in known:
+        known["payload_ref"] = _blob_ref(known["payload_ref"])
+    if "attachments" in known:
+        known["attachments"] = {name: _blob_ref(ref) for name, ref in known["attachments"].items()}
+    return known
 
 
-def _record(raw: dict[str, Any], digest: str) -> Record:
-    """A record of checked fields. Its `__init__` would set 45 fields one by one, most of them to their default, which
-    stand in the class already: replaying a long journal would take twice the time.
+def _record(fields: dict[str, Any]) -> Record:
+    """A record of checked fields, which it takes for its own. Its `__init__` would set 45 one by one, most of them to
+    their default, which stand in the class already: replaying a long journal would take twice the time.
     """
-    if "payload_ref" in raw:
-        raw["payload_ref"] = _blob_ref(raw["payload_ref"])
-    if "attachments" in raw:
-        raw["attachments"] = {name: _blob_ref(ref) for name, ref in raw["attachments"].items()}
     record = object.__new__(Record)
-    vars(record).update(raw, hash=digest)
+    object.__setattr__(record, "__dict__", fields)
     return record
 
 
@@ -264,7 +284,8 @@ def refuse_unknown_critical(record: Record) -> None:
 
 
 _INTEGERS = {"recorded_at", "attempt", "turn", "step", "epoch", "schema_version", "seq", "logical_time"}
-_OBJECTS = {"payload", "payload_ref", "attachments"}
+_REFS = frozenset({"payload_ref", "attachments"})
+_OBJECTS = {"payload"} | _REFS
 _KINDS: dict[str, type] = {
     f.name: int if f.name in _INTEGERS else dict if f.name in _OBJECTS else str
     for f in fields(Record)

@@ -23,6 +23,8 @@ class RunPhase(StrEnum):
     FAILED = "Failed"
     CANCELLED = "Cancelled"
 
+    __hash__ = str.__hash__  # an enumeration's own is by name and in Python: a replay asks it for each record
+
     @property
     def terminal(self) -> bool:
         """I6: nothing leaves these."""

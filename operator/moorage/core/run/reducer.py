@@ -24,6 +24,8 @@ from moorage.core.run.state import (
     Usage,
     Verification,
     changed,
+    settled,
+    working,
 )
 
 KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
@@ -34,21 +36,48 @@ Handler = Callable[[RunState, Record, Mapping[str, Any]], RunState]
 
 def reduce(state: RunState, record: Record) -> RunState:
     """Return the state after `record`, which must be the next one of the same journal."""
-    if state.phase in TERMINAL and record.type not in AFTER_END:
-        raise IllegalMove(state.phase, state.phase, f"{record.type} after the end")
-    if state.phase is RunPhase.CANCELLING and record.type in NEW_WORK:
-        raise IllegalMove(state.phase, state.phase, f"{record.type} while the run is being cancelled")
-    handler = HANDLERS.get(record.type)
-    after = handler(state, record, record.payload or {}) if handler else state
-    return changed(after, offset=record.seq, head=record.hash)
+    return changed(_step(state, record), offset=record.seq, head=record.hash)
 
 
 def replay(records: Iterable[Record], start: RunState | None = None) -> RunState:
     """Recovery replay (P4): rebuild and call nothing."""
-    state = start or RunState()
+    replayed = Replay(start)
     for record in records:
-        state = reduce(state, record)
-    return state
+        replayed.feed(record)
+    return replayed.state
+
+
+class Replay:
+    """The same as `reduce` from record to record, without a frozen state for each: a journal may be long.
+
+    After an IllegalMove it is of no use any more.
+    """
+
+    def __init__(self, start: RunState | None = None) -> None:
+        self._state = working(start or RunState())
+        self._last: Record | None = None
+
+    def feed(self, record: Record) -> None:
+        """Go on to `record`, the next one. Raise IllegalMove."""
+        _step(self._state, record)
+        self._last = record
+
+    @property
+    def state(self) -> RunState:
+        """The state after the last record."""
+        at = settled(self._state)
+        return at if self._last is None else changed(at, offset=self._last.seq, head=self._last.hash)
+
+
+def _step(state: RunState, record: Record) -> RunState:
+    """The state after what `record` says, at the offset before it."""
+    kind = record.type
+    if state.phase in TERMINAL and kind not in AFTER_END:
+        raise IllegalMove(state.phase, state.phase, f"{kind} after the end")
+    if state.phase is RunPhase.CANCELLING and kind in NEW_WORK:
+        raise IllegalMove(state.phase, state.phase, f"{kind} while the run is being cancelled")
+    handler = HANDLERS.get(kind)
+    return handler(state, record, record.payload or {}) if handler else state
 
 
 def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> RunState:

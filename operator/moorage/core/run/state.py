@@ -17,12 +17,20 @@ T = TypeVar("T")
 
 def changed(state: T, **changes: Any) -> T:
     """A copy with some fields changed: `dataclasses.replace` for a frozen class without `__post_init__`, at a fifth of
-    its price. Replay makes two copies per record. Raises AttributeError for a field that isn't there.
+    its price. Raises AttributeError for a field that isn't there. What `working` returned is changed in place.
     """
-    if not changes.keys() <= state.__dict__.keys():
-        raise AttributeError(f"{type(state).__name__} has no field {', '.join(changes.keys() - state.__dict__.keys())}")
-    copy = object.__new__(type(state))
-    copy.__dict__.update(state.__dict__, **changes)
+    fields = state.__dict__
+    known = len(fields)
+    copy: T
+    if isinstance(state, _Working):
+        copy = state
+        fields.update(changes)
+    else:
+        copy = object.__new__(type(state))
+        fields = fields | changes
+        object.__setattr__(copy, "__dict__", fields)
+    if len(fields) != known:
+        raise AttributeError(f"{type(state).__name__} has no field {', '.join(list(fields)[known:])}")
     return copy
 
 
@@ -195,3 +203,34 @@ class RunState:
         """The push of this run's proposal, if one was intended."""
         found = [e for e in self.effects if e.kind == "git_push"]
         return found[-1] if found else None
+
+
+class _Working:
+    """Marks a value that only one replay holds: `changed` needn't copy it."""
+
+
+class _WorkingUsage(_Working, Usage):
+    pass
+
+
+class _WorkingState(_Working, RunState):
+    pass
+
+
+def working(state: RunState) -> RunState:
+    """A copy for one replay, which `changed` alters in place: a long journal would make two copies per record.
+
+    It must be given to nobody: take `settled` of it.
+    """
+    return _as(_WorkingState, state, usage=_as(_WorkingUsage, state.usage))
+
+
+def settled(state: RunState) -> RunState:
+    """The frozen state that a working copy has come to."""
+    return _as(RunState, state, usage=_as(Usage, state.usage))
+
+
+def _as(kind: type[T], source: object, **changes: Any) -> T:
+    copy = object.__new__(kind)
+    copy.__dict__.update(source.__dict__, **changes)
+    return copy
