@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from moorage.store.migrations import Migration, migrate, released
 from moorage.store.port import NewExecution
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
-from moorage.store.sqlite_connection import check_durable, connect, transaction
+from moorage.store.sqlite_connection import begin, check_durable, connect, transaction
 
 LENGTH = 6
 
@@ -196,7 +198,35 @@ async def test_an_older_version_goes_on_after_what_a_newer_one_wrote(store: Sqli
     assert bodies[0] == body
 
 
-async def test_another_process_that_holds_the_database_is_waited_for_and_then_named(
+async def test_another_process_that_holds_the_database_is_waited_for_while_the_loop_goes_on(
+    path: Path, store: SqliteStore, other: sqlite3.Connection
+) -> None:
+    async with SqliteStore(path, busy_timeout_ms=20_000) as patient:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [asyncio.create_task(patient.append("run-1", 2, [draft(f"late{n}")])) for n in range(3)]
+        slowest = 0.0
+        for _ in range(50):
+            began = time.perf_counter()
+            await asyncio.sleep(0.004)
+            slowest = max(slowest, time.perf_counter() - began)
+        assert not any(task.done() for task in waiting)
+        other.execute("COMMIT")
+        assert [r.offset for r in await asyncio.gather(*waiting)] == [LENGTH, LENGTH + 1, LENGTH + 2]
+    assert slowest < 1
+
+
+async def test_what_still_waits_for_another_process_when_the_store_is_closed_is_told(
+    store: SqliteStore, other: sqlite3.Connection
+) -> None:
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.create_task(store.append("run-1", 2, [draft("late")]))
+    await asyncio.sleep(0.02)
+    await store.close()
+    with pytest.raises(StoreBusy, match="try again"):
+        await waiting
+
+
+async def test_another_process_that_holds_the_database_for_long_is_named(
     store: SqliteStore, other: sqlite3.Connection
 ) -> None:
     other.execute("BEGIN IMMEDIATE")
@@ -292,6 +322,7 @@ def test_a_migration_is_whole_or_not_there(path: Path) -> None:
 
 def _open_and_append(path: str, number: int) -> None:
     connection = connect(Path(path), busy_timeout_ms=20_000)
+    begin(connection)
     with transaction(connection):
         connection.execute(
             "INSERT INTO pods (pod_uid, run, epoch, role, pod_name) SELECT ?, 1, 1, 'r', 'p' WHERE 0", (str(number),)

@@ -30,7 +30,7 @@ from moorage.store.port import (
     Snapshot,
 )
 from moorage.store.reading import recover
-from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, connect, translated
+from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, LOOP_WAIT_MS, connect, translated
 
 T = TypeVar("T")
 CHUNK = 256
@@ -43,7 +43,8 @@ class SqliteStore:
     def __init__(self, path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
         self._path = str(path)
         self._db = connect(path, busy_timeout_ms)
-        self._writes = GroupCommit(self._db, self._path)
+        self._db.execute(f"PRAGMA busy_timeout = {min(busy_timeout_ms, LOOP_WAIT_MS)}")
+        self._writes = GroupCommit(self._db, self._path, busy_timeout_ms)
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,7 +227,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         """See the port."""
-        self._writes.flush()
+        self._writes.close()
         self._db.close()
 
     def _read(self, work: Callable[[], T]) -> T:

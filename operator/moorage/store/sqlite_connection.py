@@ -12,7 +12,9 @@ from moorage.store.errors import NotDurable, StoreBusy, StoreError, StoreUnavail
 from moorage.store.migrations import migrate, released
 
 BUSY_TIMEOUT_MS = 2000
-"""How long a call waits for another process's transaction. The event loop waits with it, so it is short."""
+"""How long a call waits for another process's transaction."""
+LOOP_WAIT_MS = 5
+"""How long of that the event loop itself may stand still: other processes' commits mostly take less."""
 
 _CHECKPOINT_PAGES = 4000  # 16 MiB of log: an append that has to empty it waits for two more syncs
 _FULL, _EXTRA = 2, 3
@@ -48,10 +50,14 @@ def check_durable(connection: sqlite3.Connection) -> None:
         )
 
 
+def begin(connection: sqlite3.Connection) -> None:
+    """Take the write lock; raise what SQLite says where another process has it."""
+    connection.execute("BEGIN IMMEDIATE")
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Hold the write lock from the first statement on; commit at the end, roll back on any error."""
-    connection.execute("BEGIN IMMEDIATE")
+    """Commit what has begun at the end; roll back on any error."""
     try:
         yield
         connection.execute("COMMIT")
