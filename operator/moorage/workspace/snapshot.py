@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,18 +148,8 @@ class Shadow:
         """The tree of the index."""
         return await self.git.text("write-tree", "--missing-ok")
 
-    async def commit(self, tree: str, parents: Iterable[str], message: str, identity: Mapping[str, str]) -> str:
-        """A commit object; no ref moves."""
-        flags = [flag for parent in parents for flag in ("-p", parent)]
-        git = self.git.with_(**identity)
-        return await git.text("commit-tree", *flags, "-F", "-", tree, stdin=message.encode("utf-8", "surrogateescape"))
-
-    async def restore(self, tree: str) -> None:
-        """Make files and index those of `tree`. What the index does not know stays, unless it is in the way."""
-        await self.git.run("read-tree", "--reset", "-u", tree)
-
     async def known(self, paths: Sequence[bytes], tree: str) -> set[bytes]:
-        """Those of the paths that the index or `tree` holds, which `restore` would therefore touch."""
+        """Those of the paths that the index or `tree` holds, which a reset to it would therefore touch."""
         if not paths:
             return set()
         inside = await self.git.run("ls-files", "-z", "--", *paths)

@@ -69,6 +69,8 @@ class Volume:
 
     def make_fit(self, remote_url: str, options: WorktreeOptions) -> None:
         """Folders, configuration, a HEAD that git can read, and no locks. Everything here may be done again."""
+        if self.tree.is_symlink():  # a predecessor's agent may have led us elsewhere
+            self.tree.unlink()
         self.tree.mkdir(parents=True, exist_ok=True)
         for folder in ("objects/info", "objects/pack", "refs/heads", "info"):
             (self.repo / folder).mkdir(parents=True, exist_ok=True)

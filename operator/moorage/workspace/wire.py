@@ -33,7 +33,7 @@ def packets(data: bytes) -> list[bytes | None]:
     lines: list[bytes | None] = []
     at = 0
     while at < len(data):
-        size = _size(data[at : at + 4])
+        size = size_of(data[at : at + 4])
         if size == 0:
             lines.append(None)
             at += 4
@@ -45,7 +45,8 @@ def packets(data: bytes) -> list[bytes | None]:
     return lines
 
 
-def _size(head: bytes) -> int:
+def size_of(head: bytes) -> int:
+    """The length that a pkt-line begins with, itself counted; 0 is a flush. Raises Refused."""
     try:
         size = int(head, 16) if len(head) == 4 else -1
     except ValueError:
@@ -186,7 +187,7 @@ class Reader:
         """The lines before the first flush, at most 1 MiB of them. Raises Refused when the stream ends before."""
         lines: list[bytes] = []
         total = 0
-        while size := _size(await self._take(4)):
+        while size := size_of(await self._take(4)):
             lines.append(await self._take(size - 4))
             total += size
             if total > _COMMANDS_LIMIT:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from moorage.workspace.errors import (
     WorkspaceError,
     classify,
 )
+from moorage.workspace.fetching import fetch_whole
 from moorage.workspace.git import Git, Output
 from moorage.workspace.locks import lock
+from moorage.workspace.plumbing import attach, batch, names, read_ref, recorded_head, tree_of, write_commit, write_ref
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
 from moorage.workspace.volume import Volume, WorktreeOptions, write_sparse
@@ -35,9 +37,8 @@ __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "Worktre
 
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
-_BASE, _LAST = "refs/moorage/base", "refs/moorage/last"
+_BASE, _LAST, _HEAD = "refs/moorage/base", "refs/moorage/last", "refs/moorage/head"
 _MOORAGE = "Moorage <noreply@moorage.dev>"
-_HEAD_TRAILER = re.compile(r"^Moorage-Head: ([0-9a-f]{40,64})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class RunWorktree:
     shadow: Shadow
     last: str = ""
     last_tree: str = ""
+    base_tree: str = ""
     head: str = ""
     drift: Drift | None = None
     lfs_pointers: tuple[str, ...] = ()
@@ -162,8 +164,8 @@ class RunWorktree:
             return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
         parent, head = self.last, await self._agent_head() or self.head
         message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head)
-        commit = await self.shadow.commit(tree, dict.fromkeys([parent, head]), message, _identity(_MOORAGE))
-        await self._set_last(commit, tree, head)
+        commit = self._commit(tree, dict.fromkeys([parent, head]), message)
+        self._set_last(commit, tree, head)
         self._staged = False
         return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left))
 
@@ -195,16 +197,14 @@ class RunWorktree:
         await self.shadow.drop_ignored()
         self._staged = True
         tree = await self.shadow.write_tree()
-        git = self.shadow.git
-        base_tree = await _tree(git, self.base)
-        if tree == base_tree:
+        if tree == self.base_tree:
             return Proposal(self.base, tree, self.base, True, 0, tuple(left))
-        parent = await self._deliverable_head()
-        commit = parent
-        if await _tree(git, parent) != tree:
-            commit = await self.shadow.commit(tree, [parent], message, _identity(author))
-        await git.run("update-ref", "refs/moorage/candidate", commit)
-        changed = await git.run("diff-tree", "-r", "-z", "--name-only", "--no-renames", base_tree, tree)
+        commit = parent = await self._deliverable_head()
+        if parent == self.base or await self._tree(parent) != tree:
+            commit = self._commit(tree, [parent], message, author)
+        write_ref(self.volume.repo, "refs/moorage/candidate", commit)
+        flags = ("-r", "-z", "--name-only", "--no-renames")
+        changed = await self.shadow.git.run("diff-tree", *flags, self.base_tree, tree)
         return Proposal(commit, tree, self.base, False, changed.stdout.count(b"\0"), tuple(left))
 
     async def save_drift(self, epoch: int) -> Drift | None:
@@ -223,8 +223,8 @@ class RunWorktree:
         earlier = await self._commit_at(ref)
         parents = [earlier, head] if earlier else [self.last, head]
         message = _message("Drift", self.run, epoch, 0, head)
-        commit = await self.shadow.commit(tree, dict.fromkeys(parents), message, _identity(_MOORAGE))
-        await self.shadow.git.run("update-ref", ref, commit)
+        commit = self._commit(tree, dict.fromkeys(parents), message)
+        write_ref(self.volume.repo, ref, commit)
         return Drift(epoch, commit, tree, tuple(left), tuple(aside), await self._is_taken(ref, commit))
 
     async def _is_taken(self, ref: str, commit: str) -> bool:
@@ -237,10 +237,11 @@ class RunWorktree:
 
     async def _restore(self) -> None:
         """Put files and index at the last checkpoint's, and the branch at its head. What is to be kept is saved."""
-        await self._attach(self.head)
-        await self.shadow.restore(self.last_tree)
+        self._attach(self.head)
+        # by way of the tree's own .git: what the agent's git will find is where the files go, never a ghost folder
+        await self._in_tree(GIT_INDEX_FILE=str(self.volume.index)).run("read-tree", "--reset", "-u", self.last_tree)
         shutil.copy2(self.volume.index, self.volume.admin / "index")
-        if self.head != self.last and await _tree(self.shadow.git, self.head) != self.last_tree:
+        if self.head != self.last and await self._tree(self.head) != self.last_tree:
             await self._in_tree().run("reset", "--quiet", "--mixed", self.head)
 
     async def _take_over_or_afresh(self, resume: str | None) -> None:
@@ -253,38 +254,51 @@ class RunWorktree:
 
     async def _take_over(self, resume: str | None) -> None:
         start = resume or self.base
+        new = not self.volume.repo.exists()
         self.volume.make_fit(self.remote_url, self.options)
-        await self._fetch(start)
-        await self._check_submodules()
-        git = self.shadow.git
-        head = (await _head_of(git, resume) if resume else None) or self.base
-        await self._set_last(start, await _tree(git, start), head)
+        await self._fetch({_BASE: self.base, _LAST: start}, new=new)
+        attributed = await self._look(start, resumed=resume is not None)
         if any(self.tree.iterdir()):
             await self._index_for_existing()
             self.drift = await self.save_drift(self.epoch)
         await self._restore()
-        await self._check_place()
-        self.lfs_pointers = await self._lfs()
+        self.lfs_pointers = await self._lfs() if attributed else ()
 
-    async def _fetch(self, start: str) -> None:
-        """Base and start point, unless they are there: their refs are written only once all their objects are."""
-        git = self.shadow.git.with_(("fetch.unpackLimit", "1"))
-        wanted = {_BASE: self.base, _LAST: start}
-        have = dict(line.split(" ") for line in (await _refs(git)).splitlines())
+    async def _fetch(self, wanted: Mapping[str, str], *, new: bool = False) -> None:
+        """These commits, unless they are there: their refs are written only once all their objects are."""
+        options, git = self.options, self.shadow.git
+        part = options.depth or options.filter or options.alternates
+        if new and not part and await fetch_whole(git, self.remote_url, [*wanted.values()]):
+            for ref, commit in wanted.items():
+                write_ref(self.volume.repo, ref, commit)
+            return
+        have = {} if new else dict(line.split(" ") for line in (await _refs(git)).splitlines())
         specs = [f"+{commit}:{ref}" for ref, commit in wanted.items() if have.get(ref) != commit]
         if not specs:
             return
-        options = self.options
         flags = [
             *([f"--depth={options.depth}"] if options.depth else []),
             *([f"--filter={options.filter}"] if options.filter else []),
         ]
         common = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--quiet")
-        await git.run("fetch", *common, *flags, "origin", *specs)
+        await git.with_(("fetch.unpackLimit", "1")).run("fetch", *common, *flags, "origin", *specs)
 
-    async def _check_submodules(self) -> None:
-        if not self.options.submodules and await self.shadow.git.text("ls-tree", self.base, "--", ".gitmodules"):
+    async def _look(self, start: str, *, resumed: bool) -> bool:
+        """Find out the trees of base and start point, and the HEAD to put the branch at. True: there are attributes.
+
+        Raises SubmodulesUnsupported, Corrupt.
+        """
+        asked = f"{start}^{{commit}}\n{start}^{{tree}}\n{self.base}^{{tree}}\n"
+        answer = (await self.shadow.git.run("cat-file", "--batch", stdin=asked.encode())).stdout
+        (_, commit), (_, at_start), (self.base_tree, at_base) = batch(answer)
+        id_bytes = len(start) // 2
+        if not self.options.submodules and b".gitmodules" in names(at_base, id_bytes):
             raise SubmodulesUnsupported("there is a .gitmodules in the base commit")
+        head = (recorded_head(commit) if resumed else None) or self.base
+        if head != self.base and not await self._commit_at(head):  # a shallow fetch ends above it
+            await self._fetch({_HEAD: head})
+        self._set_last(start, tree_of(commit), head)
+        return b".gitattributes" in names(at_start, id_bytes)
 
     async def _index_for_existing(self) -> None:
         """A private index to compare the found tree with; the one that was left, if git can read it."""
@@ -295,31 +309,16 @@ class RunWorktree:
         self.volume.index.unlink(missing_ok=True)
         await self.shadow.git.run("read-tree", self.last_tree)
 
-    async def _attach(self, head: str) -> None:
+    def _attach(self, head: str) -> None:
         """Make `tree` the worktree of the run's branch at `head`, whatever stood in for it."""
-        new, admin, ref = self.volume.state / "new" / "tree", self.volume.admin, HEADS + self.branch
-        self.volume.clear_git_file(self.epoch)
-        shutil.rmtree(admin, ignore_errors=True)
-        shutil.rmtree(new.parent, ignore_errors=True)
-        bare = self._bare()
-        await bare.run("worktree", "add", "--quiet", "--no-checkout", "--detach", str(new), head)
-        (new / ".git").rename(self.tree / ".git")
-        shutil.rmtree(new.parent)
-        (admin / "gitdir").write_text(f"{self.tree / '.git'}\n")
-        await bare.run("update-ref", ref, head)
-        (admin / "HEAD").write_text(f"ref: {ref}\n")  # also where the agent has the branch checked out elsewhere
-        write_sparse(admin, self.options.sparse)
-
-    async def _check_place(self) -> None:
-        """The tree is this run's worktree on this run's branch, as the agent's git sees it; never a ghost folder."""
-        where = await self._in_tree().text("rev-parse", "--show-toplevel", "--symbolic-full-name", "HEAD")
-        top, _, ref = where.partition("\n")
-        if not _same(top, self.tree) or ref != HEADS + self.branch:
-            raise GitFailed(f"the worktree is at {top} on {ref}")
+        volume, ref = self.volume, HEADS + self.branch
+        volume.clear_git_file(self.epoch)
+        shutil.rmtree(volume.admin, ignore_errors=True)
+        write_ref(volume.repo, ref, head)
+        attach(volume.admin, volume.tree, f"ref: {ref}")  # also where the agent has the branch checked out elsewhere
+        write_sparse(volume.admin, self.options.sparse)
 
     async def _lfs(self) -> tuple[str, ...]:
-        if not await self.shadow.git.text("ls-files", "--", ".gitattributes"):
-            return ()
         git = self.shadow.git.with_(GIT_LITERAL_PATHSPECS="0")
         out = await git.run("ls-files", "-z", "--", ":(attr:filter=lfs)")
         return tuple(printable(path) for path in out.stdout.split(b"\0") if path)
@@ -339,7 +338,8 @@ class RunWorktree:
 
     async def _agent_head(self) -> str | None:
         """The agent's HEAD commit, also with the tree's .git file gone; None when it has none that is whole."""
-        return await self._commit_at("worktrees/tree/HEAD")
+        head = read_ref(self.volume.admin, self.volume.repo)
+        return head if head == self.head else await self._commit_at("worktrees/tree/HEAD")
 
     async def _commit_at(self, ref: str) -> str | None:
         out = await self._bare().run("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", ok=(0, 1, 128))
@@ -362,20 +362,30 @@ class RunWorktree:
             (self.tree / name).rename(target)
         return [printable(path) for path in sorted(touched)]
 
-    async def _set_last(self, commit: str, tree: str, head: str) -> None:
+    def _commit(self, tree: str, parents: Iterable[str], message: str, author: str = _MOORAGE) -> str:
+        return write_commit(self.volume.repo, tree, parents, message, _identity(author))
+
+    def _set_last(self, commit: str, tree: str, head: str) -> None:
         """Remember the checkpoint where `git gc` sees it, and where `status` compares with it."""
-        commands = f"update {_LAST} {commit}\noption no-deref\nupdate HEAD {commit}\n"
-        await self.shadow.git.run("update-ref", "--stdin", stdin=commands.encode())
+        write_ref(self.volume.repo, _LAST, commit)
+        write_ref(self.volume.repo, "HEAD", commit)
         self.last, self.last_tree, self.head = commit, tree, head
+
+    async def _tree(self, commit: str) -> str:
+        """The tree of a commit that is known to be there. Raises Corrupt where it is not."""
+        try:
+            return await self.shadow.git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
+        except RefMissing as error:
+            raise Corrupt(error.detail) from None
 
     def _bare(self) -> Git:
         return replace(self.shadow.git, cwd=self.volume.repo, env={"GIT_DIR": str(self.volume.repo)})
 
-    def _in_tree(self) -> Git:
+    def _in_tree(self, **env: str) -> Git:
         """Git as the agent's finds its way: by the tree's .git file."""
         git = self.shadow.git
         config = tuple(item for item in git.config if item[0] != "core.bare")
-        return replace(git, cwd=self.tree, env={}, config=config)
+        return replace(git, cwd=self.tree, env=env, config=config)
 
 
 def _no(out: Output) -> WorkspaceError:
@@ -384,10 +394,6 @@ def _no(out: Output) -> WorkspaceError:
     if words and not any("remote failure" in word for word in words):
         return Refused("; ".join(words))
     return classify(out.stderr or "; ".join(words))
-
-
-def _same(one: str, other: Path) -> bool:
-    return Path(one).exists() and other.samefile(one)
 
 
 def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str:
@@ -402,21 +408,6 @@ def _identity(author: str) -> dict[str, str]:
     name, email = name or "Moorage", email or "noreply@moorage.dev"
     committer = {"GIT_COMMITTER_NAME": "Moorage", "GIT_COMMITTER_EMAIL": "noreply@moorage.dev"}
     return {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, **committer}
-
-
-async def _tree(git: Git, commit: str) -> str:
-    """The tree of a commit that is known to be there. Raises Corrupt where it is not."""
-    try:
-        return await git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
-    except RefMissing as error:
-        raise Corrupt(error.detail) from None
-
-
-async def _head_of(git: Git, commit: str) -> str | None:
-    """The agent's HEAD as a checkpoint recorded it."""
-    raw = (await git.run("cat-file", "commit", commit)).stdout.decode("utf-8", "replace")
-    match = _HEAD_TRAILER.search(raw.partition("\n\n")[2])
-    return match[1] if match else None
 
 
 async def _refs(git: Git) -> str:
