@@ -63,6 +63,18 @@ def test_the_queue_is_by_age_and_counts_only_who_waits_for_a_slot() -> None:
     assert list(roll.blocked("other")) == []
 
 
+def test_what_nobody_waits_for_comes_after_what_somebody_does() -> None:
+    roll = Roll(limit=1)
+    old, new = RunKey("uid-old", "t", "old"), RunKey("uid-new", "t", "new")
+    roll.saw(body("old") | {"spec": {"scheduling": {"class": "background"}}})
+    assert roll.slots(old).free
+    roll.saw(body("new", created=5))
+    assert (roll.slots(new).free, roll.slots(old).ahead) == (True, 1)
+    assert roll.next_waiting(2) == [new, old]
+    roll.saw(body("odd", created=9) | {"spec": {"scheduling": "background"}})
+    assert roll.next_waiting(3)[-1] == old
+
+
 def test_an_older_word_of_the_watch_does_not_undo_a_newer_write() -> None:
     roll = Roll(1)
     assert roll.saw(body("a", version=9))

@@ -174,3 +174,11 @@ async def test_a_stop_before_the_first_answer_is_obeyed_at_once(tmp_path) -> Non
         host.stopping.set()
         outcome = await asyncio.wait_for(task, 2)
     assert outcome.outcome == "cancelled"
+
+
+async def test_a_soft_limit_is_told_without_a_hard_one_too(drive) -> None:
+    reply = Reply(tools=(write("a"),), usage=Usage(input_tokens=100))
+    outcome, _, stand_in = await drive(reply, reply, DONE, limits=ResolvedLimits(tokens_soft=150))
+    assert outcome.outcome == "completed"
+    assert prompt.OVER_SOFT not in last_said(stand_in, 1)
+    assert prompt.OVER_SOFT in last_said(stand_in, 2)

@@ -3,7 +3,7 @@
 import asyncio
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ class Here:
         self.stopping = asyncio.Event()
         self.spawned: list[ChildProcess] = []
 
-    async def spawn(self, argv: Sequence[str]) -> ChildProcess:
-        self.spawned.append(await spawn(argv, env={"PATH": os.environ["PATH"]}, cwd=self.tree))
+    async def spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> ChildProcess:
+        self.spawned.append(await spawn(argv, env={"PATH": os.environ["PATH"], **env}, cwd=self.tree))
         return self.spawned[-1]
 
 
@@ -52,6 +52,11 @@ def tools(tree: Path, tmp_path: Path) -> Toolbox:
 
 async def run(tools: Toolbox, name: str, **arguments: Any) -> ToolResult:
     return await tools.run(name, arguments)
+
+
+async def test_a_command_has_the_agents_environment(tree, tmp_path) -> None:
+    tools = Toolbox(tree, tmp_path / "tmp", Here(tree), {"GREETING": "hello"})  # type: ignore[arg-type]
+    assert (await run(tools, "bash", command="echo $GREETING")).text.startswith("hello\n")
 
 
 async def test_read_numbers_lines_and_pages(tools) -> None:

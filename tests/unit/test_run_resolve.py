@@ -128,7 +128,7 @@ def test_classes_that_may_not_be_listed_are_left_to_the_pods_admission() -> None
 @pytest.mark.rule("O6")
 def test_all_references_are_followed_into_one_plain_run() -> None:
     refs = References(
-        workspace=workspace(branchPrefix="bots/", storage={"storageClassName": "fast"}),
+        workspace=workspace(branchPrefix="bots/", storage={"storageClassName": "fast", "size": "20Gi"}),
         agent=agent(**BUILTIN, command=None, constraints={"maxIterations": 7}, sandbox={"resources": {"cpu": "2"}}),
         provider=provider(),
         goal="From a ConfigMap.",
@@ -144,7 +144,7 @@ def test_all_references_are_followed_into_one_plain_run() -> None:
         goalFrom={"configMapKeyRef": {"name": "g", "key": "k"}},
         acceptance=[{"name": "tests", "run": "pytest -q", "timeout": "5m"}],
         delivery={},
-        constraints={"tokens": {"soft": "300k", "hard": "500k"}, "cost": {"hard": "8.00"}, "wallClock": "2h"},
+        constraints={"tokens": {"soft": "300k", "hard": "500k"}, "wallClock": "2h"},
     )
     defaults = Defaults(image="base:1", runtime_class="gvisor", cpu="1", memory="2Gi", disk="5Gi")
     found = resolved(run, refs, defaults)
@@ -162,10 +162,53 @@ def test_all_references_are_followed_into_one_plain_run() -> None:
     assert found.acceptance[0].timeout_ms == 300_000
     assert found.limits.max_iterations == 7
     assert found.limits.tokens_hard == 500_000
-    assert found.limits.cost_hard_micros == 8_000_000
     assert found.limits.wall_clock_ms == 7_200_000
     assert (found.sandbox.cpu, found.sandbox.memory, found.sandbox.runtime_class) == ("2", "2Gi", "gvisor")
+    assert found.sandbox.disk == "20Gi"
     assert found.retention.ttl_ms == 168 * 3_600_000
+
+
+@pytest.mark.parametrize("size", [None, "20Gi"])
+def test_the_disk_is_the_runs_else_the_workspaces_else_the_installations(size: str | None) -> None:
+    refs = References(workspace=workspace(storage={"size": size} if size else None), drivers=DRIVERS)
+    run = {"workspace": None, "workspaceRef": {"name": "web"}}
+    assert resolved(run_of(**run), refs, Defaults(disk="5Gi")).sandbox.disk == (size or "5Gi")
+    asked = run_of(**run, sandbox={"resources": {"disk": "1Gi"}})
+    assert resolved(asked, refs, Defaults(disk="5Gi")).sandbox.disk == "1Gi"
+
+
+COST = {"cost": {"hard": "8.00"}}
+NO_EFFECT = {
+    "a cost of the run's": ({"constraints": COST}, References(drivers=DRIVERS), True),
+    "a cost of the agent's": (
+        {"agent": None, "agentRef": {"name": "codex"}},
+        References(agent=agent(**COMMAND, constraints=COST), drivers=DRIVERS),
+        False,
+    ),
+    "hosts of the agent's": (
+        {"agent": None, "agentRef": {"name": "codex"}},
+        References(agent=agent(**COMMAND, sandbox={"egress": [{"host": "a.example.com"}]}), drivers=DRIVERS),
+        False,
+    ),
+    "LFS of the run's": (
+        {"workspace": {"remoteGit": {**GIT["remoteGit"], "lfs": True}}},
+        References(drivers=DRIVERS),
+        True,
+    ),
+    "LFS of a workspace": (
+        {"workspace": None, "workspaceRef": {"name": "web"}},
+        References(workspace=workspace(remoteGit={**GIT["remoteGit"], "lfs": True}), drivers=DRIVERS),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_EFFECT)
+def test_what_would_be_without_effect_is_refused(what: str) -> None:
+    change, refs, stalled = NO_EFFECT[what]
+    found = resolve(run_of(**change), refs, Defaults())
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("NotSupported", stalled)
 
 
 def test_two_urls_or_two_credentials_never_share_a_mirror() -> None:

@@ -90,6 +90,12 @@ class AgentTemplate(Fields):
             lambda agent: agent.driver != "builtin" or agent.model is not None,
             field="model",
         ),
+        Rule(
+            'the driver "builtin" is a program of its own and takes neither command nor args: leave them out',
+            "self.driver != 'builtin' || (!has(self.command) && !has(self.args))",
+            lambda agent: agent.driver != "builtin" or (agent.command is None and agent.args is None),
+            field="command",
+        ),
     )
 
 

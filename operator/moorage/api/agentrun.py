@@ -13,7 +13,7 @@ from moorage.api.meta import OBJECT_NAME, Bounded, Conditions, KeyRef, Label, Ob
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
-from moorage.api.transitions import only_widened, unchanged
+from moorage.api.transitions import fixed_limits, fixed_number, only_raised, unchanged
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
 MAX_GOAL_BYTES = 256 * 1024
@@ -100,7 +100,7 @@ class Scheduling(Fields):
     class_: Literal["interactive", "background"] = Field(
         default="interactive",
         alias="class",
-        description="interactive: somebody waits for it; background: it may wait for those.",
+        description="interactive: somebody waits for it; background: it waits while any of those does.",
     )
     deadline: Duration | None = Field(
         default=None,
@@ -109,7 +109,8 @@ class Scheduling(Fields):
     )
     preemptible: bool = Field(
         default=False,
-        description="Whether it may be stopped at a safe point, and go on later, to make room for others.",
+        description="Whether it may be stopped at a safe point, and go on later, to make room for others. A leave, and"
+        " not taken by this version.",
     )
 
 
@@ -174,7 +175,7 @@ def _cluster_only(field: str, name: str, instead: str) -> Rule:
 
 
 class AgentRunSpec(Fields):
-    """What is wanted. Fixed once created, but for suspend, cancel, retention, and constraints that are widened."""
+    """What is wanted. Fixed once created, but for suspend, cancel, retention, and a wallClock that is raised."""
 
     workspace_ref: ObjectRef | None = Field(default=None, description="Workspace to work in. This or workspace.")
     workspace: WorkspaceSource | None = Field(
@@ -201,8 +202,8 @@ class AgentRunSpec(Fields):
     )
     constraints: Constraints = Field(
         default=Constraints(),
-        description="Limits that stop the run while it runs. They can be widened later: raised or removed. A field"
-        " that is left out is the Agent's.",
+        description="Limits that stop the run while it runs. wallClock can be raised later. A field that is left out is"
+        " the Agent's.",
     )
     delivery: Delivery | None = Field(
         default=None,
@@ -239,7 +240,8 @@ class AgentRunSpec(Fields):
     )
     suspend: bool = Field(
         default=False,
-        description="While true, the run doesn't start; one that has started stops at its next safe point.",
+        description="While true, the run doesn't start. It can't be set on a run that has started: this version doesn't"
+        " pause one.",
     )
     cancel: bool = Field(
         default=False,
@@ -284,7 +286,9 @@ class AgentRunSpec(Fields):
             "parentRef",
             "continueFrom",
         ),
-        *only_widened("constraints"),
+        only_raised("constraints.wallClock"),
+        fixed_number("constraints.maxIterations"),
+        *fixed_limits(*(f"constraints.{of}.{limit}" for of in ("tokens", "cost") for limit in ("soft", "hard"))),
         Rule(
             "cancel can't be taken back: create a new AgentRun",
             "!oldSelf.cancel || self.cancel",
@@ -387,6 +391,13 @@ class AgentRun(Resource):
             holds=lambda run: re.fullmatch(OBJECT_NAME, run.metadata.name) is not None,
             field="metadata.name",
             only="local",
+        ),
+        Rule(
+            "suspend keeps a run from starting, and this one has started: this version doesn't pause it; set cancel to"
+            " end it",
+            "oldSelf.spec.?suspend.orValue(false) || !self.spec.?suspend.orValue(false)"
+            " || !self.?status.?epoch.hasValue()",
+            field="spec.suspend",
         ),
     )
 

@@ -43,7 +43,7 @@ class TokenLimit(Fields):
 
 
 class CostLimit(Fields):
-    """Cost in US dollars, by the prices of the ModelProvider."""
+    """Cost in US dollars."""
 
     soft: Money | None = Field(default=None, description='From here on the agent is warned, for example "5.00".')
     hard: Money | None = Field(
@@ -62,7 +62,11 @@ class Constraints(Fields):
         default=None, description="Most iterations (decisions with their tool calls). At least 1."
     )
     tokens: TokenLimit | None = Field(default=None, description="Limits on tokens.")
-    cost: CostLimit | None = Field(default=None, description="Limits on cost.")
+    cost: CostLimit | None = Field(
+        default=None,
+        description="Limits on cost. Not supported by this version, which knows no prices: a run that sets them is not"
+        " admitted.",
+    )
     wall_clock: Duration | None = Field(
         default=None, description="Longest time from admission to the end, for example 2h."
     )

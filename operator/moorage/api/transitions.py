@@ -6,30 +6,6 @@ from moorage.api.quantity import cel_duration
 from moorage.api.rules import Rule
 
 
-def _readable(new: str, kind: str) -> str:
-    """Whether the new value can be compared at all."""
-    if kind == "quantity":
-        return f"isQuantity(string({new}))"
-    return f"({cel_duration(new)})" if kind == "duration" else "true"
-
-
-def _not_below(new: str, old: str, kind: str) -> str:
-    """Whether the new value is at least the old one."""
-    if kind == "quantity":
-        return f"quantity(string({new})).compareTo(quantity(string({old}))) >= 0"
-    return f"duration({new}) >= duration({old})" if kind == "duration" else f"{new} >= {old}"
-
-
-_LIMITS = {
-    "maxIterations": "int",
-    "tokens.soft": "quantity",
-    "tokens.hard": "quantity",
-    "cost.soft": "quantity",
-    "cost.hard": "quantity",
-    "wallClock": "duration",
-}
-
-
 def unchanged(*fields: str) -> tuple[Rule, ...]:
     """The named fields stay as they were created, set or not."""
     return tuple(_unchanged(field) for field in fields)
@@ -43,19 +19,36 @@ def _unchanged(field: str) -> Rule:
     )
 
 
-def only_widened(parent: str) -> tuple[Rule, ...]:
-    """Limits below `parent` may be raised or removed, never lowered or added; unreadable ones are refused elsewhere."""
-    return tuple(_only_widened(parent, path, kind) for path, kind in _LIMITS.items())
+def fixed_limits(*paths: str) -> tuple[Rule, ...]:
+    """Limits (quantities, written as numbers or as strings) that a run keeps as it was created with them."""
+    return tuple(_fixed(path, "string(self.{0}) == string(oldSelf.{0})") for path in paths)
 
 
-def _only_widened(parent: str, path: str, kind: str) -> Rule:
-    steps = f"{parent}.{path}".split(".")
-    new, old = ".".join(("self", *steps)), ".".join(("oldSelf", *steps))
-    has_new, has_old = (".?".join((top, *steps)) + ".hasValue()" for top in ("self", "oldSelf"))
-    kept = f"{has_old} && {_not_below(new, old, kind)}"
+def fixed_number(path: str) -> Rule:
+    """The same for a plain number, of which CEL can't bound the price of a string."""
+    return _fixed(path, "self.{0} == oldSelf.{0}")
+
+
+def _fixed(path: str, same: str) -> Rule:
+    has_new, has_old = _has("self", path), _has("oldSelf", path)
     return Rule(
-        f"{parent}.{path} can only be widened: raise it or remove it; for a tighter limit, cancel this AgentRun and"
-        " create a new one",
-        f"!{has_new} || !{_readable(new, kind)} || ({kept})",
-        field=f"{parent}.{path}",
+        f"{path} can't be changed in this version: the run works under the limits that it was created with; for others,"
+        " cancel it and create a new AgentRun",
+        f"{has_new} == {has_old} && (!{has_new} || {same.format(path)})",
+        field=path,
+    )
+
+
+def _has(top: str, path: str) -> str:
+    return ".?".join((top, *path.split("."))) + ".hasValue()"
+
+
+def only_raised(path: str) -> Rule:
+    """A duration may be raised, never lowered, added or removed; unreadable ones are refused elsewhere."""
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    has_new, has_old = _has("self", path), _has("oldSelf", path)
+    return Rule(
+        f"{path} can only be raised: for a tighter limit or none, cancel this AgentRun and create a new AgentRun",
+        f"{has_new} == {has_old} && (!{has_new} || !({cel_duration(new)}) || duration({new}) >= duration({old}))",
+        field=path,
     )

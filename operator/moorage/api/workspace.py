@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moorage.api.meta import Bounded, Conditions, Name, NotLinkLocal, Resource, SecretKey, Time
-from moorage.api.quantity import Duration, Quantity
+from moorage.api.quantity import Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching, without
 
 DEFAULT_BRANCH_PREFIX = "moorage/"
@@ -116,8 +116,16 @@ class RemoteGit(Fields):
     sparse: Annotated[tuple[Folder, ...], Field(max_length=128)] | None = Field(
         default=None, description="Folders that are checked out. Default: all."
     )
-    submodules: bool = Field(default=False, description="Whether submodules are checked out.")
-    lfs: bool = Field(default=False, description="Whether Git LFS files are fetched.")
+    submodules: bool = Field(
+        default=False,
+        description="Whether to work in a repository that has submodules, their folders left empty. If false, such"
+        " a run ends with SubmodulesUnsupported.",
+    )
+    lfs: bool = Field(
+        default=False,
+        description="Whether Git LFS files are fetched. Not supported by this version, which leaves pointers in their"
+        " place: a run of such a workspace is not admitted.",
+    )
 
 
 class LocalSource(Fields):
@@ -177,17 +185,9 @@ class Storage(Fields):
     )
     size: Quantity | None = Field(
         default=None,
-        description="Size of a volume where the run's sandbox.resources.disk is not set, for example 10Gi.",
+        description="Size of a volume where neither the run nor its Agent sets sandbox.resources.disk, for example"
+        " 10Gi.",
     )
-
-
-class GarbageCollection(Fields):
-    """How long what runs leave in the gateway's git store is kept. Unmerged work is kept for maxAge at least."""
-
-    keep_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=20, description="Newest checkpoints of each run that are kept. At least 1."
-    )
-    max_age: Duration = Field(default=Duration("720h"), description="How long the refs of ended runs are kept.")
 
 
 class WorkspaceSpec(WorkspaceSource):
@@ -202,9 +202,6 @@ class WorkspaceSpec(WorkspaceSource):
     ] = Field(
         default=DEFAULT_BRANCH_PREFIX,
         description="What the branch of a run begins with where its delivery names none; the run's name follows.",
-    )
-    gc: GarbageCollection = Field(
-        default=GarbageCollection(), description="How long what runs leave in the gateway's git store is kept."
     )
 
 

@@ -43,6 +43,7 @@ class Entry:
     version: int
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
+    background: bool = False
 
 
 class Roll:
@@ -64,7 +65,7 @@ class Roll:
         if settled(body):
             standing = Standing.ENDED
         kept = None if settled(body) else body
-        entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body))
+        entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
         self._entries[key.tenant, key.name] = entry
         return entry
 
@@ -103,7 +104,7 @@ class Roll:
     def slots(self, key: RunKey) -> Slots:
         """How many are live, and how many wait that came earlier."""
         entry = self.get(key)
-        mine = (entry.created_at, key.tenant, key.name) if entry else (0, "", "")
+        mine = _order(entry) if entry else (False, 0, "", "")
         live = ahead = 0
         for other in self._entries.values():
             if other.key == key:
@@ -175,8 +176,16 @@ def _succeeded(body: Mapping[str, Any]) -> bool:
     return isinstance(status, Mapping) and status.get("phase") == RunPhase.SUCCEEDED.value
 
 
-def _order(entry: Entry) -> tuple[int, str, str]:
-    return (entry.created_at, entry.key.tenant, entry.key.name)
+def _background(body: Mapping[str, Any]) -> bool:
+    """Nobody waits for it (scheduling.class)."""
+    spec = body.get("spec")
+    scheduling = spec.get("scheduling") if isinstance(spec, Mapping) else None
+    return isinstance(scheduling, Mapping) and scheduling.get("class") == "background"
+
+
+def _order(entry: Entry) -> tuple[bool, int, str, str]:
+    """Its place in the queue: those that somebody waits for, then the others, each by age."""
+    return (entry.background, entry.created_at, entry.key.tenant, entry.key.name)
 
 
 def _created(meta: Mapping[str, Any]) -> int:

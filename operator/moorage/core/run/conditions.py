@@ -46,7 +46,8 @@ def _unheard(told: Plan, previous: tuple[Condition, ...]) -> tuple[Condition, ..
 
 def _admitted(o: Observed, s: RunState, told: Plan) -> Condition:
     if s.admitted_at is not None:
-        return _truth("Admitted", "True", "Admitted", "the resolved spec is in the journal")
+        late = "; it had started before spec.suspend was set, and goes on" if o.suspend and s.end is None else ""
+        return _truth("Admitted", "True", "Admitted", f"the resolved spec is in the journal{late}")
     reason = o.problem.reason if o.problem else told.reason
     return _truth("Admitted", "False", reason, o.problem.message if o.problem else told.message)
 

@@ -16,6 +16,7 @@ from moorage.api.constraints import Constraints
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.names import digest
 from moorage.api.parse import InvalidSpec, parse_agent_run
+from moorage.api.quantity import Quantity
 from moorage.api.wire import (
     ResolvedAgent,
     ResolvedCheck,
@@ -103,8 +104,9 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
     spec, meta = run.spec, run.metadata
     _refuse_unsupported(run)
     template, agent = _template(run, refs)
+    _refuse_egress(agent)
     workspace, prefix = _workspace(run, refs, defaults)
-    sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, defaults)
+    sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, _size(refs.workspace), defaults)
     _demand_runtime_class(sandbox.runtime_class, refs.runtime_classes)
     return ResolvedRun(
         uid=meta.uid,
@@ -120,7 +122,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
             for check in spec.acceptance or ()
         ),
         delivery=_delivery(run, prefix),
-        limits=limits(spec.constraints, agent.spec.constraints if agent else None),
+        limits=_enforced(run, agent),
         timeouts=_timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
@@ -141,6 +143,12 @@ def _refuse_unsupported(run: AgentRun) -> None:
             raise Unresolved(
                 "NotSupported", f"spec.{field} isn't supported by this version: leave it out", stalled=True
             )
+
+
+def _refuse_egress(agent: Agent | None) -> None:
+    if agent is not None and agent.spec.sandbox is not None and agent.spec.sandbox.egress:
+        why = f"Agent {agent.metadata.name} lists sandbox.egress, which isn't supported by this version: leave it out"
+        raise Unresolved("NotSupported", why)
 
 
 # --- goal -------------------------------------------------------------------------------------------------------------
@@ -248,6 +256,9 @@ def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: W
     }
     git, local = source.remote_git, source.local
     if git is not None:
+        if git.lfs:
+            why = "remoteGit.lfs isn't supported by this version: leave it out, and LFS files stay pointers"
+            raise Unresolved("NotSupported", why, stalled=named is None)
         secret = git.credentials_secret_ref
         return ResolvedWorkspace(
             key=digest("remote_git", git.url, secret.name if secret else ""),
@@ -280,15 +291,21 @@ def _delivery(run: AgentRun, prefix: str) -> ResolvedDelivery | None:
 # --- sandbox, limits, times -------------------------------------------------------------------------------------------
 
 
-def _sandbox(own: Sandbox | None, usual: Sandbox | None, defaults: Defaults) -> ResolvedSandbox:
-    """Each field the run's, else the Agent's, else the installation's."""
+def _size(workspace: Workspace | Broken | None) -> Quantity | None:
+    """How large a Workspace wants the volumes of its runs."""
+    storage = workspace.spec.storage if isinstance(workspace, Workspace) else None
+    return storage.size if storage else None
+
+
+def _sandbox(own: Sandbox | None, usual: Sandbox | None, size: Quantity | None, defaults: Defaults) -> ResolvedSandbox:
+    """Each field the run's, else the Agent's, else (the disk's) the Workspace's, else the installation's."""
     layers = [s for s in (own, usual) if s is not None]
     resources = [s.resources for s in layers if s.resources is not None]
     return ResolvedSandbox(
         runtime_class=_first(*(s.runtime_class_name for s in layers), defaults.runtime_class),
         cpu=_first(*(r.cpu for r in resources), defaults.cpu),
         memory=_first(*(r.memory for r in resources), defaults.memory),
-        disk=_first(*(r.disk for r in resources), defaults.disk),
+        disk=_first(*(r.disk for r in resources), size, defaults.disk),
     )
 
 
@@ -302,6 +319,17 @@ def _demand_runtime_class(wanted: str | None, present: frozenset[str] | None) ->
     known = f"installed are: {', '.join(sorted(present))}" if present else "none is installed"
     why = f"RuntimeClass {wanted} isn't installed ({known}): ask an administrator for it, or name another one"
     raise Unresolved("RuntimeClassNotFound", why)
+
+
+def _enforced(run: AgentRun, agent: Agent | None) -> ResolvedLimits:
+    """The limits, unless one of them would be without effect."""
+    found = limits(run.spec.constraints, agent.spec.constraints if agent else None)
+    if found.cost_soft_micros is not None or found.cost_hard_micros is not None:
+        why = (
+            "constraints.cost isn't supported by this version, which knows no prices: limit constraints.tokens instead"
+        )
+        raise Unresolved("NotSupported", why, stalled=run.spec.constraints.cost is not None)
+    return found
 
 
 def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:

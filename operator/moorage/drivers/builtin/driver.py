@@ -43,7 +43,9 @@ class BuiltinDriver:
         if task.agent.model is None:
             return Outcome("failed", "NoModel", "the driver `builtin` needs spec.agent.model")
         async with client(task.relay_url, task.dummy_key) as http:
-            loop = _Loop(task, host, ModelClient(http, self._retries), Toolbox(task.tree, task.tmp, host))
+            loop = _Loop(
+                task, host, ModelClient(http, self._retries), Toolbox(task.tree, task.tmp, host, task.agent.env)
+            )
             return await _unless_stopped(loop, host)
 
 
@@ -213,10 +215,12 @@ class _Loop:
         iterations = tokens = None
         if limits.max_iterations is not None and limits.max_iterations - iteration <= FEW_ITERATIONS:
             iterations = limits.max_iterations - iteration
+        soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
         if limits.tokens_hard is not None:
             left = limits.tokens_hard - self.tokens
-            soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
             tokens = max(0, left) if soft or left <= limits.tokens_hard * TOKENS_SHORT else None
+        elif soft:
+            self._say(prompt.OVER_SOFT)
         if told := prompt.remaining(iterations, tokens):
             self._say(told)
 

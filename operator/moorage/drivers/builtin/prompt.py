@@ -22,6 +22,7 @@ CUT_CALL = (
     "Your answer was cut by the limit of output tokens within a tool call, so that call did not run. Make it again, in "
     "smaller parts."
 )
+OVER_SOFT = "The soft limit on tokens is passed. Bring the work to an end that holds."
 EMPTY = "Your last answer was empty. Call a tool, or say in words that you are done."
 
 

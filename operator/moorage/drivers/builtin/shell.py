@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moorage.drivers.port import Child, Host
@@ -53,9 +54,12 @@ class Kept:
         return f"{_decoded(self._head)}\n[… {self.dropped} bytes left out …]\n{_decoded(self._tail)}"
 
 
-async def run_command(host: Host, command: str, timeout_s: float) -> Ended:
-    """Run it in the worktree. Cancelled, it is stopped first. Raises OSError where no shell is there."""
-    child = await host.spawn(["sh", "-c", SHELL, command])
+async def run_command(host: Host, command: str, timeout_s: float, env: Mapping[str, str]) -> Ended:
+    """Run it in the worktree, with `env` beside what every program of the agent's gets. Cancelled, it is stopped first.
+
+    Raises OSError where no shell is there.
+    """
+    child = await host.spawn(["sh", "-c", SHELL, command], env=env)
     kept = Kept()
     readers = [asyncio.create_task(_read(stream, kept)) for stream in (child.stdout, child.stderr)]
     timed_out = False

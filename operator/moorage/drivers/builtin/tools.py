@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -98,11 +99,11 @@ Runner = Callable[[Any], Awaitable[ToolResult]]
 
 
 class Toolbox:
-    """The tools over one worktree. `scratch` is on the same volume and outside of the tree."""
+    """The tools over one worktree. `scratch` is on the same volume and outside of the tree; `env` is for commands."""
 
-    def __init__(self, tree: Path, scratch: Path, host: Host) -> None:
+    def __init__(self, tree: Path, scratch: Path, host: Host, env: Mapping[str, str] = MappingProxyType({})) -> None:
         self._place = files.Place(tree, scratch)
-        self._host = host
+        self._host, self._env = host, env
         self.todo: list[TodoItem] = []
         self._tools: Mapping[str, tuple[type[_Arguments], Runner]] = {
             "read": (ReadArguments, self._read),
@@ -152,7 +153,7 @@ class Toolbox:
     async def _bash(self, asked: BashArguments) -> ToolResult:
         if "\0" in asked.command:
             return _refused("a command can't hold a NUL byte: write it to a file, or print it by printf")
-        ended = await run_command(self._host, asked.command, asked.timeout_s)
+        ended = await run_command(self._host, asked.command, asked.timeout_s, self._env)
         last = "ended by its timeout" if ended.timed_out else f"exit code {ended.exit_code}"
         text = f"{ended.output}\n[{last}]" if ended.output else f"[{last}]"
         return ToolResult(
