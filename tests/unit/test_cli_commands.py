@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from moorage.cli.exits import Exit
 from moorage.cli.main import invoke
-from moorage.cli.ports import LocalResult, LocalRun, ManifestRefused, Progress
+from moorage.cli.ports import Listener, LocalResult, LocalRun, ManifestRefused, Progress
 from moorage.cli.render import Terminal
 from moorage.cli.session import Session
 from moorage.core.journal.chain import EMPTY, Head, seal
@@ -110,11 +110,11 @@ class Composition:
     refuse: str = ""
     started: list[str] = field(default_factory=list)
 
-    async def run_local(self, manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
+    async def run_local(self, manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
         if self.refuse:
             raise ManifestRefused(self.refuse)
-        tell(Progress("Running", iteration=1, tokens=7))
-        self.started.append(f"{manifest.name} {state}")
+        listener.progress(Progress("Running", iteration=1, tokens=7))
+        self.started.append(f"{manifest.name} {state}" + (" fresh" if fresh else ""))
         return self.result
 
     @contextlib.asynccontextmanager

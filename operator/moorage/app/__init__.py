@@ -6,18 +6,17 @@ is asked for: the operator has no use for git, nor the gateway for kopf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from moorage.cli.ports import LocalResult, LocalRuns, Progress
+from moorage.cli.ports import Listener, LocalResult, LocalRuns
 
 
-async def run_local(manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
-    """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused."""
+async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+    """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused, RunRefused."""
     from moorage.app.local import run_local as run  # noqa: PLC0415
 
-    return await run(manifest, state=state, tell=tell)
+    return await run(manifest, state=state, listener=listener, fresh=fresh)
 
 
 def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:

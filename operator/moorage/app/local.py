@@ -1,19 +1,19 @@
 """Runs on this machine: gateway, store and controller in this process, sandboxes as processes below it.
 
-State lies below one folder: `gateway/` (journal, blobs, mirrors) and `runs/` (volumes while a run lives, and after a
-failure). The gateway listens on a Unix socket that only this user and the sandboxes can reach.
+State lies below one folder: `gateway/` (journal, blobs, mirrors), `runs/` (volumes while a run lives, and after a
+failure) and `owners/` (one locked file per run that has not been told as ended). The gateway listens on a Unix socket
+that only this user and the sandboxes can reach.
+
+A run outlives its process: whatever kills that, the same manifest again goes on with the run (see `interrupted`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,52 +21,63 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import structlog
-import uvicorn
-import yaml
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
-from moorage.api.agentrun import AgentRun, AgentRunStatus
-from moorage.api.parse import InvalidSpec, parse_agent_run
-from moorage.api.wire import ResolvedRun, SecretRef
+from moorage.api.agentrun import AgentRunStatus
+from moorage.api.wire import ResolvedRun
+from moorage.app import interrupted
+from moorage.app.interrupted import Fate, Interrupted
+from moorage.app.machine import Machine, Tokens, gateway_of, open_machine, quiet
+from moorage.app.manifest import TENANT, Manifest, ManifestSecrets, read_manifest
+from moorage.app.owners import Owner
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import LocalResult, LocalRuns, ManifestRefused, Progress
+from moorage.cli.ports import Listener, LocalResult, LocalRuns, Progress, RunRefused
 from moorage.cli.ports import LocalRun as PastRun
-from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
+from moorage.core.run.ending import drops_volume
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.resolve import retention
+from moorage.core.run.status import ENDS
+from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
-from moorage.gateway.app import GatewayDeps, create_app
-from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
-from moorage.gateway.ports import NoLeases, Secret, SecretMissing, SystemClock
-from moorage.gateway.settings import GatewaySettings
-from moorage.sandbox.process import Handlers, ProcessSubstrate
-from moorage.telemetry.metrics import GatewayMetrics, OperatorMetrics
+from moorage.gateway.ports import SystemClock
+from moorage.sandbox.port import RunKey
+from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
+from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
-TENANT = "local"
 ALL = 1_000_000  # more runs than one person makes on one machine
-KINDS = ("AgentRun", "Workspace", "Agent", "ModelProvider", "ConfigMap", "Secret")
+CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the user is told that it can't be
 
 
-async def run_local(manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
-    """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would."""
-    run, others = read_manifest(manifest)
-    clock, tokens = SystemClock(), _Tokens()
-    uid = str(uuid.uuid4())
-    objects = ManifestObjects(admitted_body(run, uid, TENANT, clock.now_ms()), others)
-    async with open_stores(state / "gateway", clock) as kept, httpx.AsyncClient(trust_env=False) as outside:
-        app = _gateway(kept, clock, tokens, _ManifestSecrets(others), outside)
-        async with _listening(app) as socket:
-            return await _drive(objects, state / "runs", socket, _Own(kept, tokens, clock), tell)
+async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+    """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would.
+
+    An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
+    branch. Raises ManifestRefused, RunRefused.
+    """
+    asked = read_manifest(manifest)
+    async with open_machine(state, asked.secrets, listener) as machine:
+        found = await interrupted.find(machine.kept, machine.owners, TENANT, machine.runs)
+        mine = await _make_way(machine, asked, found, fresh=fresh)
+        if mine is not None:
+            return await _go_on(machine, asked, mine)
+        uid = str(uuid.uuid4())
+        owner = Owner(os.getpid(), asked.path, machine.socket.parent)
+        with machine.owners.holding(uid, owner) as owned:
+            body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
+            result = await _to_its_end(machine, asked, body)
+            owned.done()
+            return result
 
 
 @contextlib.asynccontextmanager
 async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
     """Past runs, read through the gateway's own reader doors, in process."""
-    clock, tokens = SystemClock(), _Tokens()
+    clock, tokens = SystemClock(), Tokens()
     async with open_stores(state / "gateway", clock) as kept, httpx.AsyncClient(trust_env=False) as outside:
-        app = _gateway(kept, clock, tokens, _ManifestSecrets(()), outside)
+        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside)
         headers = {"authorization": f"Bearer {tokens.reader}"}
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://gateway", headers=headers
@@ -88,220 +99,154 @@ class Past:
         return [PastRun(row.name, row.run_uid, row.created_at) for row in sorted(rows, key=lambda r: -r.created_at)]
 
 
-# --- the manifest -----------------------------------------------------------------------------------------------------
+# --- interrupted runs -------------------------------------------------------------------------------------------------
 
 
-def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The one AgentRun of a file and the objects beside it. Raises ManifestRefused with what to change."""
+async def _make_way(machine: Machine, asked: Manifest, found: list[Interrupted], *, fresh: bool) -> Interrupted | None:
+    """Settle what becomes of each; the one to go on with, if there is one. Raises RunRefused."""
+    mine: Interrupted | None = None
+    resolved = await _resolved(machine, asked)
+    left = []
+    for each in found:
+        match await _fate(machine, each, resolved, asked, fresh=fresh):
+            case Fate.GO_ON if mine is None:
+                mine = each
+            case Fate.CLOSE:
+                await _close(machine, each)
+            case Fate.FORGET:
+                each.owned.done()
+            case Fate.IN_THE_WAY:
+                raise _taken(each)
+            case _:
+                each.owned.let_go()
+                left.append(each)
+    for told in interrupted.offer(left, machine.clock.now_ms()):
+        machine.listener.note(told)
+    return mine
+
+
+async def _fate(
+    machine: Machine, found: Interrupted, resolved: ResolvedRun | None, asked: Manifest, *, fresh: bool
+) -> Fate:
+    """A run that was being cancelled when its owner died is not gone on with: that cancel is finished."""
+    chosen = interrupted.fate(found, resolved, asked.parsed, fresh=fresh)
+    if chosen in {Fate.GO_ON, Fate.IN_THE_WAY} and found.row.pending:
+        return Fate.CLOSE if (await _view(machine, found)).state.cancel_stage else chosen
+    return chosen
+
+
+async def _view(machine: Machine, found: Interrupted) -> RunView:
+    """The run as its journal has it. Raises RunRefused where the journal can't be read: it never starts afresh (J5)."""
     try:
-        documents = [each for each in yaml.safe_load_all(path.read_text()) if each is not None]
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ManifestRefused(f"it can't be read as YAML: {error}") from error
-    for each in documents:
-        if not isinstance(each, dict) or each.get("kind") not in KINDS:
-            raise ManifestRefused(f"every document has a kind, one of {', '.join(KINDS)}")
-    runs = [each for each in documents if each["kind"] == "AgentRun"]
-    if len(runs) != 1:
-        raise ManifestRefused(f"it holds {len(runs)} AgentRuns; give exactly one")
-    run = _located(runs[0])
-    parsed = parse_agent_run({**run, "metadata": {**run.get("metadata", {}), "namespace": TENANT}}, "local", "refuse")
-    if isinstance(parsed, InvalidSpec):
-        raise ManifestRefused(parsed.message)
-    _check_agent(parsed)
-    return run, [each for each in documents if each["kind"] != "AgentRun"]
+        view = await machine.gateway.view(found.row.run_uid)
+    except (GatewayAway, GatewayRefused) as error:
+        why = f"the interrupted run {found.spec.name} ({found.row.run_uid}) can't be read: {error}"
+        raise RunRefused(why, f"see `moorage verify {found.row.run_uid}`; another --state folder starts anew") from None
+    if view is None:
+        raise AssertionError(f"the store knows {found.row.run_uid}, and its gateway doesn't")
+    return view
 
 
-def _check_agent(run: AgentRun) -> None:
-    driver = run.spec.agent.driver if run.spec.agent else None
-    if driver is not None and driver not in known():
-        raise ManifestRefused(f"spec.agent.driver: {driver} isn't installed; known are: {', '.join(known())}")
+def _taken(found: Interrupted) -> RunRefused:
+    branch = found.spec.delivery.branch if found.spec.delivery else ""
+    why = f"the interrupted run {found.spec.name} of {found.since} ({found.row.run_uid}) delivers to {branch}, too"
+    go_on = f"`moorage run -f {found.manifest or 'ITS-MANIFEST'}` goes on with it"
+    return RunRefused(why, f"{go_on}; --fresh here gives it up and begins this one; or name another branch")
 
 
-def _located(run: dict[str, Any]) -> dict[str, Any]:
-    """The path of a local workspace made absolute: the root of the repository that it lies in, seen from the shell."""
-    spec = run.get("spec")
-    source = spec.get("workspace") if isinstance(spec, dict) else None
-    local = source.get("local") if isinstance(source, dict) else None
-    if not isinstance(local, dict) or not isinstance(local.get("path"), str):
-        return run
-    path = Path(local["path"]).expanduser().resolve()
-    return {**run, "spec": {**run["spec"], "workspace": {"local": {**local, "path": str(_repository(path))}}}}
+async def _go_on(machine: Machine, asked: Manifest, found: Interrupted) -> LocalResult:
+    """The same run, in its own worktree, under the next epoch: no step that is in the journal is done again."""
+    uid, owned = found.row.run_uid, found.owned
+    owned.tell(Owner(os.getpid(), asked.path, machine.socket.parent))
+    await end_strays(machine.runs / uid)
+    state = (await _view(machine, found)).state
+    if state.end is None:
+        told = f"going on with run {found.spec.name} of {found.since}, which was interrupted"
+        machine.listener.note(f"{told} after iteration {state.iteration}" if state.iteration else told)
+    record = interrupted.lost_attempt(state, machine.clock.now_ms())
+    if record is not None:
+        await machine.gateway.report(uid, state.epoch, [record])
+    result = await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at))
+    owned.done()
+    return result
 
 
-def _repository(path: Path) -> Path:
-    if not path.is_dir():
-        raise ManifestRefused(f"spec.workspace.local.path: there is no folder {path}")
-    asked = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", "--show-toplevel"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if asked.returncode:
-        raise ManifestRefused(f"spec.workspace.local.path: {path} is no git repository; `git init` makes one")
-    return Path(asked.stdout.strip())
+async def _close(machine: Machine, found: Interrupted) -> None:
+    """End it as cancelled: what it had sent off is settled first, and its journal stays. Raises RunRefused."""
+    uid, now = found.row.run_uid, machine.clock.now_ms()
+    await end_strays(machine.runs / uid)
+    state = (await _view(machine, found)).state
+    if state.cancel_stage is None:
+        await machine.gateway.report(uid, state.epoch, [interrupted.cancel_request(now)])
+    bare = {"metadata": {"name": found.spec.name}, "spec": {"cancel": True}}  # the journal has the rest (O6)
+    body = admitted_body(bare, uid, TENANT, found.row.created_at)
+    try:
+        async with _run_of(machine, ManifestObjects(body, ())) as run, asyncio.timeout(CLOSING_S):
+            await run.run()
+    except TimeoutError:
+        why = f"the interrupted run {found.spec.name} ({uid}) can't be closed: what it had sent off isn't settled yet"
+        raise RunRefused(why, interrupted.how_to_go_on(found)) from None
+    found.owned.done()
+    machine.listener.note(f"closed run {found.spec.name} of {found.since}; `moorage diff {uid}` shows what it had done")
 
 
-class _ManifestSecrets:
-    """Secrets that the manifest brings: `stringData` as in a cluster."""
-
-    def __init__(self, documents: Sequence[Mapping[str, Any]]) -> None:
-        self._held = {
-            str(each["metadata"]["name"]): {
-                name: str(value).encode() for name, value in (each.get("stringData") or {}).items()
-            }
-            for each in documents
-            if each.get("kind") == "Secret"
-        }
-
-    async def read(self, namespace: str, ref: SecretRef) -> Secret:
-        """See gateway.ports.Secrets; all that a manifest holds is in the run's namespace."""
-        del namespace
-        data = self._held.get(ref.name)
-        if data is None or (ref.key and ref.key not in data):
-            key = f" with the key {ref.key}" if ref.key else ""
-            raise SecretMissing(f"the manifest holds no Secret {ref.name}{key}")
-        return Secret({ref.key: data[ref.key]} if ref.key else data)
+# --- one run ----------------------------------------------------------------------------------------------------------
 
 
-# --- the parts --------------------------------------------------------------------------------------------------------
+async def _resolved(machine: Machine, asked: Manifest) -> ResolvedRun | None:
+    """What the manifest would be admitted as; None where it won't be, of which the run itself will tell."""
+    body = admitted_body(asked.run, str(uuid.uuid4()), TENANT, machine.clock.now_ms())
+    async with _run_of(machine, ManifestObjects(body, asked.others)) as run:
+        found = await run.resolve()
+    return found if isinstance(found, ResolvedRun) else None
 
 
-class _Tokens:
-    """Tokens of this process's own making; they die with it."""
-
-    def __init__(self) -> None:
-        self.operator, self.reader = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self.known = {
-            self.operator: Identity(Kind.OPERATOR, "local"),
-            self.reader: Identity(Kind.READER, "local"),
-        }
-
-    def issued(self, pod_uid: str, namespace: str, token: str) -> None:
-        """A sandbox was started with this token."""
-        self.known[token] = Identity(
-            Kind.SANDBOX, "local", namespace=namespace, pod_uid=pod_uid, pod_name=pod_uid, node="local"
-        )
-
-
-@dataclass(frozen=True)
-class _Own:
-    """What one local run's process holds."""
-
-    kept: Stores
-    tokens: _Tokens
-    clock: SystemClock
-
-
-def _gateway(
-    kept: Stores, clock: SystemClock, tokens: _Tokens, given: _ManifestSecrets, outside: httpx.AsyncClient
-) -> Starlette:
-    return create_app(
-        GatewayDeps(
-            store=kept.store,
-            blobs=kept.blobs,
-            mirrors=kept.mirrors,
-            authenticator=StaticAuthenticator(tokens.known),
-            secrets=given,
-            leases=NoLeases(),
-            http=outside,
-            clock=clock,
-            metrics=GatewayMetrics(CollectorRegistry()),
-            log=_quiet(),
-            settings=GatewaySettings(mirrors_borrowed=True),
-        )
-    )
-
-
-def _quiet() -> Any:
-    """Only warnings and worse, on standard error: the terminal belongs to the run's progress."""
-    return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(key_order=["event"])],
-    )
-
-
-class _Embedded(uvicorn.Server):
-    """A server that leaves this process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Whoever started us handles them."""
-        yield
+async def _to_its_end(machine: Machine, asked: Manifest, body: Mapping[str, Any]) -> LocalResult:
+    """Push it to its end, and leave of it on the disk what its retention says."""
+    objects = ManifestObjects(body, asked.others)
+    async with _run_of(machine, objects, machine.listener.progress) as run:
+        _cancel_on_signal(run)
+        status = await run.run()
+    if status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase)):
+        await asyncio.to_thread(shutil.rmtree, machine.runs / body["metadata"]["uid"], ignore_errors=True)
+    return _result(objects.body, status)
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: Starlette) -> AsyncIterator[Path]:
-    """Serve on a socket file in a folder of its own (socket paths are short), reachable by this user alone."""
-    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        path = Path(folder) / "gateway.sock"
-        config = uvicorn.Config(app, uds=str(path), log_config=None, access_log=False, timeout_graceful_shutdown=1)
-        server = _Embedded(config)
-        task = asyncio.create_task(server.serve())
-        try:
-            while not server.started:
-                if task.done():
-                    await task
-                await asyncio.sleep(0.005)
-            yield path
-        finally:
-            server.should_exit = True
-            await task
+async def _run_of(
+    machine: Machine, objects: ManifestObjects, told: Callable[[Progress], None] | None = None
+) -> AsyncIterator[LocalRun]:
+    """A run with its substrate. At the end nothing of it is left running."""
 
-
-async def _drive(
-    objects: ManifestObjects, folder: Path, socket: Path, own: _Own, tell: Callable[[Progress], None]
-) -> LocalResult:
-    run: LocalRun | None = None
-
-    def ended(key: Any) -> None:
-        if run is not None:
-            run.look(key)
+    def ended(key: RunKey) -> None:
+        run.look(key)
 
     def mirror(spec: ResolvedRun) -> Path | None:
-        path = own.kept.mirrors.path(MirrorKey(spec.tenant, spec.workspace.key))
+        path = machine.kept.mirrors.path(MirrorKey(spec.tenant, spec.workspace.key))
         return path if path.is_dir() else None
 
-    substrate = ProcessSubstrate(
-        folder, socket, Handlers(own.tokens.issued, ended), isolated=isolation_works(), mirror=mirror
+    handlers = Handlers(machine.tokens.issued, ended)
+    substrate = ProcessSubstrate(machine.runs, machine.socket, handlers, isolated=machine.isolated, mirror=mirror)
+    run = LocalRun(
+        objects,
+        substrate,
+        machine.gateway,
+        clock=machine.clock,
+        metrics=OperatorMetrics(CollectorRegistry()),
+        log=quiet(),
+        drivers=frozenset(known()),
+        told=lambda status: told(_progress(status)) if told else None,
     )
-    transport = httpx.AsyncHTTPTransport(uds=str(socket))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        run = LocalRun(
-            objects,
-            substrate,
-            GatewayClient(http, lambda: own.tokens.operator),
-            clock=own.clock,
-            metrics=OperatorMetrics(CollectorRegistry()),
-            log=_quiet(),
-            drivers=frozenset(known()),
-            told=lambda status: tell(_progress(status)),
-        )
-        _cancel_on_signal(run)
-        try:
-            status = await run.run()
-        finally:
-            await substrate.close()
-    return _result(objects.body, status)
+    try:
+        yield run
+    finally:
+        await substrate.close()
 
 
 def _cancel_on_signal(run: LocalRun) -> None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sign, run.cancel)
-
-
-def isolation_works() -> bool:
-    """Whether bubblewrap is here and may make namespaces."""
-    if shutil.which("bwrap") is None:
-        return False
-    tried = subprocess.run(
-        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"],
-        capture_output=True,
-        check=False,
-    )
-    return tried.returncode == 0
 
 
 def _progress(status: AgentRunStatus) -> Progress:

@@ -6,7 +6,7 @@ through the same doors as on a cluster, by an HTTP client that happens to end in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,24 @@ class ManifestRefused(ValueError):
     """The manifest isn't a run that can be started here; the message says what to change. Raised by `run_local`."""
 
 
+class RunRefused(RuntimeError):
+    """The run can't be started now; `hint` says what to do. Raised by `run_local`."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        self.message, self.hint = message, hint
+        super().__init__(message)
+
+
+class Listener(Protocol):
+    """Who watches a local run."""
+
+    def progress(self, seen: Progress) -> None:
+        """Something changed."""
+
+    def note(self, text: str) -> None:
+        """Something beside the result that a person should know."""
+
+
 class LocalRuns(Protocol):
     """The past runs of one state folder. `client` speaks to the gateway's reader doors."""
 
@@ -77,8 +95,10 @@ class LocalRuns(Protocol):
 class App(Protocol):
     """The module `moorage.app`, as this room sees it."""
 
-    async def run_local(self, manifest: Path, *, state: Path, tell: Callable[[Progress], None]) -> LocalResult:
-        """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused."""
+    async def run_local(self, manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+        """Run the manifest's AgentRun on this machine to its end, or go on with it where it was interrupted; `fresh`
+        closes an interrupted one instead. Raises ManifestRefused, RunRefused.
+        """
 
     def open_local(self, state: Path) -> AbstractAsyncContextManager[LocalRuns]:
         """Open the store of past runs for reading."""

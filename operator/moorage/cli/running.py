@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from moorage import __version__
-from moorage.cli.exits import Exit, NotFound, Usage
-from moorage.cli.ports import LocalResult, ManifestRefused
+from moorage.cli.exits import CliError, Exit, NotFound, Usage
+from moorage.cli.ports import LocalResult, ManifestRefused, RunRefused
 from moorage.cli.render import Output, Terminal, result_data, result_text
 from moorage.cli.session import Format, Session, State, session_of, state_folder, wait
 
@@ -18,25 +18,33 @@ def run(
     ctx: typer.Context,
     *,
     file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun.")],
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Close interrupted runs of this manifest or its branch, and begin anew.")
+    ] = False,
     output: Format = Output.TEXT,
     state: State = None,
 ) -> None:
-    """Run an AgentRun on this machine, without a cluster; exit code 0 only if it succeeded."""
+    """Run an AgentRun on this machine, without a cluster; exit code 0 only if it succeeded.
+
+    Where an earlier `run` of the same manifest was interrupted, this goes on with it.
+    """
     session = session_of(ctx)
     if not file.is_file():
         raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
     outer = session.where.state if session.where else None
-    result = wait(_run(session, file, state_folder(session, state or outer)))
+    result = wait(_run(session, file, state_folder(session, state or outer), fresh=fresh))
     tell_result(session.terminal, result, output)
     if not result.succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-async def _run(session: Session, file: Path, state: Path) -> LocalResult:
+async def _run(session: Session, file: Path, state: Path, *, fresh: bool) -> LocalResult:
     try:
-        return await session.app().run_local(file, state=state, tell=session.terminal.progress)
+        return await session.app().run_local(file, state=state, listener=session.terminal, fresh=fresh)
     except ManifestRefused as error:
         raise Usage(f"{file}: {error}") from None
+    except RunRefused as error:
+        raise CliError(error.message, error.hint) from None
 
 
 def tell_result(terminal: Terminal, result: LocalResult, output: Output) -> None:

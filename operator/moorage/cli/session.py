@@ -89,13 +89,13 @@ def session_of(ctx: typer.Context) -> Session:
 
 
 def state_folder(session: Session, chosen: Path | None) -> Path:
-    """Folder of local runs, by the XDG base directories."""
+    """Folder of local runs, by the XDG base directories; absolute, since sandboxes have other working folders."""
     if chosen is not None:
-        return chosen
+        return chosen.absolute()
     base = session.env.get("XDG_STATE_HOME") or str(
         Path(session.env.get("HOME", "~")).expanduser() / ".local" / "state"
     )
-    return Path(base) / "moorage"
+    return Path(base).absolute() / "moorage"
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:

@@ -97,7 +97,7 @@ class Gatherer:
         children, journal = await self._look(key)
         found = None
         if body is not None and journal.view is None and not journal.away and not previous.epoch:
-            found = await self._resolve(body)
+            found = await self.resolve(body)
         return self._picture(key, body, children, journal, found)
 
     async def _body(self, key: RunKey) -> Body | None:
@@ -113,7 +113,7 @@ class Gatherer:
 
     async def _first(self, key: RunKey, body: Body) -> Found:
         """The short way for a run that nobody has worked on: without a journal nothing stands for it (F2)."""
-        journal, found = await asyncio.gather(self._journal(key), self._resolve(body))
+        journal, found = await asyncio.gather(self._journal(key), self.resolve(body))
         return found if journal.view is None and not journal.away else None
 
     async def _look(self, key: RunKey) -> tuple[Children, Journal]:
@@ -171,7 +171,8 @@ class Gatherer:
 
     # --- references ---------------------------------------------------------------------------------------------------
 
-    async def _resolve(self, body: Body) -> ResolvedRun | Problem:
+    async def resolve(self, body: Body) -> ResolvedRun | Problem:
+        """What the run would be admitted as now (O6)."""
         run = read_run(body, self._defaults.placement)
         if isinstance(run, Problem):
             return run

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from moorage.api.agentrun import AgentRunStatus
+from moorage.api.wire import ResolvedRun
 from moorage.controller.apply import Applier
 from moorage.controller.changes import follow
 from moorage.controller.engine import Engine
@@ -18,6 +19,7 @@ from moorage.controller.gather import Gatherer
 from moorage.controller.operator import Operator
 from moorage.controller.ports import Body, Clock
 from moorage.controller.roll import Roll, key_of
+from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Defaults
 from moorage.core.run.status import ENDS
 from moorage.sandbox.port import RunKey, Substrate
@@ -120,15 +122,16 @@ class LocalRun:
         self._told = told
         self._chance = Random()  # noqa: S311  jitter, not a secret
         roll = Roll(limit=1)
+        self._gatherer = Gatherer(
+            objects=objects,
+            substrate=substrate,
+            gateway=gateway,
+            roll=roll,
+            defaults=Defaults(placement="local"),
+            drivers=drivers,
+        )
         engine = Engine(
-            gatherer=Gatherer(
-                objects=objects,
-                substrate=substrate,
-                gateway=gateway,
-                roll=roll,
-                defaults=Defaults(placement="local"),
-                drivers=drivers,
-            ),
+            gatherer=self._gatherer,
             applier=Applier(substrate=substrate, gateway=gateway, objects=objects, clock=clock, metrics=metrics),
             objects=objects,
             roll=roll,
@@ -137,6 +140,10 @@ class LocalRun:
             metrics=metrics,
         )
         self._operator = Operator(engine=engine, roll=roll, metrics=metrics, log=log, workers=1, chance=self._chance)
+
+    async def resolve(self) -> ResolvedRun | Problem:
+        """What it would be admitted as now (O6)."""
+        return await self._gatherer.resolve(self._objects.body)
 
     async def run(self) -> AgentRunStatus:
         """Until the status says how it ended."""

@@ -37,12 +37,37 @@ def main() -> int:
 
 async def _guarded(settings: RunnerSettings) -> int:
     try:
-        await _serve(settings)
+        await (_owned(_serve(settings)) if settings.lifeline else _serve(settings))
     except Exception as error:  # noqa: BLE001  the process's outermost: whatever it was, the operator hears of it
         return _tell(settings.termination_log, error)
     finally:
         await kill_everything()
     return int(Exit.DONE)
+
+
+async def _owned(work: Coroutine[Any, Any, None]) -> None:
+    """The work, for as long as our owner lives. After that nobody wants a result, and the volume is a successor's: no
+    process of ours may write one byte more, so nothing is saved and nothing is waited for.
+    """
+    doing, orphaned = asyncio.ensure_future(work), asyncio.create_task(_orphaned())
+    try:
+        await asyncio.wait({doing, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+        if orphaned.done():
+            await kill_everything()
+            os._exit(int(Exit.ORPHANED))
+        await doing
+    finally:
+        orphaned.cancel()
+
+
+async def _orphaned() -> None:
+    """Return once standard input has ended: its other end is held by our owner alone, and by nobody after it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), lambda: ended.set() if not os.read(sys.stdin.fileno(), 64) else None)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
 
 
 def _tell(log: Path | None, error: Exception) -> int:

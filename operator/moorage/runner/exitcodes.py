@@ -22,6 +22,7 @@ class Exit(IntEnum):
     GATEWAY_LOST = 83  # the gateway could not be reached for too long
     WORKSPACE = 84  # the worktree could not be prepared, for a passing reason
     DISK_FULL = 85  # the volume is full
+    ORPHANED = 86  # whoever we worked for has died (local runs)
     TERMINATED = 143  # SIGTERM from outside: the attempt gives up without a result
 
 

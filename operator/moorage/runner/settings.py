@@ -41,6 +41,9 @@ class RunnerSettings:
     stop_grace_s: float = 25.0
     """SIGTERM to SIGKILL for the agent; below the pod's own 30 s, so that the final checkpoint still fits."""
 
+    lifeline: bool = False
+    """True where standard input stays open for as long as our owner lives (local runs): when it ends, so do we."""
+
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RunnerSettings:
         """Raise ValueError that names the variable which is missing or makes no sense."""
@@ -51,6 +54,7 @@ class RunnerSettings:
             termination_log=termination_log(env),
             probe=tuple(_address(part) for part in env.get("MOORAGE_PROBE", "").split(",") if part),
             alternates=Path(env["MOORAGE_ALTERNATES"]) if env.get("MOORAGE_ALTERNATES") else None,
+            lifeline=env.get("MOORAGE_LIFELINE") == "stdin",
         )
 
 

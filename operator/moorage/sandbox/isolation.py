@@ -90,6 +90,7 @@ def environment(*, gateway: str, token: str, volume: str, log: str, shared: Path
         "MOORAGE_TOKEN_FILE": token,
         "MOORAGE_VOLUME": volume,
         "MOORAGE_TERMINATION_LOG": log,
+        "MOORAGE_LIFELINE": "stdin",
     }
     return {**told, "MOORAGE_ALTERNATES": str(shared)} if shared else told
 

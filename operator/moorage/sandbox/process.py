@@ -1,7 +1,10 @@
 """Substrate on this machine: a sandbox is a process tree below this process and dies with it.
 
-The Lease of a local run is this process: it holds while it lives. What stands is therefore kept in memory; the journal
-in the store is the truth that outlives it.
+The Lease of a local run is this process: it holds while it lives. What runs is therefore kept in memory; what outlives
+this process is the journal in the store and the volume on the disk, which a successor adopts.
+
+A sandbox ends with us however we end: bubblewrap's process-id namespace is killed by the kernel, and a runner without
+one sees its standard input end, which nobody but us holds open. `end_strays` is for what a killed runner left.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, program
-from moorage.sandbox.port import Children, Refused, RunKey, Which
+from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
 
 LEASE_MS = 40_000
+STRAY_LOOKS = 100
+STRAY_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,11 @@ class ProcessSubstrate:
                         await each.watcher
 
     def _of(self, run: RunKey) -> _Run:
-        return self._runs.setdefault(run.uid, _Run())
+        """What stands for the run; its volume is adopted where an earlier process left it."""
+        if run.uid not in self._runs:
+            volume = self._folder / run.uid / "volume"
+            self._runs[run.uid] = _Run(volume=volume if volume.is_dir() else None)
+        return self._runs[run.uid]
 
     async def _spawn(self, run: RunKey, spec: ResolvedRun, which: Which, name: str) -> _Process:
         own = self._folder / run.uid / name
@@ -160,6 +169,7 @@ class ProcessSubstrate:
             raise Refused("VolumeMissing", "the run's volume is gone")
         volume.mkdir(parents=True, exist_ok=True)
         token = secrets.token_urlsafe(32)
+        (control / "termination.log").unlink(missing_ok=True)  # an interrupted run starts this sandbox again
         (control / "token").touch(mode=0o600)
         (control / "token").write_text(token)
         uid = str(uuid.uuid4())
@@ -171,7 +181,7 @@ class ProcessSubstrate:
                     *argv,
                     env=env,
                     cwd=volume,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,  # the lifeline: open for as long as we live, never written
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
@@ -252,6 +262,36 @@ def descendants(pid: int) -> list[int]:
         below = children.get(ahead.pop(), [])
         found += below
         ahead += below
+    return found
+
+
+async def end_strays(folder: Path) -> None:
+    """Kill what an interrupted run left running: processes that were started with their files below `folder`.
+
+    Only needed where owner and runner were both killed, and nothing but namespaces finds what has changed its
+    environment; the grade of such a run says that it has none. Raises Unavailable where one can't be killed.
+    """
+    for _ in range(STRAY_LOOKS):
+        found = strays(folder)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(STRAY_PAUSE_S)
+    raise Unavailable(f"processes of an interrupted run go on and can't be killed: {', '.join(map(str, found))}")
+
+
+def strays(folder: Path) -> list[int]:
+    """Live processes that were started with a HOME or a volume below `folder`: runners and agents, nobody's shell."""
+    marks = tuple(f"{name}={folder}/".encode() for name in ("HOME", "MOORAGE_VOLUME"))
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                if any(each.startswith(marks) for each in environment):
+                    found.append(int(entry.name))
     return found
 
 

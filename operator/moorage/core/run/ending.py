@@ -28,7 +28,7 @@ def ended(o: Observed, s: RunState, now: int) -> Plan | None:
     if left == 0:
         return Plan(actions=(*stops, *_release_all(o, retention)), requeue_ms=STOP_POLL_MS if stops else None)
     waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes if v.role == Role.RUNNER)
-    drop = o.volume and not waiting and _drops_volume(retention, s.phase)
+    drop = o.volume and not waiting and drops_volume(retention, s.phase)
     requeue = STOP_POLL_MS if o.live_sandboxes else left
     return Plan(actions=(*stops, *((ReleaseVolume(),) if drop else ())), requeue_ms=requeue)
 
@@ -46,7 +46,8 @@ def _release_all(o: Observed, retention: ResolvedRetention) -> tuple[Action, ...
     return (*release, DeleteObject()) if retention.delete_object and not o.gone else release
 
 
-def _drops_volume(retention: ResolvedRetention, phase: RunPhase) -> bool:
+def drops_volume(retention: ResolvedRetention, phase: RunPhase) -> bool:
+    """Whether an ended run's volume goes at once; else it stays until the TTL."""
     keep = retention.keep_worktree
     return keep == "Never" or (keep == "OnFailure" and phase is RunPhase.SUCCEEDED)
 

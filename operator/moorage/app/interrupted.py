@@ -1,0 +1,139 @@
+"""R7 on this machine: runs whose owner died, and what becomes of each when another run is started.
+
+The same manifest again goes on with its run. What stands in the way of another run is never given up without being
+asked to: it may hold hours of paid work. All others are offered to the user.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+from pathlib import Path
+
+from moorage.api.agentrun import AgentRun
+from moorage.api.wire import ReportedRecord, ResolvedRun
+from moorage.app.owners import Owned, Owners, clear_socket
+from moorage.app.stores import Stores
+from moorage.core.journal.record import RecordType
+from moorage.core.run.phases import LIVE
+from moorage.core.run.resolve import amended
+from moorage.core.run.state import RunState
+from moorage.store.errors import UnknownRun
+from moorage.store.port import Execution, ExecutionStatus
+
+REASON = "Interrupted"
+OFFERED_MS = 24 * 3_600_000  # R7: who comes back the next day is told of what was left; `doctor` tells all
+
+
+class Fate(Enum):
+    """What becomes of an interrupted run."""
+
+    GO_ON = auto()  # it is this manifest's run: unfinished, or finished and never told
+    CLOSE = auto()  # it ends as cancelled: it was being cancelled, or the user gave it up
+    IN_THE_WAY = auto()  # the new run can't start beside it
+    FORGET = auto()  # it has ended; nobody needs to hear of it any more
+    LEAVE = auto()  # not this run's business
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A run that nobody works on. Only the holder of `owned` may push it on."""
+
+    owned: Owned
+    row: Execution
+    spec: ResolvedRun
+
+    @property
+    def manifest(self) -> Path | None:
+        """The manifest that it was started from, where its owner lived long enough to say so."""
+        return self.owned.last.manifest if self.owned.last else None
+
+    @property
+    def since(self) -> str:
+        """When it was admitted, for people."""
+        return datetime.fromtimestamp(self.row.created_at // 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+async def find(kept: Stores, owners: Owners, tenant: str, runs: Path) -> list[Interrupted]:
+    """All of them, oldest first, each owned by this process now. What was never admitted is cleared away."""
+    pending = {row.run_uid for row in await kept.store.list_pending(tenant)}
+    found = []
+    for uid in sorted(pending | set(owners.known())):
+        owned = owners.take(uid)
+        if owned is None:
+            continue
+        clear_socket(owned)
+        try:
+            row, spec = await kept.store.get(uid), ResolvedRun.model_validate(await kept.store.spec(uid))
+        except UnknownRun:
+            shutil.rmtree(runs / uid, ignore_errors=True)
+            owned.done()
+            continue
+        found.append(Interrupted(owned, row, spec))
+    return sorted(found, key=lambda each: (each.row.created_at, each.row.run_uid))
+
+
+def fate(found: Interrupted, asked: ResolvedRun | None, run: AgentRun, *, fresh: bool) -> Fate:
+    """What becomes of it when `run` is started, which resolves to `asked` (None: it doesn't). Pure."""
+    if asked is None:
+        return Fate.LEAVE
+    same = is_same(found.spec, asked, run)
+    if not found.row.pending:
+        told = found.row.status is ExecutionStatus.COMPLETED and not fresh
+        return (Fate.GO_ON if told else Fate.FORGET) if same else Fate.LEAVE
+    if same:
+        return Fate.CLOSE if fresh else Fate.GO_ON
+    if in_the_way(found.spec, asked):
+        return Fate.CLOSE if fresh else Fate.IN_THE_WAY
+    return Fate.LEAVE
+
+
+def is_same(admitted: ResolvedRun, asked: ResolvedRun, run: AgentRun) -> bool:
+    """O6: it was admitted as what is asked for now, but for the UID and what its author may change later."""
+    return asked.model_copy(update={"uid": admitted.uid, "session_id": admitted.session_id}) == amended(admitted, run)
+
+
+def in_the_way(one: ResolvedRun, other: ResolvedRun) -> bool:
+    """W2: one writer per branch of a repository."""
+    if one.workspace.key != other.workspace.key or one.delivery is None or other.delivery is None:
+        return False
+    return one.delivery.push and other.delivery.push and one.delivery.branch == other.delivery.branch
+
+
+def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
+    """The record that gives the dead owner's attempt up, if its agent was at work.
+
+    It counts once (R6): that the owner died says nothing of the attempt, and bounds it all the same.
+    """
+    if state.phase not in LIVE or state.agent_end is not None or state.sandbox(state.epoch, "runner") is None:
+        return None
+    payload = {
+        "epoch": state.epoch,
+        "role": "runner",
+        "reason": REASON,
+        "message": "the process that owned the run ended without a word",
+        "counts_double": False,
+    }
+    kind = RecordType.ATTEMPT_ENDED.value
+    return ReportedRecord(record_id=f"op:{kind}:runner:{state.epoch}:0", type=kind, payload=payload, recorded_at=now)
+
+
+def cancel_request(now: int) -> ReportedRecord:
+    """The record that begins the end of a run that was given up (X1)."""
+    kind = RecordType.CANCEL_REQUESTED.value
+    return ReportedRecord(record_id=f"op:{kind}:{REASON}", type=kind, payload={"reason": REASON}, recorded_at=now)
+
+
+def offer(left: Iterable[Interrupted], now: int) -> list[str]:
+    """What to tell of runs that are left as they are."""
+    recent = [each for each in left if each.row.pending and now - each.row.created_at < OFFERED_MS]
+    return [f"run {each.spec.name} of {each.since} was interrupted; {how_to_go_on(each)}" for each in recent]
+
+
+def how_to_go_on(found: Interrupted) -> str:
+    """The command."""
+    manifest = found.manifest or "ITS-MANIFEST"
+    return f"`moorage run -f {manifest}` goes on with it, with --fresh it begins anew"

@@ -1,0 +1,160 @@
+"""What the runs that one process pushes on share: the store, and a gateway that listens on a Unix socket.
+
+Only this user and the sandboxes can reach the socket. Tokens are this process's own and die with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from moorage.app.manifest import ManifestSecrets
+from moorage.app.owners import Owners
+from moorage.app.stores import Stores, open_stores
+from moorage.cli.ports import Listener
+from moorage.controller.gateway_client import GatewayClient
+from moorage.gateway.app import GatewayDeps, create_app
+from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
+from moorage.gateway.ports import NoLeases, SystemClock
+from moorage.gateway.settings import GatewaySettings
+from moorage.telemetry.metrics import GatewayMetrics
+
+
+class Tokens:
+    """Tokens of this process's own making; they die with it."""
+
+    def __init__(self) -> None:
+        self.operator, self.reader = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.known = {
+            self.operator: Identity(Kind.OPERATOR, "local"),
+            self.reader: Identity(Kind.READER, "local"),
+        }
+
+    def issued(self, pod_uid: str, namespace: str, token: str) -> None:
+        """A sandbox was started with this token."""
+        self.known[token] = Identity(
+            Kind.SANDBOX, "local", namespace=namespace, pod_uid=pod_uid, pod_name=pod_uid, node="local"
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What all runs that one process pushes on share. `socket` is the gateway's, `gateway` speaks to it."""
+
+    state: Path
+    kept: Stores
+    clock: SystemClock
+    tokens: Tokens
+    socket: Path
+    gateway: GatewayClient
+    isolated: bool
+    listener: Listener
+
+    @property
+    def owners(self) -> Owners:
+        """Who owns which run."""
+        return Owners(self.state / "owners")
+
+    @property
+    def runs(self) -> Path:
+        """A folder per run."""
+        return self.state / "runs"
+
+
+@contextlib.asynccontextmanager
+async def open_machine(state: Path, given: ManifestSecrets, listener: Listener) -> AsyncIterator[Machine]:
+    """Store and gateway, up and listening."""
+    clock, tokens = SystemClock(), Tokens()
+    async with (
+        open_stores(state / "gateway", clock) as kept,
+        httpx.AsyncClient(trust_env=False) as outside,
+        _listening(gateway_of(kept, clock, tokens, given, outside)) as socket,
+        httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://gateway") as http,
+    ):
+        gateway = GatewayClient(http, lambda: tokens.operator)
+        yield Machine(state, kept, clock, tokens, socket, gateway, isolation_works(), listener)
+
+
+def gateway_of(
+    kept: Stores, clock: SystemClock, tokens: Tokens, given: ManifestSecrets, outside: httpx.AsyncClient
+) -> Starlette:
+    """The gateway of this machine's runs; nobody but this process has its operator's token."""
+    return create_app(
+        GatewayDeps(
+            store=kept.store,
+            blobs=kept.blobs,
+            mirrors=kept.mirrors,
+            authenticator=StaticAuthenticator(tokens.known),
+            secrets=given,
+            leases=NoLeases(),
+            http=outside,
+            clock=clock,
+            metrics=GatewayMetrics(CollectorRegistry()),
+            log=quiet(),
+            settings=GatewaySettings(mirrors_borrowed=True),
+        )
+    )
+
+
+def quiet() -> Any:
+    """Only warnings and worse, on standard error: the terminal belongs to the run's progress."""
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(key_order=["event"])],
+    )
+
+
+class _Embedded(uvicorn.Server):
+    """A server that leaves this process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Whoever started us handles them."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: Starlette) -> AsyncIterator[Path]:
+    """Serve on a socket file in a folder of its own (socket paths are short), reachable by this user alone."""
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        path = Path(folder) / "gateway.sock"
+        config = uvicorn.Config(app, uds=str(path), log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        server = _Embedded(config)
+        task = asyncio.create_task(server.serve())
+        try:
+            while not server.started:
+                if task.done():
+                    await task
+                await asyncio.sleep(0.005)
+            yield path
+        finally:
+            server.should_exit = True
+            await task
+
+
+def isolation_works() -> bool:
+    """Whether bubblewrap is here and may make namespaces."""
+    if shutil.which("bwrap") is None:
+        return False
+    tried = subprocess.run(
+        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"],
+        capture_output=True,
+        check=False,
+    )
+    return tried.returncode == 0
