@@ -332,7 +332,7 @@ async def test_a_denied_or_declined_push_is_rejected_by_name(mirrors, upstream, 
     hook.write_text("#!/bin/sh\necho 'branch is protected by policy 7'\nexit 1\n")
     hook.chmod(0o755)
     declined = await mirrors.push_upstream(KEY, upstream, base, "moorage/x", None)
-    assert (declined.kind, declined.reason) == (PushKind.REJECTED, "Protected")
+    assert (declined.kind, declined.reason) == (PushKind.REJECTED, "ProtectedBranch")
     assert "policy 7" in declined.message
 
 

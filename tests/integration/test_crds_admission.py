@@ -139,7 +139,8 @@ def test_defaults_are_filled_in(api: Api) -> None:
     assert spec["acceptance"][0]["timeout"] == "10m"
     assert spec["delivery"] == {"push": True, "allowEmpty": False}
     assert spec["scheduling"] == {"class": "interactive", "preemptible": False}
-    assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "2h", "noProgress": "10m"}
+    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m"}
+    assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "2h", **others}
     assert spec["recovery"] == {"maxAttempts": 5}
     assert spec["retention"] == {"ttlAfterFinished": "168h", "keepWorktree": "OnFailure", "deleteObject": False}
     assert (spec["constraints"], spec["suspend"], spec["cancel"]) == ({}, False, False)
@@ -148,7 +149,8 @@ def test_defaults_are_filled_in(api: Api) -> None:
 
 def test_a_part_of_a_group_leaves_the_other_defaults(api: Api) -> None:
     spec = api.create(manifest("AgentRun", {"timeouts": {"attempt": "5m"}, "retention": None}))["spec"]
-    assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "5m", "noProgress": "10m"}
+    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m"}
+    assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "5m", **others}
 
 
 IMMUTABLE: list[tuple[str, Any]] = [

@@ -23,10 +23,10 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run import actions as a
 from moorage.core.run.observed import Heartbeat, LeaseView, Observed, Problem, SandboxPhase, SandboxView, Slots
-from moorage.core.run.phases import IllegalMove
+from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.reducer import reduce
-from moorage.core.run.state import RunState
+from moorage.core.run.state import Effect, RunState
 
 T = RecordType
 START = 1_800_000_000_000
@@ -102,10 +102,14 @@ class Gateway:
 
 @dataclass
 class Remote:
-    """A git remote's branch; counts pushes that moved it."""
+    """A git remote's branch; counts pushes that moved it. `mood`: the next push `dies` on its way, or it is applied and
+    `loses` its answer.
+    """
 
     commit: str | None = None
     pushes: int = 0
+    away: bool = False
+    mood: str = ""
 
 
 @dataclass
@@ -229,15 +233,44 @@ class World:
             del self.pods[name]
 
     def deliver(self, commit: str) -> None:
-        """E5: intent, dispatch, compare-and-swap, receipt; asked again it looks first."""
+        """E5: what is unsettled is asked about first; then look, intent, dispatch, compare-and-swap, receipt."""
+        for effect in self.state.unsettled_effects:
+            self.reconcile(effect)
         push = self.state.delivered()
-        if push is None:
-            effect = {"effect_id": "push", "kind": "git_push", "key": "k", "target": "origin moorage/fix"}
-            self.gateway.append("intent", T.EFFECT_INTENT, effect, self.state.epoch, self.now)
-        if self.remote.commit != commit:
-            self.remote = Remote(commit, self.remote.pushes + 1)
-        receipt = {"effect_id": "push", "outcome": "confirmed", "detail": commit}
-        self.gateway.append("receipt", T.EFFECT_RECEIPT, receipt, self.state.epoch, self.now)
+        if push is None or push.status == "not_dispatched":
+            self.push(commit)
+
+    def push(self, commit: str) -> None:
+        if self.state.phase is RunPhase.CANCELLING or self.state.end is not None:
+            return
+        if self.remote.away:
+            self.defer()
+            return
+        effect_id = f"push-{self.state.offset + 1}"
+        intent = {"effect_id": effect_id, "kind": "git_push", "key": "k", "target": "origin b", "level": "conditional"}
+        self.note(T.EFFECT_INTENT, intent)
+        self.note(T.EFFECT_DISPATCHED, {"effect_id": effect_id})
+        mood, self.remote.mood = self.remote.mood, ""
+        if mood != "dies" and self.remote.commit is None:
+            self.remote.commit, self.remote.pushes = commit, self.remote.pushes + 1
+        self.note(T.EFFECT_RECEIPT, {"effect_id": effect_id, "outcome": "unknown" if mood else "confirmed"})
+        if mood:
+            self.defer()
+
+    def reconcile(self, effect: Effect) -> None:
+        if effect.status != "intended" and self.remote.away:
+            if self.state.end is None:
+                self.defer()
+            return
+        there = effect.status != "intended" and self.remote.commit == HEAD
+        outcome = "confirmed" if there else "not_dispatched"
+        self.note(T.EFFECT_RECONCILED, {"effect_id": effect.effect_id, "outcome": outcome})
+
+    def defer(self) -> None:
+        self.note(T.EFFECT_DEFERRED, {"kind": "git_push", "reason": "GitUnreachable", "message": "no answer"})
+
+    def note(self, kind: str, payload: Mapping[str, Any]) -> None:
+        self.gateway.append(f"{kind}:{self.state.offset}", kind, payload, self.state.epoch, self.now)
 
     def step(self, crash_after: int | None = None) -> bool:
         """One pass; with `crash_after` the operator dies after that many actions. False where nothing was planned."""

@@ -122,6 +122,20 @@ class RunMachine(RuleBasedStateMachine):
     def gateway_comes_and_goes(self, up: bool) -> None:
         self.world.gateway_reachable = up
 
+    @rule(away=st.booleans(), mood=st.sampled_from(["", "dies", "loses"]))
+    def remote_comes_and_goes(self, away: bool, mood: str) -> None:
+        self.world.remote.away, self.world.remote.mood = away, mood
+
+    @precondition(lambda self: self.world.state.admitted_at is not None)
+    @rule()
+    def object_is_deleted(self) -> None:
+        self.world.gone = True
+
+    @invariant()
+    def one_push_of_a_run_is_open_at_a_time(self) -> None:
+        if hasattr(self, "world"):
+            assert len(self.world.state.open_effects) <= 1
+
     @invariant()
     def moves_are_legal_and_the_end_absorbs(self) -> None:
         if not hasattr(self, "world"):
@@ -159,7 +173,10 @@ class RunMachine(RuleBasedStateMachine):
             assert state.verification.passed
         if spec.delivery and spec.delivery.push:
             assert self.world.remote.commit == HEAD
-        assert self.world.remote.pushes <= 1
+
+    @invariant()
+    def nothing_is_pushed_twice(self) -> None:
+        assert not hasattr(self, "world") or self.world.remote.pushes <= 1
 
     @invariant()
     def one_runner_at_a_time_may_write_the_volume(self) -> None:
@@ -175,6 +192,7 @@ class RunMachine(RuleBasedStateMachine):
         self.world.gateway_reachable = True
         drive(self.world)
         assert self.world.state.end is not None or self.world.verdict is not None
+        assert self.world.state.open_effects == ()
         self.world.now += 60_000
         for _ in range(20):
             self.world.step()

@@ -18,7 +18,7 @@ from moorage.core.run.reducer import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
-    "local-command": ("Succeeded", 2, "707fd9e0e33a15117395a032b861e43745d1d1f28e9badc0939556dee09673af"),
+    "local-command": ("Succeeded", 2, "8ad58c5e27bd4dbe15427dbc1c8908bb1b0c4c47349d21cb0fdc6f752f400b76"),
 }
 
 

@@ -128,6 +128,15 @@ class Timeouts(Fields):
         default=Duration("10m"),
         description="Longest time in which a running agent may do nothing that is seen; then another attempt begins.",
     )
+    delivery: Duration = Field(
+        default=Duration("30m"),
+        description="How long a remote that can't be reached is tried again before the run fails; its work is kept.",
+    )
+    settle: Duration = Field(
+        default=Duration("1m"),
+        description="How long a cancelled run waits to hear whether what was under way has happened; then it ends, and"
+        " says that it isn't known.",
+    )
 
 
 class Approval(Fields):

@@ -134,6 +134,8 @@ class ResolvedTimeouts(Wire):
     schedule_to_start_ms: int = 3_600_000
     attempt_ms: int = 7_200_000
     no_progress_ms: int = 600_000
+    delivery_ms: int = 1_800_000
+    settle_ms: int = 60_000
     deadline_ms: int | None = None
 
 

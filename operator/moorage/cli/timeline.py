@@ -190,6 +190,10 @@ def _closed(p: Payload) -> str:
     return f"effect {_short(p.get('effect_id'))} {p.get('outcome')}" + (f": {detail}" if detail else "")
 
 
+def _deferred(p: Payload) -> str:
+    return f"{str(p.get('kind', 'effect')).replace('_', ' ')} has to wait: {_because(p)}"
+
+
 def _fence(p: Payload) -> str:
     return f"refused epoch {p.get('epoch', p.get('given', '?'))} at {p.get('door', 'a door')}"
 
@@ -232,6 +236,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.EFFECT_DISPATCHED: _dispatched,
     RecordType.EFFECT_RECEIPT: _closed,
     RecordType.EFFECT_RECONCILED: _closed,
+    RecordType.EFFECT_DEFERRED: _deferred,
     RecordType.CANCEL_REQUESTED: _cancel("requested"),
     RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
     RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),

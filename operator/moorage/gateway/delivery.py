@@ -1,7 +1,9 @@
-"""E1, E5: the push upstream. Intent, dispatch, receipt; and where no receipt came, a look at the remote first.
+"""E1, E5: the push upstream. Look, intent, dispatch, receipt; and where no receipt came, a look at the remote first.
 
-A push is a compare-and-swap on the branch as it was meant to be found, so that two of them can't both move it. A push
-whose end isn't known is never repeated blindly: the remote is asked, and its answer is journaled as reconciliation.
+A push is a compare-and-swap on the branch as it was meant to be found, so that two of them can't both move it. Nothing
+is meant before the remote could be asked; a push whose end isn't known is never repeated blindly: the remote is asked,
+and its answer is journaled as reconciliation. When to try again, and when to give up, is the operator's plan; each try
+that comes to nothing is a record (EFFECT_DEFERRED), so that a restart of either forgets none.
 """
 
 from __future__ import annotations
@@ -9,25 +11,36 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from moorage.core.journal.record import RecordType
+from moorage.core.effects.levels import Level, queryable
+from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Effect
-from moorage.gateway.errors import Refusal
+from moorage.gateway.errors import Illegal, Refusal
 from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
-from moorage.gateway.upstream import reason_of, upstream_of
-from moorage.workspace.errors import WorkspaceError
+from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
+from moorage.workspace.errors import BranchExists, WorkspaceError
 from moorage.workspace.mirror import PushKind, PushOutcome
 from moorage.workspace.upstream import AnyUpstream, Closure, closure
 
 KIND = "git_push"
 DETAIL_LIMIT = 1_000
+QUIET_MS = 10_000
+"""A push that was cut off may still be on its way: for so long its absence proves nothing, where nothing follows it."""
+
+Verdict = tuple[str, str]  # outcome and detail of a receipt
 
 
 def effect_key(run_uid: str, commit: str) -> str:
     """E2: stable over retries; one per run and commit."""
     return hashlib.sha256(f"{run_uid}:deliver:{commit}".encode()).hexdigest()
+
+
+class NoRemote(Refusal):
+    """An ephemeral workspace: there is nowhere to push to."""
+
+    status, reason = 424, "NoRemote"
 
 
 class Delivery:
@@ -39,13 +52,17 @@ class Delivery:
         self._mirrors = gate.deps.mirrors
 
     async def deliver(self, run: Run, epoch: int, commit: str) -> None:
-        """Leave the effect closed, or unknown where the remote can't be asked. Repeating it repeats no effect."""
+        """One try: settle what is unsettled, then push what is known not to have been. Repeating it repeats no effect.
+
+        While another call is at it this one does nothing: what that one comes to is in the journal.
+        """
+        if run.delivering.locked():
+            return
         async with run.delivering:
-            effect = run.state.delivered()
-            if effect is not None and (effect.open or effect.status == "unknown"):
+            for effect in run.state.unsettled_effects:
                 await self._reconcile(run, effect)
-                effect = run.state.delivered()
-            if effect is None or effect.status == "not_dispatched":
+            last = run.state.delivered()
+            if last is None or last.status == "not_dispatched":
                 await self._push(run, epoch, commit)
 
     # --- the first time -----------------------------------------------------------------------------------------------
@@ -55,51 +72,52 @@ class Delivery:
             return  # I5: only reconciliation is left
         branch = _demand_deliverable(run, commit)
         intent = Intent(self._next_id(run, commit), commit, branch, None)
-        await self._intend(run, epoch, intent)
         try:
-            upstream = await upstream_of(run.spec, self._gate.deps.secrets)
-        except Refusal as error:
-            await self._close(run, intent, _refused(error))
+            upstream = await self._upstream(run)
+            found = await self._mirrors.query_upstream(upstream, branch)
+        except (WorkspaceError, Refusal, OSError) as error:
+            await self._hindered(run, epoch, intent, trouble_of(error))
             return
-        if upstream is None:
-            await self._close(run, intent, ("rejected", "NoRemote: an ephemeral workspace has no remote"))
+        foreseen = _foreseen(found, intent)
+        if foreseen is not None:
+            await self._append(run, epoch, self._meant(run, intent), self._closed(run, intent.effect_id, foreseen))
             return
+        await self._append(run, epoch, self._meant(run, intent))  # E1: durable before anything leaves
         await self._dispatch(run, epoch, intent, upstream)
+
+    async def _upstream(self, run: Run) -> AnyUpstream:
+        upstream = await upstream_of(run.spec, self._gate.deps.secrets)
+        if upstream is None:
+            raise NoRemote("an ephemeral workspace has no remote")
+        return upstream
 
     def _next_id(self, run: Run, commit: str) -> str:
         key = effect_key(run.uid, commit)
-        earlier = sum(1 for e in run.state.effects if e.key == key)
-        return f"push-{key[:16]}-{earlier + 1}"
+        return f"push-{key[:16]}-{run.state.offset + 1}"
 
-    async def _intend(self, run: Run, epoch: int, intent: Intent) -> None:
-        """E1: durable before anything leaves."""
-        payload = {
-            "effect_id": intent.effect_id,
-            "kind": KIND,
-            "key": effect_key(run.uid, intent.commit),
-            "level": "conditional",
-            "target": f"{run.spec.workspace.url or run.spec.workspace.path or 'none'}#{intent.branch}",
-            "commit": intent.commit,
-            "branch": intent.branch,
-            "old": intent.old,
-        }
-        await self._note(run, epoch, RecordType.EFFECT_INTENT, intent.effect_id, payload)
+    async def _hindered(self, run: Run, epoch: int, intent: Intent, trouble: Trouble) -> None:
+        """Nothing was sent, and the remote says no, or says nothing."""
+        if trouble.passing:
+            await self._append(run, epoch, self._deferred(run, trouble))
+            return
+        refused = self._closed(run, intent.effect_id, ("rejected", f"{trouble.reason}: {trouble.message}"))
+        await self._append(run, epoch, self._meant(run, intent), refused)
 
     async def _dispatch(self, run: Run, epoch: int, intent: Intent, upstream: AnyUpstream) -> None:
-        payload = {"effect_id": intent.effect_id}
-        await self._note(run, epoch, RecordType.EFFECT_DISPATCHED, intent.effect_id, payload)
+        sent = {"effect_id": intent.effect_id}
+        await self._append(run, epoch, self._note(RecordType.EFFECT_DISPATCHED, sent, intent.effect_id))
         try:
             outcome = await self._mirrors.push_upstream(
                 mirror_key(run), upstream, intent.commit, intent.branch, intent.old
             )
-        except WorkspaceError as error:
-            # push_upstream raises only before it talks to the remote.
-            await self._close(run, intent, ("rejected", f"{reason_of(error)}: {error}"))
+        except (WorkspaceError, OSError) as error:  # push_upstream raises only before it talks to the remote
+            trouble = trouble_of(error)
+            await self._receipt(run, intent, ("not_dispatched" if trouble.passing else "rejected", str(trouble)))
             return
-        await self._close(run, intent, await self._verdict(intent, upstream, outcome))
+        await self._receipt(run, intent, await self._verdict(intent, upstream, outcome))
 
-    async def _verdict(self, intent: Intent, upstream: AnyUpstream, outcome: PushOutcome) -> tuple[str, str]:
-        """Outcome and detail of a receipt. A conflict with ourselves, whose first answer got lost, is no conflict."""
+    async def _verdict(self, intent: Intent, upstream: AnyUpstream, outcome: PushOutcome) -> Verdict:
+        """A conflict with ourselves, whose first answer got lost, is no conflict."""
         if outcome.kind is PushKind.CONFIRMED:
             return "confirmed", ""
         if outcome.kind is PushKind.UNKNOWN:
@@ -107,53 +125,128 @@ class Delivery:
         if outcome.kind is PushKind.CONFLICT:
             try:
                 found = await self._mirrors.query_upstream(upstream, intent.branch)
-            except WorkspaceError as error:
-                return "unknown", f"{reason_of(error)}: {error}"
+            except (WorkspaceError, OSError) as error:
+                return "unknown", str(trouble_of(error))
             if found == intent.commit:
                 return "confirmed", "found at the target"
         return "rejected", f"{reason_of(outcome.reason)}: {outcome.message}"
 
+    async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
+        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
+        outcome, detail = verdict
+        drafts = [self._closed(run, intent.effect_id, verdict)]
+        if outcome in {"unknown", "not_dispatched"} and run.state.end is None:
+            reason, _, message = detail.partition(": ")
+            drafts.append(self._deferred(run, Trouble(reason, message, passing=True)))
+        try:
+            await self._append(run, None, *drafts)
+        except Illegal:
+            if run.state.end is None:
+                raise
+            await self._append(run, None, self._closed(run, intent.effect_id, verdict))  # it ended this very moment
+
     # --- an earlier time ----------------------------------------------------------------------------------------------
 
     async def _reconcile(self, run: Run, effect: Effect) -> None:
-        """E5: ref at the target: it happened. Ref where it was: it didn't. Else somebody else moved it."""
+        """E4, E5: what never left didn't happen; else the remote knows, or, where none can be asked, nobody."""
         intent = run.facts.intent(effect.effect_id)
-        if intent is None:
-            return
+        if effect.status == "intended":
+            await self._settle(run, effect, ("not_dispatched", "it was never sent off"))
+        elif intent is None or not queryable(effect.level):
+            await self._settle(run, effect, ("unknown", "nobody can be asked whether it happened"))
+        else:
+            await self._ask(run, effect, intent)
+
+    async def _ask(self, run: Run, effect: Effect, intent: Intent) -> None:
         try:
-            upstream = await upstream_of(run.spec, self._gate.deps.secrets)
-            if upstream is None:
-                return
+            upstream = await self._upstream(run)
             found = await self._mirrors.query_upstream(upstream, intent.branch)
-        except (WorkspaceError, Refusal) as error:
-            self._gate.deps.log.warning("effect_not_reconciled", run_uid=run.uid, reason=error.reason)
+        except (WorkspaceError, Refusal, OSError) as error:
+            await self._unanswered(run, effect, trouble_of(error))
             return
-        told = {
-            Closure.RECOVERED: ("confirmed", "found at the target"),
-            Closure.AGAIN: ("not_dispatched", "the branch is where it was before"),
-            Closure.CONFLICT: ("rejected", f"DeliveryConflict: {intent.branch} is at {found}, not ours"),
-        }
-        outcome, detail = told[closure(found, target=intent.commit, expected_old=intent.old)]
-        payload = {"effect_id": intent.effect_id, "outcome": outcome, "detail": detail, "found": found}
-        self._gate.deps.metrics.effects.labels(KIND, outcome).inc()
-        await self._note(run, None, RecordType.EFFECT_RECONCILED, f"{intent.effect_id}:{run.state.offset}", payload)
+        verdict = self._answer(run, effect, intent, found)
+        if verdict is None:
+            why = f"{intent.branch} isn't there, but the push may still be on its way"
+            await self._unanswered(run, effect, Trouble("EffectUnknown", why, passing=True))
+            return
+        await self._settle(run, effect, verdict, found)
+
+    def _answer(self, run: Run, effect: Effect, intent: Intent, found: str | None) -> Verdict | None:
+        """E5: ref at the target: it happened. Ref where it was: it didn't. Else somebody else moved it.
+
+        None where it is too early to say that it didn't: a run that goes on pushes again under the same condition, but
+        the word of one that is ending is the last.
+        """
+        match closure(found, target=intent.commit, expected_old=intent.old):
+            case Closure.RECOVERED:
+                return "confirmed", "found at the target"
+            case Closure.CONFLICT:
+                return "rejected", f"DeliveryConflict: {intent.branch} is at {found}, not ours"
+        ending = run.state.phase is RunPhase.CANCELLING or run.state.end is not None
+        if ending and 0 <= self._gate.deps.clock.now_ms() - effect.at < QUIET_MS:
+            return None
+        return "not_dispatched", "the branch is where it was before"
+
+    async def _unanswered(self, run: Run, effect: Effect, trouble: Trouble) -> None:
+        """Told while somebody waits for it; after the end nothing stays open, and what is unknown is told."""
+        self._gate.deps.log.warning("effect_not_reconciled", run_uid=run.uid, reason=trouble.reason)
+        if run.state.end is None:
+            await self._append(run, None, self._deferred(run, trouble))
+        elif effect.open:
+            await self._settle(run, effect, ("unknown", str(trouble)))
+
+    async def _settle(self, run: Run, effect: Effect, verdict: Verdict, found: str | None = None) -> None:
+        outcome, detail = verdict
+        payload = {"effect_id": effect.effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], "found": found}
+        self._gate.deps.metrics.effects.labels(effect.kind, outcome).inc()
+        note = self._note(RecordType.EFFECT_RECONCILED, payload, effect.effect_id, run.state.offset)
+        await self._append(run, None, note)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    async def _close(self, run: Run, intent: Intent, verdict: tuple[str, str]) -> None:
-        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
+    def _meant(self, run: Run, intent: Intent) -> Draft:
+        payload = {
+            "effect_id": intent.effect_id,
+            "kind": KIND,
+            "key": effect_key(run.uid, intent.commit),
+            "level": Level.CONDITIONAL.value,
+            "target": _target(run, intent.branch),
+            "commit": intent.commit,
+            "branch": intent.branch,
+            "old": intent.old,
+        }
+        return self._note(RecordType.EFFECT_INTENT, payload, intent.effect_id)
+
+    def _closed(self, run: Run, effect_id: str, verdict: Verdict) -> Draft:
         outcome, detail = verdict
         self._gate.deps.metrics.effects.labels(KIND, outcome).inc()
-        payload = {"effect_id": intent.effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT]}
+        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT]}
         kind = RecordType.EFFECT_RECEIPT if run.state.end is None else RecordType.EFFECT_RECONCILED
-        await self._note(run, None, kind, intent.effect_id, payload)
+        return self._note(kind, payload, effect_id)
 
-    async def _note(
-        self, run: Run, epoch: int | None, kind: RecordType, key: str, payload: Mapping[str, str | None]
-    ) -> None:
+    def _deferred(self, run: Run, trouble: Trouble) -> Draft:
+        payload = {"kind": KIND, "reason": trouble.reason, "message": trouble.message[:DETAIL_LIMIT]}
+        return self._note(RecordType.EFFECT_DEFERRED, payload, run.state.offset)
+
+    def _note(self, kind: RecordType, payload: Mapping[str, str | None], *key: object) -> Draft:
         given = {name: value for name, value in payload.items() if value is not None}
-        draft = self._ledger.observed(kind, given, key, effect_id=payload["effect_id"])
-        await self._ledger.append(run, epoch, [draft])
+        return self._ledger.observed(kind, given, *key, effect_id=given.get("effect_id"))
+
+    async def _append(self, run: Run, epoch: int | None, *drafts: Draft) -> None:
+        await self._ledger.append(run, epoch, drafts)
+
+
+def _target(run: Run, branch: str) -> str:
+    return f"{run.spec.workspace.url or run.spec.workspace.path or 'none'}#{branch}"
+
+
+def _foreseen(found: str | None, intent: Intent) -> Verdict | None:
+    """What a push would come to, where the branch is no more as it was meant to be found."""
+    if found == intent.old:
+        return None
+    if found == intent.commit:
+        return "confirmed", "found at the target"
+    return "rejected", f"{reason_of(BranchExists.reason)}: {BranchExists(f'{intent.branch} is at {found}')}"
 
 
 def _demand_deliverable(run: Run, commit: str) -> str:
@@ -168,10 +261,3 @@ def _demand_deliverable(run: Run, commit: str) -> str:
     if run.spec.acceptance and not accepted:
         raise Refusal(f"{commit} has not passed acceptance", status=409, reason="NotVerified")
     return delivery.branch
-
-
-def _refused(error: Refusal) -> tuple[str, str]:
-    """Nothing was sent: a credential that is missing is a rejection, an API server that is away is not dispatched."""
-    if error.status == 503:
-        return "not_dispatched", error.message
-    return "rejected", f"{error.reason}: {error.message}"

@@ -3,6 +3,7 @@ failures to the reasons that an AgentRun shows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.api.wire import ResolvedRun
@@ -10,7 +11,7 @@ from moorage.gateway.addresses import leads_to_metadata
 from moorage.gateway.credentials import GIT_KEYS
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.ports import SecretMissing, Secrets
-from moorage.workspace.errors import WorkspaceError
+from moorage.workspace.errors import AuthFailed, BadRef, BadUrl, NotFound, ProtectedBranch, RefMissing, WorkspaceError
 from moorage.workspace.git import Credential
 from moorage.workspace.upstream import AnyUpstream, LocalUpstream, Upstream
 
@@ -27,17 +28,41 @@ REASONS = {
     "TimedOut": "GitUnreachable",
     "NonFastForward": "DeliveryConflict",
     "BranchExists": "BranchExists",
-    "Protected": "Protected",
+    "ProtectedBranch": "ProtectedBranch",
     "SubmodulesUnsupported": "SubmodulesUnsupported",
 }
 PASSING = {"GitUnreachable", "LockHeld", "DiskFull"}
 """Reasons that waiting may mend."""
 
 
+REFUSALS = (AuthFailed, NotFound, BadUrl, BadRef, ProtectedBranch, RefMissing)
+
+
 def reason_of(error: WorkspaceError | str) -> str:
     """The stable reason for a failure of git."""
     name = error if isinstance(error, str) else error.reason
     return REASONS.get(name, name)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the remote could not be asked or reached. `passing`: waiting may mend it."""
+
+    reason: str
+    message: str
+    passing: bool
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+def trouble_of(error: WorkspaceError | Refusal | OSError) -> Trouble:
+    """What a failed try says. Only what the remote itself has refused is final: what has no name may pass."""
+    if isinstance(error, WorkspaceError):
+        return Trouble(reason_of(error), str(error), passing=not isinstance(error, REFUSALS))
+    if isinstance(error, Refusal):
+        return Trouble(error.reason, error.message, passing=error.status == 503)
+    return Trouble("GitFailed", f"git could not be run: {error.strerror or type(error).__name__}", passing=True)
 
 
 def refusal_of(error: WorkspaceError) -> Refusal:

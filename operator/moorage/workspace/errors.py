@@ -79,10 +79,10 @@ class BranchExists(WorkspaceError):
     advice = "name a branch that does not exist yet, or delete it first"
 
 
-class Protected(WorkspaceError):
+class ProtectedBranch(WorkspaceError):
     """The remote's own rules refuse the push."""
 
-    reason = "Protected"
+    reason = "ProtectedBranch"
     advice = "the remote protects this branch or a hook of its own declined; deliver to another branch"
 
 
@@ -157,7 +157,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], type[WorkspaceError]], ...] = tuple(
     for pattern, error in (
         (r"no space left on device|out of diskspace|disk quota exceeded|file too large", DiskFull),
         (r"unable to create '[^']*\.lock'|cannot lock ref .*file exists|could not lock config", LockHeld),
-        (r"protected branch|GH006|hook declined|refusing to allow|not allowed to push", Protected),
+        (r"protected branch|GH006|hook declined|refusing to allow|not allowed to push", ProtectedBranch),
         (
             r"authentication failed|could not read (username|password)|terminal prompts disabled|error: 40[13]\b|"
             r"invalid credentials",

@@ -13,7 +13,7 @@ from moorage.workspace.errors import (
     BranchExists,
     NonFastForward,
     NotFound,
-    Protected,
+    ProtectedBranch,
     WorkspaceError,
     classify,
 )
@@ -153,7 +153,7 @@ def judge(out: Output, expected_old: str | None) -> tuple[PushKind, WorkspaceErr
     if line and line[0] == "!":
         return _refusal(line.split("\t")[-1], out.stderr, expected_old)
     error = classify(out.stderr or out.text)
-    refused = isinstance(error, AuthFailed | NotFound | BadUrl | Protected)
+    refused = isinstance(error, AuthFailed | NotFound | BadUrl | ProtectedBranch)
     return (PushKind.REJECTED if refused else PushKind.UNKNOWN), error
 
 
@@ -164,7 +164,7 @@ def _refusal(summary: str, stderr: str, expected_old: str | None) -> tuple[PushK
     if re.search(r"cannot lock ref|already exists|failed to update|remote failure", summary):
         # libcurl sends a request again when a connection dies under it: what is in the way may be this very push.
         return PushKind.UNKNOWN, moved(f"{summary}\n{stderr}")
-    return PushKind.REJECTED, Protected(f"{summary}\n{_remote_words(stderr)}")
+    return PushKind.REJECTED, ProtectedBranch(f"{summary}\n{_remote_words(stderr)}")
 
 
 def _remote_words(stderr: str) -> str:

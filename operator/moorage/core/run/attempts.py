@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.run.actions import (
     Action,
@@ -16,6 +14,7 @@ from moorage.core.run.actions import (
     StartSandbox,
 )
 from moorage.core.run.admission import STARTING, next_epoch
+from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
@@ -23,8 +22,6 @@ from moorage.core.run.state import RunState
 from moorage.core.run.waiting import stuck, until_stuck
 from moorage.core.run.words import fail, give_up, lost
 
-BACKOFF_BASE_MS = 1_000
-BACKOFF_CAP_MS = 300_000
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
 LEASE_MS = 40_000
 VOLUME_UNREACHABLE = "VolumeUnreachable"
@@ -59,13 +56,6 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
     if wait > 0:
         return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
     return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Recovered"),), requeue_ms=1)
-
-
-def backoff_ms(uid: str, attempt_number: int) -> int:
-    """Full jitter without chance: uniform in [0, min(cap, base * 2^(attempt-1))) by a hash of run and attempt."""
-    top = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(max(0, attempt_number - 1), 20))
-    digest = hashlib.sha256(f"{uid}:{attempt_number}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") * top // 2**64
 
 
 def attempt(o: Observed, s: RunState, now: int) -> Plan | None:

@@ -9,7 +9,8 @@ from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import RunState
+from moorage.core.run.state import Effect, RunState
+from moorage.core.run.waiting import named
 
 OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted"})
 SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
@@ -29,7 +30,7 @@ def conditions(o: Observed, told: Plan, phase: str, previous: Iterable[Condition
         _within_budget(o, s),
         _effects_closed(s),
         _accepted(o, s),
-        _delivered(o, s),
+        _delivered(o, s, told),
         _succeeded(told, phase),
     )
 
@@ -102,8 +103,9 @@ def _within_budget(o: Observed, s: RunState) -> Condition:
 def _effects_closed(s: RunState) -> Condition:
     unknown = s.unknown_effects
     if unknown:
-        names = ", ".join(f"{e.kind} {e.target}" for e in unknown[:4])
-        return _truth("EffectsClosed", "False", "EffectUnknown", f"may or may not have happened: {names}")
+        asked = "; the target is asked again" if s.unsettled_effects else ""
+        why = f"may or may not have happened: {named(unknown)}; look there: nothing is done twice{asked}"
+        return _truth("EffectsClosed", "False", "EffectUnknown", why)
     if s.open_effects:
         return _truth("EffectsClosed", "False", "EffectsOpen", f"{len(s.open_effects)} under way")
     return _truth("EffectsClosed", "True", "NoneOpen")
@@ -122,20 +124,30 @@ def _accepted(o: Observed, s: RunState) -> Condition:
     return _truth("Accepted", "True", "Verified", f"acceptance passed on {verdict.commit}")
 
 
-def _delivered(o: Observed, s: RunState) -> Condition:
+def _delivered(o: Observed, s: RunState, told: Plan) -> Condition:
     kind, push = "Delivered", s.delivered()
     if push is not None:
-        if push.status == "confirmed":
-            return _truth(kind, "True", "Pushed", push.target)
-        status: Status = "Unknown" if push.status == "unknown" or push.open else "False"
-        reason = push.detail.partition(": ")[0] if push.status == "rejected" else f"Push{push.status.title()}"
-        return _truth(kind, status, _short(reason) or "PushRejected", push.detail or push.target)
+        return _pushed(s, push, told)
+    if s.deferral is not None:
+        return _truth(kind, "False", s.deferral.reason, told.message or s.deferral.message)
     delivery = o.spec.delivery if o.spec else None
     if o.spec is not None and delivery is None:
         return _truth(kind, "Unknown", "NothingAsked", "the run has no delivery")
     if s.phase is RunPhase.SUCCEEDED and delivery is not None:
         return _truth(kind, "True", "BranchKept", f"branch {delivery.branch} is in the run's repository")
     return _truth(kind, "False", "NotDelivered")
+
+
+def _pushed(s: RunState, push: Effect, told: Plan) -> Condition:
+    kind = "Delivered"
+    if push.status == "confirmed":
+        return _truth(kind, "True", "Pushed", push.target)
+    if push.status == "rejected":
+        return _truth(kind, "False", _short(push.detail.partition(": ")[0]) or "PushRejected", push.detail)
+    status: Status = "False" if push.status == "not_dispatched" else "Unknown"
+    if s.deferral is not None and s.end is None:
+        return _truth(kind, status, s.deferral.reason, told.message or s.deferral.message)
+    return _truth(kind, status, f"Push{_short(push.status.title())}", push.detail or push.target)
 
 
 def _short(reason: str) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from moorage.api.wire import ResolvedRetention, Role
+from moorage.api.wire import ResolvedRetention, ResolvedTimeouts, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, DeleteObject, Deliver, Plan, ReleaseRun, ReleaseVolume, StopSandbox
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import RunState
+from moorage.core.run.state import Effect, RunState
+from moorage.core.run.waiting import asking, classified, due, explained, named, next_try, unknown_of
 from moorage.core.run.words import report
 
 CANCEL_GRACE_MS = 30_000
 CANCEL_PATIENCE_MS = 35_000  # an agent has its grace, and its runner a moment more for the last checkpoint
 STOP_POLL_MS = 2_000
 STOP_PATIENCE_MS = 30_000  # a removal this far behind its time: the node's kubelet is gone
-DELIVERY_RETRY_MS = 5_000
+DELIVERY_RETRY_MS = 5_000  # while a push is under way: its receipt wakes the run, this is for one that got lost
+UNASKED = 5  # times the patience of a cancel, for a gateway that can't even try to ask
 OBJECT_DELETED = "ObjectDeleted"
 
 
@@ -26,11 +28,28 @@ def ended(o: Observed, s: RunState, now: int) -> Plan | None:
     stops = tuple(stop for v in o.live_sandboxes if not _hands_over(v, s, now) for stop in _stop(v, now, s))
     left = 0 if o.gone else _left(retention, s, now)
     if left == 0:
-        return Plan(actions=(*stops, *_release_all(o, retention)), requeue_ms=STOP_POLL_MS if stops else None)
+        return Plan(actions=(*stops, *_release_all(o, s, retention)), requeue_ms=STOP_POLL_MS if stops else None)
     waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes if v.role == Role.RUNNER)
     drop = o.volume and not waiting and drops_volume(retention, s.phase)
-    requeue = STOP_POLL_MS if o.live_sandboxes else left
-    return Plan(actions=(*stops, *((ReleaseVolume(),) if drop else ())), requeue_ms=requeue)
+    asks, again = _ask_on(o, s, now)
+    requeue = STOP_POLL_MS if o.live_sandboxes else _sooner(left, again)
+    return Plan(actions=(*stops, *((ReleaseVolume(),) if drop else ()), *asks), requeue_ms=requeue)
+
+
+def _ask_on(o: Observed, s: RunState, now: int) -> tuple[tuple[Action, ...], int | None]:
+    """What became of an effect is asked as long as anybody may still hear of it."""
+    if s.end is None or o.released or not s.unsettled_effects:
+        return (), None
+    now_asked, again = asking(o.uid, s.end.at, now)
+    return ((Deliver(_proposed(s)),) if now_asked else ()), again
+
+
+def _proposed(s: RunState) -> str:
+    return s.proposal.commit if s.proposal else ""
+
+
+def _sooner(*waits: int | None) -> int | None:
+    return min((w for w in waits if w is not None), default=None)
 
 
 def _left(retention: ResolvedRetention, s: RunState, now: int) -> int | None:
@@ -40,9 +59,10 @@ def _left(retention: ResolvedRetention, s: RunState, now: int) -> int | None:
     return max(0, s.end.at + retention.ttl_ms - now)
 
 
-def _release_all(o: Observed, retention: ResolvedRetention) -> tuple[Action, ...]:
+def _release_all(o: Observed, s: RunState, retention: ResolvedRetention) -> tuple[Action, ...]:
     standing = o.volume or o.lease is not None or bool(o.sandboxes) or not o.released
-    release: tuple[Action, ...] = (ReleaseRun(),) if standing else ()
+    told = () if o.released else classified(s.effects)
+    release: tuple[Action, ...] = (*told, ReleaseRun()) if standing else ()
     return (*release, DeleteObject()) if retention.delete_object and not o.gone else release
 
 
@@ -81,10 +101,25 @@ def cancelling(o: Observed, s: RunState, now: int) -> Plan | None:
         return Plan(actions=(report(RecordType.CANCEL_REQUESTED, {"reason": why}, why),), requeue_ms=1)
     if o.live_sandboxes:
         return _quiesce(o, s, now)
-    if s.open_effects:
-        commit = s.proposal.commit if s.proposal else ""
-        return Plan(actions=(Deliver(commit),), requeue_ms=DELIVERY_RETRY_MS, reason="Reconciling")
-    return Plan(actions=_cancelled(s), requeue_ms=1)
+    return _settle(o, s, now) or Plan(actions=_cancelled(s), requeue_ms=1)
+
+
+def _settle(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Ask what became of the effects, for a while: a remote that is away keeps no run from its end."""
+    if not s.unsettled_effects:
+        return None
+    patience = (o.spec.timeouts if o.spec else ResolvedTimeouts()).settle_ms
+    limit = (s.cancel_at or 0) + patience * (1 if s.deferral else UNASKED)
+    if now >= limit:
+        return None
+    message = f"asking what became of the {named(s.unsettled_effects)}"
+    if s.deferral is not None:
+        message = f"{message}: {explained(o.uid, s.deferral, limit)}"
+    if s.deferral is None or due(o.uid, s.deferral, now):
+        ask, wait = Deliver(_proposed(s)), min(DELIVERY_RETRY_MS, limit - now)
+        return Plan(actions=(ask,), requeue_ms=wait, reason="Reconciling", message=message)
+    wait = min(next_try(o.uid, s.deferral), limit) - now
+    return Plan(requeue_ms=wait, reason="Reconciling", message=message)
 
 
 def _quiesce(o: Observed, s: RunState, now: int) -> Plan:
@@ -101,12 +136,21 @@ def _quiesce(o: Observed, s: RunState, now: int) -> Plan:
 
 
 def _cancelled(s: RunState) -> tuple[Action, ...]:
-    unknown = [e.effect_id for e in s.unknown_effects]
+    unknown = unknown_of(s)
     reason = "Cancelled" if s.cancel_reason in {None, "user"} else s.cancel_reason
-    message = f"{len(unknown)} effect(s) may or may not have happened" if unknown else ""
+    message = not_known(unknown) if unknown else ""
     end = {"reason": reason, "message": message, "commit": None, "effects_closed": not unknown}
     return (
+        *classified(s.effects),
         report(RecordType.CANCEL_QUIESCED, {}, "quiesced"),
-        report(RecordType.CANCEL_RECONCILED, {"unknown": unknown}, "reconciled"),
+        report(RecordType.CANCEL_RECONCILED, {"unknown": [e.effect_id for e in unknown]}, "reconciled"),
         report(RecordType.RUN_CANCELLED, end, "end"),
+    )
+
+
+def not_known(effects: tuple[Effect, ...]) -> str:
+    """What a run's end says of effects that nobody can tell of, and what to do."""
+    return (
+        f"it is not known whether the {named(effects)} happened: look there. The target is asked again until the run is"
+        " released, and EffectsClosed tells the answer; nothing is done twice"
     )

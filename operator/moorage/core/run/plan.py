@@ -21,6 +21,7 @@ from moorage.core.run.ending import cancelling, ended
 from moorage.core.run.observed import Observed
 from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
+from moorage.core.run.waiting import classified
 from moorage.core.run.words import fail
 
 GATEWAY_RETRY_MS = 1_000
@@ -45,7 +46,7 @@ def deadlines(o: Observed, s: RunState, now: int) -> Plan | None:
     """C2: wall clock and deadline are EMERGENCY_STOP, absolute and terminal."""
     for at, end in _limits(o, s):
         if now >= at:
-            return Plan(actions=(end,), requeue_ms=1)
+            return Plan(actions=(*classified(s.effects), end), requeue_ms=1)
     return None
 
 

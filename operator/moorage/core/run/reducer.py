@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase, move
 from moorage.core.run.state import (
     AgentEnd,
     AttemptEnd,
     Checkpoint,
+    Deferral,
     Effect,
     End,
     Proposal,
@@ -30,6 +32,8 @@ from moorage.core.run.state import (
 
 KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
 KEPT_CLOSED_EFFECTS = 16
+KNOWN = frozenset({"confirmed", "rejected", "compensated"})
+CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
 
 Handler = Callable[[RunState, Record, Mapping[str, Any]], RunState]
 
@@ -108,6 +112,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         verification=None,
         progress_at=None,
         verifications_lost=0,
+        deferral=None,
         recovered=s.attempt > 0,
     )
 
@@ -211,7 +216,12 @@ def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 
 def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended")
+    level = level_of(p.get("level"))
+    effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended", level=level, at=r.recorded_at)
+    for earlier in s.effects:
+        if earlier.key == effect.key and not may_repeat(level, earlier.status):
+            why = f"{earlier.effect_id} of the same key is {earlier.status}"
+            raise IllegalMove(s.phase, s.phase, f"effect {effect.effect_id} would be a repetition: {why}")
     if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
     after = changed(s, effects=_keep((*s.effects, effect)))
@@ -225,12 +235,43 @@ def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
     return tuple(e for e in effects if e.effect_id not in dropped)
 
 
-def _effect_update(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    status = "dispatched" if r.type == RecordType.EFFECT_DISPATCHED else p["outcome"]
-    effects = tuple(
-        changed(e, status=status, detail=p.get("detail", "")) if e.effect_id == p["effect_id"] else e for e in s.effects
-    )
-    return changed(s, effects=effects)
+def _effect_dispatched(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """Only what was meant and not closed meanwhile is sent off."""
+    known = next((e for e in s.effects if e.effect_id == p["effect_id"]), None)
+    if known is None or known.status not in {"intended", "dispatched"}:
+        raise IllegalMove(s.phase, s.phase, f"effect {p['effect_id']} is {known.status if known else 'not known'}")
+    return _with_effect(s, r, known, "dispatched", "")
+
+
+def _effect_closed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """I8: what is known of an effect is never given up for less."""
+    outcome = p["outcome"]
+    if outcome not in CLOSURES:
+        raise IllegalMove(s.phase, s.phase, f"an effect can't end {outcome!r}")
+    known = next((e for e in s.effects if e.effect_id == p["effect_id"]), None)
+    if known is None:
+        return s
+    if known.status in KNOWN and outcome in CLOSURES - KNOWN:
+        raise IllegalMove(s.phase, s.phase, f"effect {known.effect_id} is known to be {known.status}, not {outcome}")
+    after = _with_effect(s, r, known, outcome, p.get("detail", ""))
+    return changed(after, deferral=None) if outcome in KNOWN else after
+
+
+def _with_effect(s: RunState, r: Record, known: Effect, status: str, detail: str) -> RunState:
+    now = changed(known, status=status, detail=detail, at=r.recorded_at)
+    return changed(s, effects=tuple(now if e is known else e for e in s.effects))
+
+
+def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """A try that came to nothing yet. A push that waits for its remote is a delivery under way."""
+    last = s.deferral
+    since, tries = (last.since, last.tries) if last else (r.recorded_at, 0)
+    after = changed(s, deferral=Deferral(p["reason"], p.get("message", ""), tries + 1, since, r.recorded_at))
+    if p["kind"] != "git_push":
+        return after
+    if s.proposal is None:
+        raise IllegalMove(s.phase, RunPhase.DELIVERING, "nothing was proposed")
+    return _to(after, RunPhase.DELIVERING, r.type)
 
 
 def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -246,7 +287,8 @@ def _cancel(stage: str) -> Handler:
             if stage != "requested":
                 raise IllegalMove(s.phase, s.phase, f"{r.type} without a request")
             phase = move(s.phase, RunPhase.CANCELLING, r.type)
-            return changed(s, phase=phase, cancel_reason=p["reason"], cancel_stage=stage, cancel_at=r.recorded_at)
+            begun = {"cancel_reason": p["reason"], "cancel_stage": stage, "cancel_at": r.recorded_at}
+            return changed(s, phase=phase, deferral=None, **begun)
         if STAGES.index(stage) <= STAGES.index(s.cancel_stage):
             return s
         return changed(s, cancel_stage=stage)
@@ -269,6 +311,8 @@ def _end(phase: RunPhase) -> Handler:
     def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         if phase is RunPhase.SUCCEEDED:
             _demand_evidence(s)
+        if phase is RunPhase.CANCELLED and s.open_effects:
+            raise IllegalMove(s.phase, phase, f"effect {s.open_effects[0].effect_id} is not classified")
         end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
         return changed(s, phase=move(s.phase, phase, r.type), end=end)
 
@@ -293,9 +337,10 @@ HANDLERS: dict[str, Handler] = {
     RecordType.VERIFICATION_RESULT: _verification_result,
     RecordType.ATTEMPT_ENDED: _attempt_ended,
     RecordType.EFFECT_INTENT: _effect_intent,
-    RecordType.EFFECT_DISPATCHED: _effect_update,
-    RecordType.EFFECT_RECEIPT: _effect_update,
-    RecordType.EFFECT_RECONCILED: _effect_update,
+    RecordType.EFFECT_DISPATCHED: _effect_dispatched,
+    RecordType.EFFECT_RECEIPT: _effect_closed,
+    RecordType.EFFECT_RECONCILED: _effect_closed,
+    RecordType.EFFECT_DEFERRED: _effect_deferred,
     RecordType.DRIFT_SAVED: _drift,
     RecordType.CANCEL_REQUESTED: _cancel("requested"),
     RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
@@ -308,7 +353,13 @@ HANDLERS: dict[str, Handler] = {
 }
 
 NEW_WORK = frozenset(
-    {RecordType.RUN_ADMITTED, RecordType.EPOCH_RAISED, RecordType.MODEL_REQUEST, RecordType.EFFECT_INTENT}
+    {
+        RecordType.RUN_ADMITTED,
+        RecordType.EPOCH_RAISED,
+        RecordType.MODEL_REQUEST,
+        RecordType.EFFECT_INTENT,
+        RecordType.EFFECT_DISPATCHED,
+    }
 )  # I5: what a cancelling run refuses; facts about work already begun are kept
 
 AFTER_END = frozenset({RecordType.TOMBSTONE, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED})

@@ -354,6 +354,8 @@ def _timeouts(run: AgentRun) -> ResolvedTimeouts:
         schedule_to_start_ms=times.schedule_to_start.ms,
         attempt_ms=times.attempt.ms,
         no_progress_ms=times.no_progress.ms,
+        delivery_ms=times.delivery.ms,
+        settle_ms=times.settle.ms,
         deadline_ms=deadline.ms if deadline else None,
     )
 

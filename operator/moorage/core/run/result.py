@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.journal.record import RecordType
-from moorage.core.run.actions import Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
-from moorage.core.run.ending import DELIVERY_RETRY_MS
+from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
+from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
-from moorage.core.run.state import Proposal, RunState
-from moorage.core.run.waiting import stuck, until_stuck
+from moorage.core.run.state import Deferral, Effect, Proposal, RunState
+from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, until_stuck
 from moorage.core.run.words import attempt_ended, fail, lost, report
 
 MAX_VERIFIER_LOSSES = 3
@@ -38,7 +38,7 @@ def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now:
         if unproved is not None:
             return unproved
     if delivery is not None and delivery.push and not proposal.empty:
-        return _deliver(s, proposal)
+        return _deliver(o.uid, s, spec, proposal, now)
     return Plan(actions=(_succeed(proposal),), requeue_ms=1)
 
 
@@ -107,15 +107,47 @@ def _await_verdict(s: RunState, spec: ResolvedRun, view: SandboxView, serial: in
     return Plan(actions=(StopSandbox(view.name, view.uid, "VerifierTimeout", 0), end), requeue_ms=1)
 
 
-def _deliver(s: RunState, proposal: Proposal) -> Plan:
+def _deliver(uid: str, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan:
+    """Push until the remote has said something, for `timeouts.delivery` at most."""
     effect = s.delivered()
-    push = Deliver(proposal.commit)
-    if effect is None or effect.open or effect.status == "not_dispatched":
-        return Plan(actions=(push,), requeue_ms=DELIVERY_RETRY_MS, reason="Delivering")
-    if effect.status == "confirmed":
+    if effect is not None and effect.status == "confirmed":
         return Plan(actions=(_succeed(proposal),), requeue_ms=1)
-    if effect.status == "unknown":
-        why = f"the push to {effect.target} may or may not have happened; the remote is asked again"
-        return Plan(actions=(push,), requeue_ms=DELIVERY_RETRY_MS, reason="EffectUnknown", message=why)
+    if effect is not None and effect.status == "rejected":
+        return Plan(actions=(_rejected(effect, proposal),), requeue_ms=1)
+    if s.deferral is None:
+        reason = "EffectUnknown" if effect is not None and effect.status == "unknown" else "Delivering"
+        return Plan(actions=(Deliver(proposal.commit),), requeue_ms=DELIVERY_RETRY_MS, reason=reason)
+    limit = s.deferral.since + spec.timeouts.delivery_ms
+    if now >= limit:
+        return Plan(actions=_undelivered(s, s.deferral, proposal, spec.timeouts.delivery_ms), requeue_ms=1)
+    return _try_again(uid, s.deferral, proposal, limit, now)
+
+
+def _rejected(effect: Effect, proposal: Proposal) -> Report:
     reason, _, message = effect.detail.partition(": ")
-    return Plan(actions=(fail(reason or "DeliveryRejected", message or effect.detail, proposal.commit),), requeue_ms=1)
+    return fail(reason or "DeliveryRejected", message or effect.detail, proposal.commit)
+
+
+def _try_again(uid: str, waited: Deferral, proposal: Proposal, limit: int, now: int) -> Plan:
+    again = due(uid, waited, now)
+    wait = DELIVERY_RETRY_MS if again else next_try(uid, waited) - now
+    return Plan(
+        actions=(Deliver(proposal.commit),) if again else (),
+        requeue_ms=min(wait, limit - now),
+        reason=waited.reason,
+        message=explained(uid, waited, limit),
+    )
+
+
+def _undelivered(s: RunState, waited: Deferral, proposal: Proposal, patience_ms: int) -> tuple[Action, ...]:
+    """The remote had its time. The work is kept, and what is not known is called neither success nor failure (E4)."""
+    unknown = unknown_of(s)
+    if unknown:
+        end = fail("EffectUnknown", f"{not_known(unknown)}. The last answer was: {waited.message}", proposal.commit)
+        return (*classified(s.effects), end)
+    why = (
+        f"{proposal.commit} could not be delivered within {patience_ms // 1000} s: {waited.message}. Nothing was"
+        " pushed. The commit is kept until the run is released (`kubectl moorage diff` shows it); when the remote is"
+        " back, run again, with a longer timeouts.delivery if need be"
+    )
+    return (*classified(s.effects), fail(waited.reason, why, proposal.commit))

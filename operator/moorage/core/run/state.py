@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moorage.core.effects.levels import Level, queryable
 from moorage.core.run.phases import RunPhase
 
-REDUCER_VERSION = 1
+REDUCER_VERSION = 2
 T = TypeVar("T")
 
 
@@ -107,11 +108,31 @@ class Effect:
     target: str
     status: str  # intended | dispatched | confirmed | rejected | unknown | not_dispatched | compensated
     detail: str = ""
+    level: str = Level.OPAQUE
+    at: int = 0  # when it came to that status, as recorded (ms)
 
     @property
     def open(self) -> bool:
         """I8: not closed yet."""
         return self.status in {"intended", "dispatched"}
+
+    @property
+    def unsettled(self) -> bool:
+        """Something is left to be found out, and there is a way to (E4)."""
+        return self.open or (self.status == "unknown" and queryable(self.level))
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """Why an effect could not be made or settled at the last try, and how long that has lasted. Times are those of the
+    records (ms): a restart loses none of them.
+    """
+
+    reason: str
+    message: str
+    tries: int
+    since: int
+    at: int
 
 
 @dataclass(frozen=True)
@@ -176,6 +197,7 @@ class RunState:
     verification: Verification | None = None
     sandboxes: tuple[SandboxRef, ...] = ()
     effects: tuple[Effect, ...] = ()
+    deferral: Deferral | None = None  # until the effect is closed
     usage: Usage = field(default_factory=Usage)
     cancel_reason: str | None = None
     cancel_stage: str | None = None  # requested | propagated | acknowledged | quiesced | reconciled
@@ -188,6 +210,11 @@ class RunState:
     def open_effects(self) -> tuple[Effect, ...]:
         """Effects whose end isn't known yet."""
         return tuple(e for e in self.effects if e.open)
+
+    @property
+    def unsettled_effects(self) -> tuple[Effect, ...]:
+        """Effects that somebody should still ask about: open ones, and unknown ones whose target can be asked."""
+        return tuple(e for e in self.effects if e.unsettled)
 
     @property
     def unknown_effects(self) -> tuple[Effect, ...]:

@@ -1,13 +1,24 @@
-"""How long a sandbox may wait for its start, and what becomes of a run whose sandbox waits too long (F5)."""
+"""How long a run may wait for what isn't its own: a sandbox that starts, a remote that answers (F5)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from moorage.api.meta import format_time
 from moorage.api.wire import ResolvedRun
-from moorage.core.run.actions import Plan
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Plan, Report
+from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
-from moorage.core.run.words import fail
+from moorage.core.run.state import Deferral, Effect, RunState
+from moorage.core.run.words import fail, report
 
 STUCK_PATIENCE_MS = 300_000  # what no waiting mends fails the run after this long
+SHORTEST_WAIT_MS = 500  # between two tries of an effect; bounds their number too
+ASK_AGAIN_MS = 60_000  # after the end: first pause before unknown effects are asked about, doubled each time
+ASK_AGAIN_CAP_MS = 3_600_000
+ASK_WINDOW_MS = 30_000  # a pass that comes this late still asks
+ASK_SPREAD = 6  # as a number of tries: up to 32 s
 STUCK_REASONS = frozenset({"ImagePullFailed", "InvalidImageName", "CreateContainerError"})
 
 
@@ -31,3 +42,59 @@ def until_stuck(spec: ResolvedRun, view: SandboxView, now: int) -> int:
     if view.reason in STUCK_REASONS:
         limit = min(limit, STUCK_PATIENCE_MS)
     return max(1, (view.created_at or now) + limit - now)
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+def next_try(uid: str, waited: Deferral) -> int:
+    """When an effect that could not be made or settled is tried again (ms since the epoch)."""
+    return waited.at + max(SHORTEST_WAIT_MS, backoff_ms(f"{uid}:effect", waited.tries))
+
+
+def due(uid: str, waited: Deferral, now: int) -> bool:
+    """It is time for the next try. A clock that was put back waits for nothing."""
+    return not waited.at <= now < next_try(uid, waited)
+
+
+def explained(uid: str, waited: Deferral, limit: int) -> str:
+    """What a waiting run tells: why, when it is tried again, and until when."""
+    when = f"next try at {format_time(next_try(uid, waited))}, given up at {format_time(limit)}"
+    return f"{waited.message}; tried {waited.tries} times, {when}"
+
+
+def classified(effects: Iterable[Effect]) -> tuple[Report, ...]:
+    """I8: closes what is still open. What was never sent off did not happen; of the rest nobody can tell."""
+    return tuple(_closed(e) for e in effects if e.open)
+
+
+def _closed(effect: Effect) -> Report:
+    sent = effect.status == "dispatched"
+    outcome = "unknown" if sent else "not_dispatched"
+    detail = "its target could not be asked in time" if sent else "it was never sent off"
+    payload = {"effect_id": effect.effect_id, "outcome": outcome, "detail": detail}
+    return report(RecordType.EFFECT_RECONCILED, payload, effect.effect_id, outcome)
+
+
+def unknown_of(s: RunState) -> tuple[Effect, ...]:
+    """The effects that will be unknown once `classified` is told."""
+    return tuple(e for e in s.effects if e.status in {"unknown", "dispatched"})
+
+
+def named(effects: Iterable[Effect]) -> str:
+    """Effects as a person reads them, the first four."""
+    listed = [f"{e.kind.replace('_', ' ')} to {e.target}" for e in effects]
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+
+
+def asking(uid: str, ended_at: int, now: int) -> tuple[bool, int]:
+    """Whether an ended run's unknown effects are asked about in this pass, and in how many milliseconds to look again.
+
+    The times follow from the end alone: 1, 3, 7, … minutes after it, later every hour, and for each run a bit more.
+    """
+    passed = now - ended_at - backoff_ms(f"{uid}:ask", ASK_SPREAD)
+    reached, coming, step = 0, ASK_AGAIN_MS, ASK_AGAIN_MS
+    while coming <= passed:
+        step = min(ASK_AGAIN_CAP_MS, step * 2)
+        reached, coming = coming, coming + step
+    return reached > 0 and passed - reached < ASK_WINDOW_MS, coming - passed
