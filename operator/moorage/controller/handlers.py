@@ -1,4 +1,7 @@
-"""kopf's watches: each event becomes a key. No finalizer, no annotation, no state of kopf's on any object."""
+"""kopf's watches: each event becomes a key. No finalizer, no annotation, no state of kopf's on any object.
+
+The handlers are coroutines, though they wait for nothing: kopf takes others to threads.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from moorage.api.names import GROUP, VERSION
 from moorage.controller.operator import Operator
 
 OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
+PAGE = 100  # objects of a list that are held at once
 WATCH_SECONDS = 300  # the API server ends a watch after that; a dead connection is noticed by kopf itself
 
 
@@ -19,29 +23,29 @@ def watch(registry: kopf.OperatorRegistry, operator: Operator, *, classes_change
     """Register the handlers. `classes_changed` None: RuntimeClasses may not be watched (namespaced mode)."""
 
     @kopf.on.event(GROUP, VERSION, "agentruns", registry=registry)
-    def agentrun(event: Any, **_: Any) -> None:
+    async def agentrun(event: Any, **_: Any) -> None:
         operator.run_changed(event["type"], event["object"])
 
     @kopf.on.event("v1", "pods", registry=registry)
-    def pod(event: Any, **_: Any) -> None:
+    async def pod(event: Any, **_: Any) -> None:
         operator.child_changed(event["type"], event["object"])
 
     @kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry)
-    def lease(event: Any, **_: Any) -> None:
+    async def lease(event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":  # renewals are the gateway's, every 15 s for each live run
             operator.child_changed(None, event["object"])
 
     for plural in ("workspaces", "agents", "modelproviders"):
 
         @kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)
-        def reference(namespace: str | None, **_: Any) -> None:
+        async def reference(namespace: str | None, **_: Any) -> None:
             operator.reference_changed(namespace)
 
     if classes_changed is not None:
         changed = classes_changed
 
         @kopf.on.event("node.k8s.io", "v1", "runtimeclasses", registry=registry)
-        def runtime_class(**_: Any) -> None:
+        async def runtime_class(**_: Any) -> None:
             changed()
             operator.reference_changed(None)
 
@@ -50,7 +54,7 @@ def guard_policies(registry: kopf.OperatorRegistry, drifted: Callable[[str], Non
     """T3: a changed or deleted NetworkPolicy of ours is put back at once."""
 
     @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", registry=registry)
-    def policy(event: Any, namespace: str | None, **_: Any) -> None:
+    async def policy(event: Any, namespace: str | None, **_: Any) -> None:
         if namespace and event["type"] in {"DELETED", "MODIFIED"}:
             drifted(namespace)
 
@@ -62,9 +66,46 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True
     settings.queueing.idle_timeout = 0.5  # a handler takes microseconds: an idle worker needs no memory
     settings.queueing.error_delays = (1, 2, 5, 10)
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.progress_storage = NoProgress()
+    settings.watching.chunk_size = PAGE
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 0.1
     settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5, 5, 5)
     for resource in (("v1", "pods"), ("coordination.k8s.io", "leases"), ("networking.k8s.io", "networkpolicies")):
         settings.watching.label_selectors[resource] = OURS
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Nothing is compared: kopf would copy each object to find out what changed, and keep that copy on it."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:  # noqa: ARG002  kopf's shape
+        """Nothing of it."""
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        """Nothing was kept."""
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        """Nothing is kept."""
+
+
+class NoProgress(kopf.ProgressStorage):
+    """No handler has a progress: an event is taken note of at once, or not at all."""
+
+    def fetch(self, *, key: Any, body: Any) -> Any:
+        """Nothing was kept."""
+
+    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
+        """Nothing is kept."""
+
+    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
+        """Nothing was kept."""
+
+    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
+        """No object is touched."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """There is nothing in it to leave out."""
+        return essence
