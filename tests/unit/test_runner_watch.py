@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from moorage.api.wire import Heartbeat, Orders
 from moorage.runner import watch as module
 from moorage.runner.client import Fenced, GatewayError, TokenUnreadable
+from moorage.runner.exchange import NoAnswer
 from moorage.runner.watch import Watch
 
 WORK = Orders(seq=0)
@@ -56,7 +56,7 @@ async def run_until_stopped(made: Watch, coroutine: Any) -> None:
 
 @pytest.mark.rule("F4")
 async def test_a_heartbeat_says_who_and_how_far_and_comes_again_whatever_happens() -> None:
-    failures = (GatewayError(503, "Unavailable", ""), httpx.ConnectError("gone"), TokenUnreadable("gone"))
+    failures = (GatewayError(503, "Unavailable", ""), NoAnswer("gone"), TokenUnreadable("gone"))
     beat, asked = scripted(*failures, WORK, CANCEL)
     made = watch(beat, never)
     await run_until_stopped(made, made.heartbeats())
@@ -70,7 +70,7 @@ async def test_a_heartbeat_says_who_and_how_far_and_comes_again_whatever_happens
 
 async def test_orders_are_asked_for_beyond_those_that_are_known(monkeypatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    orders, asked = scripted(WORK, httpx.ReadTimeout("slow"), CANCEL, CANCEL)
+    orders, asked = scripted(WORK, NoAnswer("slow"), CANCEL, CANCEL)
     made = watch(never, orders)
     await run_until_stopped(made, made.long_poll())
     assert asked == [0, 0, 0, 1, 1]

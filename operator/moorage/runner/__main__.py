@@ -112,7 +112,6 @@ async def _serve(settings: RunnerSettings) -> None:
     finally:
         reaper.cancel()
         await relay.stop()
-        await client.close()
 
 
 async def _until(terminated: asyncio.Event, coroutine: Coroutine[Any, Any, T]) -> T:

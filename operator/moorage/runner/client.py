@@ -9,10 +9,10 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
 from pydantic import ValidationError
 
 from moorage.api.wire import (
@@ -27,12 +27,14 @@ from moorage.api.wire import (
     VerificationReport,
     Wire,
 )
+from moorage.runner.exchange import Answer, NoAnswer, request
 from moorage.workspace.errors import NetworkUnreachable
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
+ANSWER_TIMEOUT_S = 60.0
 ORDERS_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 8.0  # one that hangs must not keep the next ones back for as long as a Lease lasts
 T = TypeVar("T", bound=Wire)
@@ -63,26 +65,12 @@ class GatewayLost(RuntimeError):
     """The gateway did not answer for as long as we are patient."""
 
 
-def transport_of(gateway: str) -> tuple[str, httpx.AsyncHTTPTransport]:
-    """Base URL and transport for `http://host:port` or `unix:/path`."""
-    if gateway.startswith("unix:"):
-        return "http://gateway", httpx.AsyncHTTPTransport(uds=gateway.removeprefix("unix:"))
-    return gateway, httpx.AsyncHTTPTransport()
-
-
 class GatewayClient:
     """All calls may be repeated. `patience_s` bounds how long an outage is waited for."""
 
     def __init__(self, gateway: str, token_file: Path, *, patience_s: float) -> None:
-        base, transport = transport_of(gateway)
-        timeout = httpx.Timeout(60.0, connect=5.0)
-        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=timeout, trust_env=False)
-        self._token_file = token_file
+        self._gateway, self._token_file = gateway, token_file
         self._patience_s = patience_s
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        await self._http.aclose()
 
     async def assignment(self) -> Assignment:
         """What this sandbox is for; waits until it is registered (425)."""
@@ -120,15 +108,13 @@ class GatewayClient:
         return await patiently(lambda: self._once(answer, method, path, body), self._patience_s)
 
     async def _once(
-        self, answer: type[T], method: str, path: str, body: Wire | None = None, read_s: float | None = None
+        self, answer: type[T], method: str, path: str, body: Wire | None = None, read_s: float = ANSWER_TIMEOUT_S
     ) -> T:
         headers = {"authorization": f"Bearer {await self._token()}", "content-type": "application/json"}
-        content = body.model_dump_json() if body is not None else None
-        response = await self._http.request(
-            method, path, content=content, headers=headers, timeout=read_s or httpx.USE_CLIENT_DEFAULT
-        )
+        content = body.model_dump_json().encode() if body is not None else b""
+        response = await request(self._gateway, f"{method} {path}", headers, content, within_s=read_s)
         if response.is_success:
-            return answer.model_validate_json(response.content)
+            return answer.model_validate_json(response.body)
         raise _refusal(response)
 
     async def _token(self) -> str:
@@ -149,7 +135,7 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
             if error.status not in PASSING:
                 raise
             why = str(error)
-        except (httpx.TransportError, NetworkUnreachable, TokenUnreadable) as error:
+        except (NoAnswer, NetworkUnreachable, TokenUnreadable) as error:
             why = f"{type(error).__name__}: {error}"
         if time.monotonic() >= deadline:
             raise GatewayLost(f"no answer from the gateway for {patience_s:.0f} s; last: {why}")
@@ -157,14 +143,14 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
         pause = min(pause * 1.6, LONGEST_PAUSE_S)
 
 
-def _refusal(response: httpx.Response) -> GatewayError:
+def _refusal(response: Answer) -> GatewayError:
     try:
-        body = ErrorBody.model_validate_json(response.content)
+        body = ErrorBody.model_validate_json(response.body)
     except ValidationError:
-        body = ErrorBody(reason=f"HTTP{response.status_code}", message=response.text[:500])
+        body = ErrorBody(reason=f"HTTP{response.status}", message=response.body.decode("utf-8", "replace")[:500])
     kind: type[GatewayError] = GatewayError
     if body.reason == "Fenced":
         kind = Fenced
-    elif body.reason in ENDED or response.status_code == httpx.codes.FAILED_DEPENDENCY:
+    elif body.reason in ENDED or response.status == HTTPStatus.FAILED_DEPENDENCY:
         kind = NotWanted
-    return kind(response.status_code, body.reason, body.message)
+    return kind(response.status, body.reason, body.message)

@@ -12,6 +12,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from moorage.runner.exchange import connect
+
 PREFIXES = ("/model/", "/git/")
 PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
 MAX_HEAD = 64 * 1024
@@ -72,7 +74,7 @@ class Relay:
             return await _refuse(reader, writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
         token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
         try:
-            up_reader, up_writer = await self._connect()
+            up_reader, up_writer = await connect(self._gateway)
         except OSError:
             return await _refuse(reader, writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
         try:
@@ -80,12 +82,6 @@ class Relay:
             await _both_ways(reader, up_writer, up_reader, writer)
         finally:
             up_writer.close()
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._gateway.startswith("unix:"):
-            return await asyncio.open_unix_connection(self._gateway.removeprefix("unix:"))
-        host, _, port = self._gateway.removeprefix("http://").rstrip("/").partition(":")
-        return await asyncio.open_connection(host, int(port or 80))
 
 
 def well_formed(head: bytes) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import httpx
-
 from moorage.api.wire import Assignment, Heartbeat, Orders
 from moorage.runner.client import Fenced, GatewayError, TokenUnreadable
+from moorage.runner.exchange import NoAnswer
 from moorage.runner.report import Reporter, now_ms
 
 RETRY_S = 0.5
@@ -58,7 +57,7 @@ class Watch:
             orders = await call
         except Fenced as error:
             orders = Orders(seq=2**31, stop="fenced", message=error.message, grace_ms=0)
-        except (GatewayError, httpx.TransportError, TokenUnreadable):
+        except (GatewayError, NoAnswer, TokenUnreadable):
             return None  # the next call comes soon; expiry is the operator's business
         if orders.stop is not None and (self.stop is None or orders.seq > self.stop.seq):
             self.stop = orders
