@@ -342,6 +342,20 @@ async def test_a_checkpoint_counts_once_it_is_here_and_the_next_attempt_goes_on_
     assert head in assignment["handoff"]
 
 
+@pytest.mark.rule("E2")
+async def test_an_iteration_that_was_begun_is_not_used_again_by_the_next_attempt(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, None)))
+    record = {"record_id": "t", "type": "TOOL_REQUEST", "payload": {"tool": "bash"}, "turn": 2, "recorded_at": 8}
+    await ok(await runner.post("/v1/self/records", json={"epoch": 1, "records": [record]}))
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    gateway.restart()
+    assert (await ok(await gateway.sandbox("p2", "team-a").get("/v1/self")))["next_iteration"] == 3
+
+
 @pytest.mark.rule("V4")
 async def test_a_result_is_looked_at_and_not_believed(gateway, upstream, tmp_path) -> None:
     operator = Operator(gateway, resolved(upstream))

@@ -178,7 +178,7 @@ def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
         limits=spec.limits,
         timeouts=spec.timeouts,
         git=git,
-        next_iteration=state.iteration + 1,
+        next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
         handoff=handoff(caller.run) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
     )

@@ -55,6 +55,7 @@ class Facts:
     holder: str | None = None
     intents: tuple[Intent, ...] = ()
     asked: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))  # by request_id, unanswered
+    turn: int = 0  # the highest iteration that any record names, complete or not
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
 
     def intent(self, effect_id: str) -> Intent | None:
@@ -64,6 +65,8 @@ class Facts:
 
 def fold(facts: Facts, record: Record) -> Facts:
     """The facts after `record`."""
+    if record.turn is not None and record.turn > facts.turn:
+        facts = replace(facts, turn=record.turn)
     step = STEPS.get(record.type)
     return step(facts, record, record.payload or {}) if step else facts
 
