@@ -65,7 +65,7 @@ def reaches(cluster: Backend, namespace: str, name: str, address: str, port: int
 
 def server(name: str = "server") -> dict[str, Any]:
     """A pod that answers HTTP on SERVER_PORT."""
-    return pod(name, f"cd /work && echo hello > index.html && exec httpd -f -p {SERVER_PORT}", runtime=None)
+    return pod(name, f"cd /volume && echo hello > index.html && exec httpd -f -p {SERVER_PORT}", runtime=None)
 
 
 def address(cluster: Backend, namespace: str, name: str) -> str:
