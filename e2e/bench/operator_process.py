@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from random import Random
 
-import httpx
 from kubernetes.aio.client import ApiClient
 from prometheus_client import CollectorRegistry
 
 from moorage.controller.definitions import await_definitions
-from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.gateway_client import GatewayClient, session
 from moorage.controller.process import Deps, run_operator
 from moorage.controller.settings import OperatorSettings
 from moorage.core.run.resolve import Defaults
@@ -54,11 +53,11 @@ async def work(kubeconfig: str, gateway_url: str, port: int, max_live: int) -> N
     listener = socket.create_server(("127.0.0.1", port))
     log = start_logging("operator", "info", sys.stdout)
     try:
-        async with httpx.AsyncClient(base_url=gateway_url, trust_env=False) as http:
+        async with session() as http:
             deps = Deps(
                 api=api,
                 configuration=configuration,
-                gateway=GatewayClient(http, lambda: OPERATOR_TOKEN),
+                gateway=GatewayClient(http, gateway_url, lambda: OPERATOR_TOKEN),
                 clock=SystemClock(),
                 metrics=metrics,
                 log=log,

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import httpx
 import structlog
 from kubernetes.aio.client import ApiClient
@@ -20,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
-from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.gateway_client import GatewayClient, session
 from moorage.controller.process import Deps, run_operator
 from moorage.controller.settings import OperatorSettings
 from moorage.core.run.resolve import Defaults
@@ -65,7 +66,8 @@ class OperatorWorld:
     settings: dict[str, Any] = field(default_factory=dict)
     _stop: asyncio.Event | None = None
     _task: asyncio.Task[None] | None = None
-    _http: httpx.AsyncClient | None = None
+    _http: aiohttp.ClientSession | None = None
+    _client: GatewayClient | None = None
     log: Any = None
 
     # --- the operator -------------------------------------------------------------------------------------------------
@@ -82,13 +84,14 @@ class OperatorWorld:
             "max_live_runs": 100,
             "scan_s": 1.0,
         }
-        self._http = httpx.AsyncClient(base_url=self.gateway.url or "")
+        self._http = session()
+        self._client = GatewayClient(self._http, self.gateway.url or "", lambda: token)
         self._stop, ready = asyncio.Event(), asyncio.Event()
         operator_api = KubeApi(ApiClient(self.configuration), lambda *write: self.writes.append(write))
         deps = Deps(
             api=operator_api,
             configuration=self.configuration,
-            gateway=GatewayClient(self._http, lambda: token),
+            gateway=self._client,
             clock=SystemClock(),
             metrics=OperatorMetrics(CollectorRegistry()),
             log=self.log or structlog.get_logger(),
@@ -116,8 +119,19 @@ class OperatorWorld:
         if self._task is not None and self._stop is not None and self._http is not None:
             self._stop.set()
             await self._task
-            await self._http.aclose()
+            await self._http.close()
             self._task = None
+
+    def lose_gateway(self) -> Callable[[], None]:
+        """The operator finds nobody there any more; what is returned mends it."""
+        client = self._client
+        assert client is not None
+        good, client.url = client.url, "http://127.0.0.1:9"
+
+        def mend() -> None:
+            client.url = good
+
+        return mend
 
     # --- objects ------------------------------------------------------------------------------------------------------
 

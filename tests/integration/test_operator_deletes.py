@@ -59,11 +59,10 @@ async def test_a_delete_with_the_operator_down_is_finished_by_the_scan(world: Op
 async def test_a_delete_with_the_gateway_down_goes_through_and_is_closed_later(world: OperatorWorld) -> None:
     await world.start()
     uid = await running(world)
-    assert world._http is not None
-    good, world._http.base_url = world._http.base_url, "http://127.0.0.1:9"  # type: ignore[assignment]
+    mend = world.lose_gateway()
     await delete(world)
     await world.until_nothing_stands()
-    world._http.base_url = good
+    mend()
     assert (await world.until_released(uid))["state"]["phase"] == "Cancelled"
 
 

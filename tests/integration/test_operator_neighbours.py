@@ -284,12 +284,11 @@ async def test_the_api_server_may_go_away_in_the_middle(tmp_path: Path) -> None:
 
 async def test_a_gateway_that_is_away_is_told_and_waited_for(world: OperatorWorld) -> None:
     await world.start(gateway_url="http://127.0.0.1:9")
-    assert world._http is not None
-    good, world._http.base_url = world._http.base_url, "http://127.0.0.1:9"  # type: ignore[assignment]
+    mend = world.lose_gateway()
     await world.apply_run("fix")
     status = await world.until_reason("fix", "GatewayUnavailable")
     assert status["phase"] == "Pending"
-    world._http.base_url = good
+    mend()
     await world.until_phase("fix", "Provisioning")
 
 

@@ -1,18 +1,22 @@
 """The small parts around the engine: roll, client, API words, Events, settings, probes."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry
 from tests.property.run_world import START, T, World, a_spec, drive
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ErrorBody
 from moorage.controller.events import told
-from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, token_file
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session, token_file
 from moorage.controller.gather import status_of
 from moorage.controller.health import Pulse, health_app
 from moorage.controller.measures import Measures
@@ -119,58 +123,76 @@ def test_a_status_that_cannot_be_read_counts_as_none(status: Any) -> None:
 # --- the gateway's doors ----------------------------------------------------------------------------------------------
 
 
-def client(handler: Any) -> GatewayClient:
-    http = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://gateway")
-    return GatewayClient(http, lambda: "t0ken")
+@contextlib.asynccontextmanager
+async def answering(status: int, text: str | bytes) -> AsyncIterator[tuple[GatewayClient, list[Any]]]:
+    """A client of a server that has one answer for everything, and the headers of what was asked."""
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers)
+        return web.Response(status=status, body=text)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server, session() as http:
+        yield GatewayClient(http, str(server.make_url("/")), lambda: "t0ken"), asked
 
 
-def refusing(status: int, reason: str = "Nope") -> GatewayClient:
-    text = ErrorBody(reason=reason, message="m").model_dump_json()
-    return client(lambda _: httpx.Response(status, text=text))
+@contextlib.asynccontextmanager
+async def refusing(status: int, reason: str = "Nope") -> AsyncIterator[GatewayClient]:
+    async with answering(status, ErrorBody(reason=reason, message="m").model_dump_json()) as (client, _):
+        yield client
 
 
 async def test_a_view_comes_back_as_it_was_sent() -> None:
     world = World()
     drive(world)
     view = RunView(spec=a_spec(), state=world.state, up_since=START)
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        assert request.headers["authorization"] == "Bearer t0ken"
-        return httpx.Response(200, content=RUN_VIEW.dump_json(view))
-
-    assert await client(answer).view("u-1") == view
+    async with answering(200, RUN_VIEW.dump_json(view)) as (client, asked):
+        assert await client.view("u-1") == view
+    assert asked[0]["authorization"] == "Bearer t0ken"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503])
 async def test_what_may_work_later_is_away(status: int) -> None:
-    with pytest.raises(GatewayAway):
-        await refusing(status).view("u")
+    async with refusing(status) as client:
+        with pytest.raises(GatewayAway):
+            await client.view("u")
 
 
 async def test_what_will_not_work_is_a_typed_refusal() -> None:
-    with pytest.raises(GatewayRefused, match="Fenced") as caught:
-        await refusing(409, "Fenced").admit(a_spec())
+    async with refusing(409, "Fenced") as client:
+        with pytest.raises(GatewayRefused, match="Fenced") as caught:
+            await client.admit(a_spec())
     assert (caught.value.status, caught.value.reason) == (409, "Fenced")
 
 
 async def test_an_unknown_run_is_none_and_its_release_is_harmless() -> None:
-    assert await refusing(404).view("u") is None
-    await refusing(404).release("u")
+    async with refusing(404) as client:
+        assert await client.view("u") is None
+        await client.release("u")
 
 
 async def test_no_connection_is_away() -> None:
-    def broken(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+    async with session() as http:
+        client = GatewayClient(http, "http://127.0.0.1:9", lambda: "t0ken")
+        with pytest.raises(GatewayAway):
+            await client.pending()
+        with pytest.raises(GatewayAway):
+            [change async for change in client.changes(0)]
 
-    with pytest.raises(GatewayAway):
-        await client(broken).pending()
-    with pytest.raises(GatewayAway):
-        [change async for change in client(broken).changes(0)]
+
+@pytest.mark.parametrize("odd", ["not json\n", '{"cursor":"x"}\n', "x" * 300_000])
+async def test_a_feed_of_another_shape_is_a_broken_feed(odd: str) -> None:
+    async with answering(200, odd) as (client, _):
+        with pytest.raises(GatewayAway):
+            [change async for change in client.changes(0)]
 
 
 async def test_the_feed_is_changes_and_signs_of_life() -> None:
     lines = '{"cursor":3,"tenant":"t","name":"a","run_uid":"u"}\n{}\n'
-    found = [c async for c in client(lambda _: httpx.Response(200, text=lines)).changes(2)]
+    async with answering(200, lines) as (client, _):
+        found = [c async for c in client.changes(2)]
     assert [c.cursor if c else None for c in found] == [3, None]
 
 

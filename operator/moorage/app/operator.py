@@ -9,13 +9,12 @@ import socket
 import sys
 from random import Random
 
-import httpx
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
 from moorage.controller.definitions import await_definitions
-from moorage.controller.gateway_client import GatewayClient, token_file
+from moorage.controller.gateway_client import GatewayClient, session, token_file
 from moorage.controller.process import Deps, run_operator, sandbox_settings
 from moorage.controller.settings import OperatorSettings
 from moorage.drivers.registry import known
@@ -40,11 +39,11 @@ async def _work(settings: OperatorSettings) -> None:
     metrics = OperatorMetrics(CollectorRegistry())
     api = KubeApi(ApiClient(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
     try:
-        async with httpx.AsyncClient(base_url=settings.gateway_url, trust_env=False) as http:
+        async with session() as http:
             deps = Deps(
                 api=api,
                 configuration=configuration,
-                gateway=GatewayClient(http, token_file(settings.gateway_token_file)),
+                gateway=GatewayClient(http, settings.gateway_url, token_file(settings.gateway_token_file)),
                 clock=SystemClock(),
                 metrics=metrics,
                 log=log,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from moorage.api.wire import (
@@ -24,6 +24,7 @@ from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
+KEPT_S = 4.0  # the gateway's server closes what has been idle for 5 s
 FEED_SILENCE_S = 40.0  # the feed says something every 10 s
 
 
@@ -44,11 +45,21 @@ def token_file(path: Path) -> Token:
     return lambda: path.read_text().strip()
 
 
-class GatewayClient:
-    """`http` has the base URL; it is the caller's to close."""
+def session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.ClientSession:
+    """A session for the gateway: no cookies, no proxy; `connector` None is TCP. The caller closes it."""
+    return aiohttp.ClientSession(
+        connector=connector or aiohttp.TCPConnector(keepalive_timeout=KEPT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
 
-    def __init__(self, http: httpx.AsyncClient, token: Token) -> None:
+
+class GatewayClient:
+    """`url` is where the gateway is, without a path; `http` is the caller's to close."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, token: Token) -> None:
         self._http, self._token = http, token
+        self.url = url.rstrip("/")
 
     async def view(self, uid: str) -> RunView | None:
         """The run as its journal has it; None where it was never admitted."""
@@ -93,16 +104,15 @@ class GatewayClient:
 
     async def changes(self, after: int) -> AsyncIterator[Change | None]:
         """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it."""
-        timeout = httpx.Timeout(CALL_TIMEOUT_S, read=FEED_SILENCE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT_S, sock_read=FEED_SILENCE_S)
+        url = f"{self.url}/v1/changes?after={after}"
         try:
-            async with self._http.stream(
-                "GET", f"/v1/changes?after={after}", headers=self._headers(), timeout=timeout
-            ) as answer:
-                if answer.status_code >= 400:
-                    raise _refusal(answer.status_code, await answer.aread())
-                async for line in answer.aiter_lines():
-                    yield Change.model_validate_json(line) if len(line) > 2 else None
-        except (httpx.HTTPError, ValidationError, OSError) as e:
+            async with self._http.get(url, headers=self._headers(), timeout=timeout) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer.status, await answer.read())
+                async for line in answer.content:
+                    yield Change.model_validate_json(line) if len(line.strip()) > 2 else None
+        except (aiohttp.ClientError, OSError, ValueError) as e:
             raise GatewayAway(f"the changes feed broke off: {type(e).__name__} {e}") from e
 
     async def _view(
@@ -114,13 +124,17 @@ class GatewayClient:
         self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
     ) -> bytes:
         content = body.model_dump_json().encode() if body is not None else None
+        timeout = aiohttp.ClientTimeout(total=wait_s)
         try:
-            answer = await self._http.request(method, path, content=content, headers=self._headers(), timeout=wait_s)
-        except (httpx.HTTPError, OSError) as e:
+            async with self._http.request(
+                method, f"{self.url}{path}", data=content, headers=self._headers(), timeout=timeout
+            ) as answer:
+                found = await answer.read()
+        except (aiohttp.ClientError, OSError) as e:
             raise GatewayAway(f"{method} {path.partition('?')[0]}: {type(e).__name__} {e}") from e
-        if answer.status_code >= 400:
-            raise _refusal(answer.status_code, answer.content)
-        return answer.content
+        if answer.status >= 400:
+            raise _refusal(answer.status, found)
+        return found
 
     def _headers(self) -> dict[str, Any]:
         return {"Authorization": f"Bearer {self._token()}", "Content-Type": "application/json"}
