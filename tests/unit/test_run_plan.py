@@ -105,6 +105,30 @@ def test_a_problem_that_others_can_mend_is_waited_for_until_schedule_to_start() 
     assert (theirs.verdict, theirs.requeue_ms) == (None, None)
 
 
+@pytest.mark.rule("F5")
+def test_the_authors_own_times_count_while_the_run_waits() -> None:
+    asked = ResolvedTimeouts(schedule_to_start_ms=5_000, deadline_ms=8_000)
+    lost = Problem("WorkspaceNotFound", "create it", False)
+    unresolved = observed(World(), problem=lost, spec=None, asked=asked)
+    assert decide(unresolved, START + 4_999).verdict is None
+    late = decide(unresolved, START + 5_000).verdict
+    assert late
+    assert late.reason == "ScheduleToStartTimeout"
+
+
+@pytest.mark.rule("F5")
+@pytest.mark.parametrize(
+    "waits", [{"suspend": True}, {"slots": Slots(1, 1, 0)}, {"problem": Problem("UnknownDriver", "m", True)}, {}]
+)
+def test_the_deadline_ends_a_run_that_waits_for_whatever(waits: dict[str, Any]) -> None:
+    o = observed(World(), asked=ResolvedTimeouts(deadline_ms=8_000), **waits)
+    early = decide(o, START + 7_000)
+    assert (early.verdict, early.requeue_ms) == (None, 1_000)
+    late = decide(o, START + 8_000)
+    assert late.verdict
+    assert (late.verdict.reason, late.actions) == ("DeadlineExceeded", NO_ACTIONS)
+
+
 def test_cancelled_before_admission_is_an_end_without_a_journal_and_absorbs() -> None:
     plan = decide(observed(World(), cancel=True), START)
     assert plan.verdict

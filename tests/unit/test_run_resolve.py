@@ -195,6 +195,16 @@ NO_EFFECT = {
         References(drivers=DRIVERS),
         True,
     ),
+    "a remote that isn't reached by http": (
+        {"workspace": {"remoteGit": {"url": "ssh://git@git.example/web.git"}}},
+        References(drivers=DRIVERS),
+        True,
+    ),
+    "a workspace's remote as scp has it": (
+        {"workspace": None, "workspaceRef": {"name": "web"}},
+        References(workspace=workspace(remoteGit={"url": "git@git.example:web.git"}), drivers=DRIVERS),
+        False,
+    ),
     "LFS of a workspace": (
         {"workspace": None, "workspaceRef": {"name": "web"}},
         References(workspace=workspace(remoteGit={**GIT["remoteGit"], "lfs": True}), drivers=DRIVERS),

@@ -98,7 +98,8 @@ class RemoteGit(Fields):
     """A repository that is fetched into the gateway's mirror; the sandbox sees the mirror only."""
 
     url: GitUrl = Field(
-        description="https://host/path, http://host/path, ssh://host/path or git@host:path. No credentials in it."
+        description="https://host/path or http://host/path; no credentials in it. ssh://host/path and git@host:path are"
+        " not supported by this version: a run of such a workspace is not admitted."
     )
     ref: GitRef | None = Field(
         default=None,

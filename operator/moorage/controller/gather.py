@@ -19,7 +19,7 @@ from moorage.api.agentrun import AgentRun, AgentRunStatus
 from moorage.api.meta import Resource
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
-from moorage.api.wire import ResolvedRun
+from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
@@ -33,6 +33,7 @@ from moorage.core.run.resolve import (
     model_choice,
     read_run,
     resolve,
+    timeouts,
 )
 from moorage.core.run.state import RunState, SandboxRef
 from moorage.core.run.status import ENDS
@@ -162,6 +163,7 @@ class Gatherer:
             lease=children.lease,
             sandboxes=children.sandboxes,
             volume=children.volume,
+            asked=timeouts(run) if isinstance(run, AgentRun) else ResolvedTimeouts(),
             heartbeat=view.heartbeat if view else None,
             gone=body is None or bool(meta.get("deletionTimestamp")),
             gateway_trouble=journal.trouble or "",

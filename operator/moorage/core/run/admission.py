@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.run.actions import Action, Admit, EnsureVolume, Plan, RaiseEpoch, StartSandbox, Verdict
 from moorage.core.run.observed import Observed, Problem
@@ -9,7 +11,6 @@ from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 
 STARTING = "the sandbox is starting"
-DEFAULT_SCHEDULE_TO_START_MS = 3_600_000
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
 SECRET_RECHECK_MS = 10_000  # nobody may watch Secrets: one that appears is only found by looking
 QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
@@ -23,6 +24,31 @@ def not_admitted(o: Observed, s: RunState, now: int) -> Plan | None:
     if o.cancel or o.gone:
         end = Verdict(RunPhase.CANCELLED, "Cancelled", "cancelled before it was admitted")
         return Plan(verdict=None if o.gone else end)
+    late = _too_late(o, now)
+    if late is not None:
+        return late
+    return _by_deadline(_not_yet(o, s, now), o, now)
+
+
+def _too_late(o: Observed, now: int) -> Plan | None:
+    """F5: the deadline counts from the creation, also for a run that waits for its author or for its turn."""
+    limit = o.asked.deadline_ms
+    if limit is None or now < o.created_at + limit:
+        return None
+    return Plan(
+        verdict=Verdict(RunPhase.FAILED, "DeadlineExceeded", f"scheduling.deadline of {limit // 1000} s has passed")
+    )
+
+
+def _by_deadline(plan: Plan, o: Observed, now: int) -> Plan:
+    """The plan, looked at again at the deadline at the latest."""
+    if o.asked.deadline_ms is None:
+        return plan
+    left = max(1, o.created_at + o.asked.deadline_ms - now)
+    return replace(plan, requeue_ms=min(left, plan.requeue_ms or left))
+
+
+def _not_yet(o: Observed, s: RunState, now: int) -> Plan:
     if o.problem is not None or o.spec is None:
         return _waiting_for_author(o, o.problem or UNRESOLVED, now)
     return _enter(o, o.spec, s)
@@ -47,7 +73,7 @@ def admitted(o: Observed, s: RunState, now: int) -> Plan | None:
 def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
     if problem.stalled:
         return Plan(reason=problem.reason, message=problem.message)
-    limit = o.spec.timeouts.schedule_to_start_ms if o.spec else DEFAULT_SCHEDULE_TO_START_MS
+    limit = o.asked.schedule_to_start_ms
     left = o.created_at + limit - now
     if left <= 0:
         why = f"not started within {limit // 1000} s: {problem.message}"

@@ -6,10 +6,10 @@ runner reports its result before it exits).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moorage.api.wire import ResolvedRun
+from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.core.run.state import RunState
 
 
@@ -112,6 +112,9 @@ class Observed:
     lease: LeaseView | None
     sandboxes: tuple[SandboxView, ...]
     volume: bool  # stands and is not being removed
+    asked: ResolvedTimeouts = field(
+        default_factory=ResolvedTimeouts
+    )  # the author's times, also where the spec can't be resolved yet
     heartbeat: Heartbeat | None = None
     gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
     gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None

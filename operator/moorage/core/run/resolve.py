@@ -123,7 +123,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         ),
         delivery=_delivery(run, prefix),
         limits=_enforced(run, agent),
-        timeouts=_timeouts(run),
+        timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
         max_attempts=spec.recovery.max_attempts,
@@ -256,6 +256,11 @@ def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: W
     }
     git, local = source.remote_git, source.local
     if git is not None:
+        if not git.url.startswith(("http://", "https://")):
+            why = (
+                "remoteGit.url: only http and https are supported by this version; give the repository's https address"
+            )
+            raise Unresolved("NotSupported", why, stalled=named is None)
         if git.lfs:
             why = "remoteGit.lfs isn't supported by this version: leave it out, and LFS files stay pointers"
             raise Unresolved("NotSupported", why, stalled=named is None)
@@ -348,7 +353,8 @@ def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:
     )
 
 
-def _timeouts(run: AgentRun) -> ResolvedTimeouts:
+def timeouts(run: AgentRun) -> ResolvedTimeouts:
+    """The run's own times, which count before it is admitted too."""
     times, deadline = run.spec.timeouts, run.spec.scheduling.deadline
     return ResolvedTimeouts(
         schedule_to_start_ms=times.schedule_to_start.ms,
