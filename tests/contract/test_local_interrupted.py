@@ -28,7 +28,7 @@ while [ $n -le {STEPS} ]; do
     test ! -e $n.txt
     echo $n > $n.txt
     echo $n >> all.txt
-    sleep 0.2
+    sleep 0.1
     echo '{{"moorage": {{"event": "iteration"}}}}'
     while [ "$(cat "$MOORAGE_REMAINING_FILE")" = "$left" ]; do sleep 0.02; done
     left=$(cat "$MOORAGE_REMAINING_FILE")
@@ -36,8 +36,9 @@ while [ $n -le {STEPS} ]; do
 done
 """
 ISOLATED = shutil.which("bwrap") is not None
+BUBBLEWRAP = pytest.mark.skipif(not ISOLATED, reason="no bwrap")
 GRADES = [
-    pytest.param(True, id="bubblewrap", marks=pytest.mark.skipif(not ISOLATED, reason="no bwrap")),
+    pytest.param(True, id="bubblewrap", marks=BUBBLEWRAP),
     pytest.param(False, id="plain"),
 ]
 
@@ -142,6 +143,15 @@ class Machine:
                         found.append(int(entry.name))
         return found
 
+    def processes_of(self, word: str) -> list[int]:
+        """Those of them whose command line has that word."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
+
     def silent(self) -> bool:
         """Nothing runs any more, given a moment."""
         deadline = time.monotonic() + 5
@@ -174,6 +184,9 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
         process.communicate()
 
 
+pytestmark = pytest.mark.timeout(240)  # each case starts the program two to four times
+
+
 @pytest.mark.rule("R7", "R1", "R3", "K1")
 @pytest.mark.parametrize("machine", GRADES, indirect=True)
 def test_a_run_killed_twice_goes_on_and_finishes_once(machine: Machine) -> None:
@@ -186,3 +199,123 @@ def test_a_run_killed_twice_goes_on_and_finishes_once(machine: Machine) -> None:
     assert "going on with run steps" in err
     assert "after iteration 3" in err
     machine.whole()
+
+
+@pytest.mark.rule("R7", "E5", "E6", "K1")
+@pytest.mark.parametrize(
+    ("machine", "point"),
+    [
+        pytest.param(False, "RUN_ADMITTED"),
+        pytest.param(True, "POD_REGISTERED", marks=BUBBLEWRAP),
+        pytest.param(False, "WORKSPACE_READY"),
+        pytest.param(True, "RESULT_PROPOSED", marks=BUBBLEWRAP),
+        pytest.param(False, "VERIFICATION_STARTED"),
+        pytest.param(True, "VERIFICATION_RESULT", marks=BUBBLEWRAP),
+        pytest.param(False, "EFFECT_INTENT"),
+        pytest.param(True, "EFFECT_RECEIPT", marks=BUBBLEWRAP),
+        pytest.param(False, "RUN_SUCCEEDED"),
+    ],
+    indirect=["machine"],
+)
+def test_a_run_killed_at_any_point_finishes_once(machine: Machine, point: str) -> None:
+    assert machine.killed(lambda: machine.told(point) > 0)
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    machine.whole()
+
+
+@pytest.mark.rule("R7")
+def test_a_run_killed_before_its_admission_leaves_nothing_behind(machine: Machine) -> None:
+    owners, sockets = machine.state / "owners", machine.root / "tmp"
+    assert machine.killed(lambda: owners.is_dir() and any(owners.iterdir()) and any(sockets.iterdir()))
+    assert machine.told("RUN_ADMITTED") == 0
+    assert machine.run()[0] == 0
+    machine.whole()
+
+
+SLOW = f"""
+if [ ! -e "$HOME/been-here" ]; then touch "$HOME/been-here"; sleep 600; fi
+{AGENT}
+"""
+
+
+@pytest.mark.rule("R7", "X2")
+def test_what_owner_and_runner_left_when_both_were_killed_writes_no_more(machine: Machine) -> None:
+    machine.write(agent=SLOW)
+    process = machine.start()
+    while not machine.told("AGENT_STARTED") or not (agents := machine.processes_of("sleep")):
+        time.sleep(0.01)
+    (runner,) = machine.processes_of("moorage.runner")
+    os.kill(runner, signal.SIGSTOP)  # so that it can't see its owner die
+    process.kill()
+    os.kill(runner, signal.SIGKILL)
+    process.communicate()
+    assert set(agents) <= set(machine.processes()), "nobody is left to stop the agent"
+    code, _, err = machine.run()
+    assert code == 0, err
+    machine.whole()
+
+
+@pytest.mark.rule("R7", "W2")
+def test_an_interrupted_run_is_never_given_up_in_silence(machine: Machine) -> None:
+    assert machine.killed(lambda: machine.told("ITERATION_COMPLETE") == 1)
+    machine.write(goal="Count differently.")
+    code, result, err = machine.run()
+    assert (code, result) == (1, {})
+    assert f"delivers to {BRANCH}, too" in err
+    assert f"moorage run -f {machine.manifest}` goes on with it; --fresh here gives it up" in err
+    assert machine.told("RUN_ADMITTED") == 1
+    code, result, err = machine.run("--fresh")
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    assert "closed run steps" in err
+    assert machine.told("RUN_CANCELLED", '"reason":"Interrupted"') == 1
+    assert machine.told("EFFECT_INTENT") == 1
+    assert machine.silent()
+
+
+@pytest.mark.rule("R7")
+def test_interrupted_runs_are_offered_and_run_on_beside_others(machine: Machine) -> None:
+    assert machine.killed(lambda: machine.told("ITERATION_COMPLETE") == 1)
+    ours = machine.manifest.read_text()
+    machine.write("other", branch="moorage/other", agent=f"seq {STEPS} > all.txt")
+    code, _, err = machine.run()
+    assert code == 0, err
+    assert "run steps of" in err
+    assert f"was interrupted; `moorage run -f {machine.manifest}` goes on with it" in err
+    machine.manifest.write_text(ours)
+    code, _, err = machine.run()
+    assert code == 0, err
+    assert "after iteration 1" in err
+    assert machine.told("ITERATION_COMPLETE") == STEPS
+    assert git(machine.repository, "show", f"{BRANCH}:all.txt").split() == [str(n) for n in range(1, STEPS + 1)]
+
+
+@pytest.mark.rule("R7", "X1")
+def test_a_cancel_that_was_cut_off_is_finished_and_the_run_begins_anew(machine: Machine) -> None:
+    machine.write(agent=f"trap '' TERM\n{SLOW}")
+    process = machine.start()
+    while not machine.processes_of("sleep"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    while not machine.told("CANCEL_REQUESTED"):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    machine.write()
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    assert machine.told("RUN_CANCELLED") == 1
+    assert machine.told("RUN_SUCCEEDED") == 1
+
+
+@pytest.mark.rule("W2")
+def test_a_run_that_lives_is_nobody_elses(machine: Machine) -> None:
+    machine.write(agent=f"sleep 5\n{AGENT}")
+    first = machine.start()
+    while not machine.told("AGENT_STARTED"):
+        time.sleep(0.01)
+    code, result, _ = machine.run()
+    assert (code, result["reason"]) == (1, "BranchTaken")
+    assert machine.run("--fresh")[0] == 1
+    first.communicate(timeout=60)
+    assert first.returncode == 0

@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from starlette.routing import Route
 
 from moorage.cli.exits import Exit
 from moorage.cli.main import invoke
-from moorage.cli.ports import Listener, LocalResult, LocalRun, ManifestRefused, Progress
+from moorage.cli.ports import (
+    InterruptedRun,
+    Listener,
+    LocalResult,
+    LocalRun,
+    ManifestRefused,
+    Progress,
+    RunRefused,
+    Truth,
+)
 from moorage.cli.render import Terminal
 from moorage.cli.session import Session
 from moorage.core.journal.chain import EMPTY, Head, seal
@@ -85,6 +94,9 @@ class Local:
     async def runs(self) -> Sequence[LocalRun]:
         return self.known
 
+    async def interrupted(self) -> Sequence[InterruptedRun]:
+        return [InterruptedRun("half", UID, "2026-11-29 17:00 UTC", Path("/there/half.yaml"))]
+
 
 SUCCEEDED = LocalResult(
     name="tidy",
@@ -108,11 +120,14 @@ class Composition:
     doors: Doors = field(default_factory=Doors)
     result: LocalResult = SUCCEEDED
     refuse: str = ""
+    taken: str = ""
     started: list[str] = field(default_factory=list)
 
     async def run_local(self, manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
         if self.refuse:
             raise ManifestRefused(self.refuse)
+        if self.taken:
+            raise RunRefused(self.taken, "--fresh gives it up")
         listener.progress(Progress("Running", iteration=1, tokens=7))
         self.started.append(f"{manifest.name} {state}" + (" fresh" if fresh else ""))
         return self.result
@@ -348,3 +363,33 @@ def test_doctor_checks_this_machine(program: Program) -> None:
     assert found["state"] == "ok"
     assert program("doctor") == Exit.OK
     assert "bubblewrap" in program.text
+
+
+@pytest.mark.rule("R7")
+def test_doctor_offers_to_go_on_with_an_interrupted_run(program: Program) -> None:
+    assert program("doctor") == Exit.OK
+    assert f"run half of 2026-11-29 17:00 UTC ({UID}) has not ended" in program.text
+    assert "go on with it: moorage run -f /there/half.yaml; or begin it anew" in program.text
+
+
+def test_a_run_that_cant_start_says_why_and_what_to_do(program: Program, manifest: Path) -> None:
+    program.composition.taken = "an interrupted run delivers to it"
+    assert program("run", "-f", str(manifest)) == Exit.FAILED
+    assert "an interrupted run delivers to it" in program.err
+    assert "hint: --fresh gives it up" in program.err
+    program.composition.taken = ""
+    assert program("run", "-f", str(manifest), "--fresh") == Exit.OK
+    assert program.composition.started == [f"run.yaml {program.state} fresh"]
+
+
+@pytest.mark.rule("W8", "V3")
+def test_a_result_shows_the_grade_of_its_sandbox(program: Program, manifest: Path) -> None:
+    told = (Truth("Accepted", "True", "Unisolated", "the commands had no sandbox of their own: reported only"),)
+    program.composition.result = replace(SUCCEEDED, sandbox="none: an ordinary process", conditions=told)
+    assert program("run", "-f", str(manifest)) == Exit.OK
+    assert "sandbox  none: an ordinary process" in program.text
+    assert "reported, not proved" in program.text
+    assert program("run", "-f", str(manifest), "-o", "json") == Exit.OK
+    said = json.loads(program.out)
+    assert said["sandbox"] == "none: an ordinary process"
+    assert [each["reason"] for each in said["conditions"]] == ["Unisolated"]

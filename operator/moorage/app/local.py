@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from moorage.app import interrupted
 from moorage.app.interrupted import Fate, Interrupted
 from moorage.app.machine import Machine, Tokens, gateway_of, open_machine, quiet
 from moorage.app.manifest import TENANT, Manifest, ManifestSecrets, read_manifest
-from moorage.app.owners import Owner
+from moorage.app.owners import Owner, Owners, new_socket
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import Listener, LocalResult, LocalRuns, Progress, RunRefused
+from moorage.cli.ports import InterruptedRun, Listener, LocalResult, LocalRuns, Progress, RunRefused, Truth
 from moorage.cli.ports import LocalRun as PastRun
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
@@ -42,8 +42,9 @@ from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
 from moorage.gateway.ports import SystemClock
-from moorage.sandbox.port import RunKey
+from moorage.sandbox.port import RunKey, Unavailable
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
+from moorage.store.errors import StoreError
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
@@ -57,38 +58,56 @@ async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: b
     An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
     branch. Raises ManifestRefused, RunRefused.
     """
-    asked = read_manifest(manifest)
-    async with open_machine(state, asked.secrets, listener) as machine:
-        found = await interrupted.find(machine.kept, machine.owners, TENANT, machine.runs)
-        mine = await _make_way(machine, asked, found, fresh=fresh)
-        if mine is not None:
-            return await _go_on(machine, asked, mine)
-        uid = str(uuid.uuid4())
-        owner = Owner(os.getpid(), asked.path, machine.socket.parent)
-        with machine.owners.holding(uid, owner) as owned:
-            body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
-            result = await _to_its_end(machine, asked, body)
+    asked, uid = read_manifest(manifest), str(uuid.uuid4())
+    with _machine_fit():
+        owner = Owner(os.getpid(), asked.path, new_socket())
+        owned = Owners(state / "owners").new(uid, owner)
+        try:
+            async with open_machine(state, owner.socket, asked.secrets, listener) as machine:
+                mine = await _make_way(machine, asked, fresh=fresh)
+                if mine is not None:
+                    result = await _go_on(machine, asked, mine, owner)
+                else:
+                    body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
+                    result = await _to_its_end(machine, asked, body)
             owned.done()
-            return result
+        except RunRefused:  # before anything was admitted
+            owned.done()
+            raise
+        finally:
+            owned.let_go()
+    return result
+
+
+@contextlib.contextmanager
+def _machine_fit() -> Iterator[None]:
+    """Raises RunRefused for what is wrong with this machine."""
+    try:
+        yield
+    except (StoreError, Unavailable, OSError) as error:
+        raise RunRefused(str(error), "`moorage doctor` looks at this machine") from error
 
 
 @contextlib.asynccontextmanager
 async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
-    """Past runs, read through the gateway's own reader doors, in process."""
+    """Past runs, read through the gateway's own reader doors, in process. Raises RunRefused."""
     clock, tokens = SystemClock(), Tokens()
-    async with open_stores(state / "gateway", clock) as kept, httpx.AsyncClient(trust_env=False) as outside:
-        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside)
+    async with contextlib.AsyncExitStack() as stack:
+        with _machine_fit():
+            kept = await stack.enter_async_context(open_stores(state / "gateway", clock))
+        outside = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside, isolated=True)
         headers = {"authorization": f"Bearer {tokens.reader}"}
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://gateway", headers=headers
-        ) as client:
-            yield Past(client, kept)
+        transport = httpx.ASGITransport(app=app)
+        client = httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
+        yield Past(state, await stack.enter_async_context(client), kept)
 
 
 @dataclass(frozen=True)
 class Past:
     """Implements cli.ports.LocalRuns."""
 
+    state: Path
     client: httpx.AsyncClient
     kept: Stores
 
@@ -98,12 +117,34 @@ class Past:
         rows = [await self.kept.store.get(change.run_uid) for change in told if change.tenant == TENANT]
         return [PastRun(row.name, row.run_uid, row.created_at) for row in sorted(rows, key=lambda r: -r.created_at)]
 
+    async def interrupted(self) -> Sequence[InterruptedRun]:
+        """See the port."""
+        owners = Owners(self.state / "owners")
+        async with owners.alone():
+            found = await interrupted.find(self.kept, owners, TENANT, self.state / "runs")
+            for each in found:
+                each.owned.let_go()
+        return [InterruptedRun(r.spec.name, r.row.run_uid, r.since, r.manifest) for r in found if r.row.pending]
+
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------
 
 
-async def _make_way(machine: Machine, asked: Manifest, found: list[Interrupted], *, fresh: bool) -> Interrupted | None:
-    """Settle what becomes of each; the one to go on with, if there is one. Raises RunRefused."""
+async def _make_way(machine: Machine, asked: Manifest, *, fresh: bool) -> Interrupted | None:
+    """Settle what becomes of every interrupted run; the one to go on with, if there is one. Raises RunRefused."""
+    async with machine.owners.alone():
+        found = await interrupted.find(machine.kept, machine.owners, TENANT, machine.runs)
+        mine = None
+        try:
+            mine = await _settle(machine, asked, found, fresh=fresh)
+        finally:
+            for each in found:
+                if each is not mine:
+                    each.owned.let_go()
+    return mine
+
+
+async def _settle(machine: Machine, asked: Manifest, found: list[Interrupted], *, fresh: bool) -> Interrupted | None:
     mine: Interrupted | None = None
     resolved = await _resolved(machine, asked)
     left = []
@@ -118,7 +159,6 @@ async def _make_way(machine: Machine, asked: Manifest, found: list[Interrupted],
             case Fate.IN_THE_WAY:
                 raise _taken(each)
             case _:
-                each.owned.let_go()
                 left.append(each)
     for told in interrupted.offer(left, machine.clock.now_ms()):
         machine.listener.note(told)
@@ -154,10 +194,10 @@ def _taken(found: Interrupted) -> RunRefused:
     return RunRefused(why, f"{go_on}; --fresh here gives it up and begins this one; or name another branch")
 
 
-async def _go_on(machine: Machine, asked: Manifest, found: Interrupted) -> LocalResult:
+async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: Owner) -> LocalResult:
     """The same run, in its own worktree, under the next epoch: no step that is in the journal is done again."""
     uid, owned = found.row.run_uid, found.owned
-    owned.tell(Owner(os.getpid(), asked.path, machine.socket.parent))
+    owned.tell(owner)
     await end_strays(machine.runs / uid)
     state = (await _view(machine, found)).state
     if state.end is None:
@@ -204,12 +244,14 @@ async def _resolved(machine: Machine, asked: Manifest) -> ResolvedRun | None:
 async def _to_its_end(machine: Machine, asked: Manifest, body: Mapping[str, Any]) -> LocalResult:
     """Push it to its end, and leave of it on the disk what its retention says."""
     objects = ManifestObjects(body, asked.others)
+    if not machine.isolated:
+        machine.listener.note(f"sandbox: {machine.grade}")
     async with _run_of(machine, objects, machine.listener.progress) as run:
         _cancel_on_signal(run)
         status = await run.run()
     if status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase)):
         await asyncio.to_thread(shutil.rmtree, machine.runs / body["metadata"]["uid"], ignore_errors=True)
-    return _result(objects.body, status)
+    return _result(objects.body, status, machine.grade)
 
 
 @contextlib.asynccontextmanager
@@ -260,7 +302,7 @@ def _progress(status: AgentRunStatus) -> Progress:
     )
 
 
-def _result(body: Mapping[str, Any], status: AgentRunStatus) -> LocalResult:
+def _result(body: Mapping[str, Any], status: AgentRunStatus, grade: str) -> LocalResult:
     meta, result, journal = body["metadata"], status.result, status.journal
     local = (body["spec"].get("workspace") or {}).get("local") or {}
     delivered = result is not None and result.commit is not None and status.phase == "Succeeded"
@@ -279,4 +321,6 @@ def _result(body: Mapping[str, Any], status: AgentRunStatus) -> LocalResult:
         cost_micros=(usage.cost_micros or 0) if usage else 0,
         journal_offset=journal.offset if journal and journal.offset is not None else -1,
         journal_hash=(journal.hash or "") if journal else "",
+        sandbox=grade,
+        conditions=tuple(Truth(c.type, c.status, c.reason, c.message or "") for c in status.conditions),
     )

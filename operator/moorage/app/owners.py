@@ -6,12 +6,15 @@ free lock on a file that is there means that the run was interrupted. Children d
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,33 +24,37 @@ class Owner:
     """What an owner leaves for whoever finds its run interrupted. `socket`: the folder of its gateway's socket."""
 
     pid: int
-    manifest: Path | None = None
-    socket: Path | None = None
+    manifest: Path
+    socket: Path
 
 
-@dataclass(frozen=True)
+@dataclass
 class Owned:
-    """A run that this process owns; `last` is what its last owner left."""
+    """A run that this process owns, until it is done with it or lets it go; `last` is what its last owner left."""
 
     uid: str
     path: Path
-    descriptor: int
+    descriptor: int | None
     last: Owner | None = None
 
     def tell(self, owner: Owner) -> None:
         """Leave word for a successor; not synced, since without it no more than a hint is lost."""
-        told = {"pid": owner.pid, "manifest": _text(owner.manifest), "socket": _text(owner.socket)}
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, json.dumps(told).encode(), 0)
+        told = {"pid": owner.pid, "manifest": str(owner.manifest), "socket": str(owner.socket)}
+        if self.descriptor is not None:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, json.dumps(told).encode(), 0)
 
     def done(self) -> None:
         """The run's end was told: nobody has to look for it any more."""
-        self.path.unlink(missing_ok=True)
-        os.close(self.descriptor)
+        if self.descriptor is not None:
+            self.path.unlink(missing_ok=True)
+        self.let_go()
 
     def let_go(self) -> None:
-        """Leave the run to whoever comes next."""
-        os.close(self.descriptor)
+        """Leave the run to whoever comes next; harmless once it is done with."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 class Owners:
@@ -55,6 +62,17 @@ class Owners:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Nobody else looks through the runs meanwhile: a look takes each free lock, and would seem to own it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def known(self) -> list[str]:
         """UIDs of all runs with an owner, dead or alive."""
@@ -73,29 +91,25 @@ class Owners:
                 return Owned(uid, path, descriptor, _read(descriptor))
             os.close(descriptor)  # its last owner removed it before we had the lock
 
-    @contextlib.contextmanager
-    def holding(self, uid: str, owner: Owner) -> Iterator[Owned]:
-        """Own a new run; an error leaves it as interrupted."""
+    def new(self, uid: str, owner: Owner) -> Owned:
+        """Own a run that is about to begin."""
         owned = self.take(uid)
         if owned is None:
             raise AssertionError(f"a fresh UID has an owner: {uid}")
-        try:
-            owned.tell(owner)
-            yield owned
-        except BaseException:
-            owned.let_go()
-            raise
+        owned.tell(owner)
+        return owned
+
+
+def new_socket() -> Path:
+    """Where a gateway may listen: a name that nobody can guess, and short, as socket paths have to be."""
+    return Path(tempfile.gettempdir()) / f"moorage-{secrets.token_hex(8)}"
 
 
 def clear_socket(owned: Owned) -> None:
-    """Remove the socket of a dead owner's gateway."""
-    last = owned.last
-    if last is not None and last.socket is not None and (last.socket / "gateway.sock").is_socket():
-        shutil.rmtree(last.socket, ignore_errors=True)
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
+    """Remove the socket of a dead owner's gateway, and nothing else."""
+    folder = owned.last.socket if owned.last else None
+    if folder is not None and folder.is_dir() and {each.name for each in folder.iterdir()} <= {"gateway.sock"}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _locked(descriptor: int) -> bool:
@@ -117,7 +131,6 @@ def _read(descriptor: int) -> Owner | None:
     """None where nothing was left, or only half of it."""
     try:
         told = json.loads(os.pread(descriptor, 1 << 16, 0))
-        manifest, socket = told["manifest"], told["socket"]
-        return Owner(int(told["pid"]), Path(manifest) if manifest else None, Path(socket) if socket else None)
+        return Owner(int(told["pid"]), Path(told["manifest"]), Path(told["socket"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moorage.cli.ports import InterruptedRun
+
 LEAST_GIT = (2, 34)  # Debian 12 has 2.39, Ubuntu 22.04 has 2.34
 TRIAL_S = 10.0
 
@@ -105,6 +107,13 @@ def runsc_check(tried: Tried) -> Check:
     if tried.code == 0:
         return ok("runsc", tried.out.splitlines()[0].removeprefix("runsc version "))
     return ok("runsc", "not installed; only runs on a cluster need it")
+
+
+def interrupted(run: InterruptedRun) -> Check:
+    """R7: a run whose process died."""
+    go_on = f"moorage run -f {run.manifest or 'ITS-MANIFEST'}"
+    hint = f"go on with it: {go_on}; or begin it anew: {go_on} --fresh"
+    return warn("interrupted", f"run {run.name} of {run.since} ({run.uid}) has not ended", hint)
 
 
 def state_folder(state: Path) -> Check:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from moorage.cli.checks import Check, machine
+from moorage.cli.checks import Check, interrupted, machine
 from moorage.cli.exits import Exit, Usage
 from moorage.cli.render import CHECK_STYLES, Output, Terminal
 from moorage.cli.session import (
@@ -21,6 +22,7 @@ from moorage.cli.session import (
     State,
     System,
     Where,
+    past_runs,
     session_of,
     state_folder,
     wait,
@@ -51,7 +53,8 @@ def doctor(
     elif readers or where.on_cluster(session):
         checks = wait(_outside(where, readers=readers))
     else:
-        checks = machine(state_folder(session, where.state))
+        folder = state_folder(session, where.state)
+        checks = [*machine(folder), *(wait(_interrupted(session, folder)) if folder.is_dir() else ())]
     tell_checks(session.terminal, checks, output)
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(Exit.FAILED)
@@ -65,6 +68,12 @@ async def _outside(where: Where, *, readers: bool) -> list[Check]:
         if readers:
             await cluster.make_reader(connection)
         return await cluster_checks.installation(connection)
+
+
+async def _interrupted(session: Session, folder: Path) -> list[Check]:
+    """R7: what was left unfinished on this machine."""
+    async with past_runs(session, folder) as local:
+        return [interrupted(each) for each in await local.interrupted()]
 
 
 async def _inside(session: Session) -> list[Check]:

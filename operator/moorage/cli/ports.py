@@ -27,8 +27,21 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Truth:
+    """One condition of a run's status."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class LocalResult:
-    """The end of a local run. `repository` is where `branch` can be looked at, None where nothing was delivered."""
+    """The end of a local run. `repository` is where `branch` can be looked at, None where nothing was delivered.
+
+    `sandbox` is the grade of what kept the agent in (W8).
+    """
 
     name: str
     uid: str
@@ -43,6 +56,8 @@ class LocalResult:
     cost_micros: int = 0
     journal_offset: int = -1
     journal_hash: str = ""
+    sandbox: str = ""
+    conditions: tuple[Truth, ...] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -57,6 +72,16 @@ class LocalRun:
     name: str
     uid: str
     created_at: int
+
+
+@dataclass(frozen=True)
+class InterruptedRun:
+    """A run whose process died before its end. `manifest` is what it was started from, where that is known."""
+
+    name: str
+    uid: str
+    since: str
+    manifest: Path | None
 
 
 class ManifestRefused(ValueError):
@@ -90,6 +115,9 @@ class LocalRuns(Protocol):
 
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""
+
+    async def interrupted(self) -> Sequence[InterruptedRun]:
+        """Those that nobody pushes on and that have not ended (R7), oldest first."""
 
 
 class App(Protocol):

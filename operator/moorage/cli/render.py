@@ -5,11 +5,12 @@ Results go to standard output, everything else to standard error, so that a pipe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
 
@@ -48,7 +49,8 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Tell a person something beside the result."""
-        self.err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
+        with contextlib.suppress(BrokenPipeError):  # O1: a reader that has gone ends no run
+            self.err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
 
     def fault(self, error: CliError) -> None:
         """Say what went wrong and what to do."""
@@ -79,7 +81,8 @@ class Terminal:
         details += [seen.message] if seen.message else []
         if details:
             parts.append(Text("  " + " · ".join(details)))
-        self.err.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
+        with contextlib.suppress(BrokenPipeError):  # O1: a reader that has gone ends no run
+            self.err.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
 
 def terminal() -> Terminal:
@@ -119,6 +122,8 @@ def result_data(result: LocalResult) -> dict[str, Any]:
         },
         "usage": {"tokens": result.tokens, "costMicros": result.cost_micros},
         "journal": {"offset": result.journal_offset, "hash": result.journal_hash},
+        "sandbox": result.sandbox,
+        "conditions": [asdict(each) for each in result.conditions],
     }
 
 
@@ -132,5 +137,9 @@ def result_text(result: LocalResult) -> Text:
     if result.branch and result.commit and result.repository:
         text.append(f"\n  branch   {result.branch} at {result.commit[:12]} in {result.repository}")
         text.append(f"\n  look     git -C {result.repository} log -p -1 {result.branch}")
+    if result.sandbox:
+        text.append(f"\n  sandbox  {result.sandbox}")
+    if any((each.type, each.reason) == ("Accepted", "Unisolated") for each in result.conditions):
+        text.append("\n  accepted by commands without a sandbox of their own: reported, not proved", "yellow")
     text.append(f"\n  journal  moorage timeline {result.name}")
     return text

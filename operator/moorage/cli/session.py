@@ -13,7 +13,7 @@ import typer
 
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, Exit, NotFound
-from moorage.cli.ports import App, LocalRuns
+from moorage.cli.ports import App, LocalRuns, RunRefused
 from moorage.cli.render import Output, Terminal
 
 T = TypeVar("T")
@@ -128,9 +128,19 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
     folder = state_folder(session, where.state)
     if not folder.is_dir():
         raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
-    async with session.app().open_local(folder) as local:
+    async with past_runs(session, folder) as local:
         name, uid = await _chosen(local, run)
         yield Evidence(local.client, uid, name)
+
+
+@contextlib.asynccontextmanager
+async def past_runs(session: Session, folder: Path) -> AsyncIterator[LocalRuns]:
+    """The runs of a state folder that is there."""
+    try:
+        async with session.app().open_local(folder) as local:
+            yield local
+    except RunRefused as error:
+        raise CliError(error.message, error.hint) from None
 
 
 async def _chosen(local: LocalRuns, run: str) -> tuple[str, str]:

@@ -93,7 +93,8 @@ def _epoch(p: Payload) -> str:
 
 
 def _pod(p: Payload) -> str:
-    return f"{p.get('role')} sandbox {p.get('pod_name')} registered"
+    grade = "" if p.get("isolated", True) else ", an ordinary process without isolation"
+    return f"{p.get('role')} sandbox {p.get('pod_name')} registered{grade}"
 
 
 def _started(p: Payload) -> str:
@@ -173,7 +174,7 @@ def _verdict(p: Payload) -> str:
     if p.get("problem"):
         return f"acceptance could not be run: {p['problem']}"
     verdict = "accepted" if p.get("passed") else "not accepted"
-    where = "" if p.get("isolated", True) else ", in the agent's own sandbox"
+    where = "" if p.get("isolated", True) else " without a sandbox of its own"
     return f"{_short(p.get('commit'))} {verdict}{where}" + (f": {p['summary']}" if p.get("summary") else "")
 
 

@@ -99,6 +99,8 @@ class RunsRoom:
         body = await read_model(request, PodRegistration, self._limit)
         await self._gate.demand_epoch(run, body.epoch, "pods")
         payload = body.model_dump(mode="json", exclude_none=True)
+        if not self._gate.deps.settings.sandboxes_isolated:
+            payload["isolated"] = False
         draft = self._ledger.observed(
             RecordType.POD_REGISTERED, payload, body.pod_uid, attempt=run.state.attempt or None
         )

@@ -125,7 +125,7 @@ class SandboxRoom:
         if body.commit != caller.pod.commit:
             raise Forbidden(f"this verifier is for {caller.pod.commit} and no other commit")
         demand_key(caller, body.key)
-        payload, outputs = verdict(body, caller.run.spec.acceptance)
+        payload, outputs = verdict(body, caller.run.spec.acceptance, isolated=self._settings.sandboxes_isolated)
         attachments = {name: await self._ledger.attach(caller.run, text.encode()) for name, text in outputs.items()}
         draft = _told(
             caller,

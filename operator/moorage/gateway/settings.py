@@ -75,6 +75,9 @@ class GatewaySettings:
     mirrors_borrowed: bool = False
     """True where worktrees borrow objects from the mirrors (local runs): nothing is ever forgotten there."""
 
+    sandboxes_isolated: bool = True
+    """False where a sandbox is an ordinary process (local runs without bubblewrap): its grade is journaled with it."""
+
     model_connect_ms: int = 10_000
     """Connecting to a model provider: TCP and TLS take well under a second where they work at all."""
 

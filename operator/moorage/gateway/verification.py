@@ -12,11 +12,14 @@ SUMMARY_BYTES = 1024
 TAIL_CHARACTERS = 600
 
 
-def verdict(report: VerificationReport, asked: Sequence[ResolvedCheck]) -> tuple[dict[str, Any], dict[str, str]]:
+def verdict(
+    report: VerificationReport, asked: Sequence[ResolvedCheck], *, isolated: bool = True
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Payload of VERIFICATION_RESULT, and the commands' outputs by attachment name.
 
     Raise Invalid where other commands were run than the run asks for: a pass over less is none. A verifier may stop at
-    the first command that fails. With `problem` it could not do its work, and nothing is judged.
+    the first command that fails. With `problem` it could not do its work, and nothing is judged. `isolated` False: it
+    had no sandbox of its own, so that the verdict is reported and not proved.
     """
     if report.problem is None:
         _demand_asked(report.checks, asked)
@@ -25,7 +28,7 @@ def verdict(report: VerificationReport, asked: Sequence[ResolvedCheck]) -> tuple
     payload = {
         "commit": report.commit,
         "passed": passed,
-        "isolated": True,
+        "isolated": isolated,
         "summary": _cut(report.problem or (_failure(failed) if failed else f"{len(report.checks)} checks passed")),
         "problem": _cut(report.problem) if report.problem else None,
         "checks": [_fact(check) for check in report.checks],

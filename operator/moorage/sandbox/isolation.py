@@ -33,6 +33,13 @@ SETTINGS = (
 )
 
 
+def grade(*, isolated: bool) -> str:
+    """What keeps an agent in, as people are told (W8)."""
+    if isolated:
+        return "bubblewrap: no network, and of this machine's files only the system's and its own"
+    return "none: an ordinary process with your rights (`moorage doctor` says how to have more)"
+
+
 @dataclass(frozen=True)
 class Places:
     """What one sandbox needs of this machine's disk. `shared` is read-only: a mirror whose objects are borrowed."""

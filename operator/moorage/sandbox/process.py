@@ -25,7 +25,7 @@ from pathlib import Path
 from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
-from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, program
+from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
 from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
 
 LEASE_MS = 40_000
@@ -75,11 +75,6 @@ class ProcessSubstrate:
         self._folder, self._socket, self._handlers = folder, socket, handlers
         self._isolated, self._mirror = isolated, mirror
         self._runs: dict[str, _Run] = {}
-
-    @property
-    def grade(self) -> str:
-        """What keeps an agent in, as people are told."""
-        return "bubblewrap" if self._isolated else "none: an ordinary process of yours (install bubblewrap)"
 
     async def observe(self, run: RunKey) -> Children:
         """See the port."""
@@ -195,6 +190,8 @@ class ProcessSubstrate:
             epoch=which.epoch,
             role=which.role.value,
             phase=SandboxPhase.RUNNING,
+            reason="" if self._isolated else "Unisolated",
+            message=grade(isolated=self._isolated),
             created_at=now,
             started_at=now,
         )

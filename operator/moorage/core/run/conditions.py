@@ -72,7 +72,7 @@ def _sandbox_ready(o: Observed, s: RunState, told: Plan) -> Condition:
         loss = s.last_loss if s.phase is RunPhase.RECOVERING else None
         return _truth(kind, "False", loss.reason if loss else "NotCreated", loss.message if loss else "")
     if view.phase is SandboxPhase.RUNNING:
-        return _truth(kind, "True", "Running", f"pod {view.name}")
+        return _truth(kind, "True", view.reason or "Running", view.message or f"pod {view.name}")
     default = "Starting" if view.phase is SandboxPhase.WAITING else "Ended"
     return _truth(kind, "False", view.reason or default, view.message)
 
@@ -120,7 +120,7 @@ def _accepted(o: Observed, s: RunState) -> Condition:
     if not verdict.passed:
         return _truth("Accepted", "False", "AcceptanceFailed", verdict.summary)
     if not verdict.isolated:
-        return _truth("Accepted", "True", "Unisolated", "the agent's own sandbox ran the commands: reported only")
+        return _truth("Accepted", "True", "Unisolated", "the commands had no sandbox of their own: reported only")
     return _truth("Accepted", "True", "Verified", f"acceptance passed on {verdict.commit}")
 
 

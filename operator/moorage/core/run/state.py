@@ -89,7 +89,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Verification:
-    """V3: the verdict on one commit. `isolated` is false where the agent's own sandbox ran the commands."""
+    """V3: the verdict on one commit. `isolated` is false where the commands had no sandbox of their own."""
 
     commit: str
     passed: bool
