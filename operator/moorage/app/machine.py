@@ -11,8 +11,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.ports import NoLeases, SystemClock
 from moorage.gateway.settings import GatewaySettings
+from moorage.sandbox.isolation import grade
 from moorage.telemetry.metrics import GatewayMetrics
 
 
@@ -67,6 +67,11 @@ class Machine:
     listener: Listener
 
     @property
+    def grade(self) -> str:
+        """What keeps agents in, for people (W8)."""
+        return grade(isolated=self.isolated)
+
+    @property
     def owners(self) -> Owners:
         """Who owns which run."""
         return Owners(self.state / "owners")
@@ -78,21 +83,27 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def open_machine(state: Path, given: ManifestSecrets, listener: Listener) -> AsyncIterator[Machine]:
-    """Store and gateway, up and listening."""
-    clock, tokens = SystemClock(), Tokens()
+async def open_machine(state: Path, folder: Path, given: ManifestSecrets, listener: Listener) -> AsyncIterator[Machine]:
+    """Store and gateway, up and listening in `folder`, which must not be there yet."""
+    clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
     async with (
         open_stores(state / "gateway", clock) as kept,
         httpx.AsyncClient(trust_env=False) as outside,
-        _listening(gateway_of(kept, clock, tokens, given, outside)) as socket,
+        _listening(gateway_of(kept, clock, tokens, given, outside, isolated=isolated), folder) as socket,
         session(aiohttp.UnixConnector(str(socket))) as http,
     ):
         gateway = GatewayClient(http, "http://gateway", lambda: tokens.operator)
-        yield Machine(state, kept, clock, tokens, socket, gateway, isolation_works(), listener)
+        yield Machine(state, kept, clock, tokens, socket, gateway, isolated, listener)
 
 
 def gateway_of(
-    kept: Stores, clock: SystemClock, tokens: Tokens, given: ManifestSecrets, outside: httpx.AsyncClient
+    kept: Stores,
+    clock: SystemClock,
+    tokens: Tokens,
+    given: ManifestSecrets,
+    outside: httpx.AsyncClient,
+    *,
+    isolated: bool,
 ) -> Starlette:
     """The gateway of this machine's runs; nobody but this process has its operator's token."""
     return create_app(
@@ -107,7 +118,7 @@ def gateway_of(
             clock=clock,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=quiet(),
-            settings=GatewaySettings(mirrors_borrowed=True),
+            settings=GatewaySettings(mirrors_borrowed=True, sandboxes_isolated=isolated),
         )
     )
 
@@ -121,6 +132,16 @@ def quiet() -> Any:
     )
 
 
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder of this user's, for as long as it is needed."""
+    folder.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class _Embedded(uvicorn.Server):
     """A server that leaves this process's signals alone."""
 
@@ -131,10 +152,10 @@ class _Embedded(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: Starlette) -> AsyncIterator[Path]:
-    """Serve on a socket file in a folder of its own (socket paths are short), reachable by this user alone."""
-    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        path = Path(folder) / "gateway.sock"
+async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
+    """Serve on a socket file in a folder of its own, reachable by this user alone."""
+    with _made(folder):
+        path = folder / "gateway.sock"
         config = uvicorn.Config(app, uds=str(path), log_config=None, access_log=False, timeout_graceful_shutdown=1)
         server = _Embedded(config)
         task = asyncio.create_task(server.serve())
