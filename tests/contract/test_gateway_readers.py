@@ -13,7 +13,9 @@ from tests.gateway_script import Operator, agent_at_work, ok, refused, resolved,
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
+from moorage.gateway.health import PROBE_TENANT, PROVED_MS
 from moorage.gateway.settings import GatewaySettings
+from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
 
 
@@ -118,6 +120,33 @@ async def test_probes_and_metrics_ask_no_token(gateway) -> None:
     text = (await anybody.get("/metrics")).text
     assert 'moorage_gateway_requests_total{code="200",door="healthz",method="GET"} 1.0' in text
     assert "u1" not in text
+
+
+async def test_readiness_is_a_write_that_the_store_took(gateway, clock, monkeypatch) -> None:
+    anybody, store = gateway.client(None), gateway.deps.store
+    assert (await anybody.get("/readyz")).status_code == 200
+    version = (await store.get_session(PROBE_TENANT, "gateway")).version
+    assert (await anybody.get("/readyz")).status_code == 200
+    assert (await store.get_session(PROBE_TENANT, "gateway")).version == version, "asking at once again costs nothing"
+    clock.advance(PROVED_MS)
+    assert (await anybody.get("/readyz")).status_code == 200
+    assert (await store.get_session(PROBE_TENANT, "gateway")).version == version + 1
+    assert await gateway.deps.blobs.digests(PROBE_TENANT) == []
+    assert await store.list_open_sessions() == []
+
+
+async def test_a_disk_that_takes_no_writes_is_not_ready(tmp_path, clock) -> None:
+    """It can still be read, so that liveness and readers see nothing of it."""
+    store = SqliteStore(tmp_path / "journal.db")
+    async with store, LocalGateway(tmp_path, store=store, clock=clock).serving() as gateway:
+        anybody = gateway.client(None)
+        assert (await anybody.get("/readyz")).status_code == 200
+        store._db.execute("PRAGMA query_only = ON")
+        clock.advance(PROVED_MS)
+        refused(await anybody.get("/readyz"), 503, "StoreUnavailable")
+        assert (await anybody.get("/healthz")).status_code == 200
+        store._db.execute("PRAGMA query_only = OFF")
+        assert (await anybody.get("/readyz")).status_code == 200
 
 
 async def test_nobody_hears_of_an_unforeseen_error_but_the_log(tmp_path, upstream, monkeypatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -9,9 +12,13 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.core.journal.record import Privacy
 from moorage.gateway.gate import Gate
+from moorage.store.errors import VersionConflict
+from moorage.store.port import Session
 
 PROBE_TENANT = "_ready"
-"""No namespace can have this name. One blob, written again and again."""
+"""No namespace can have this name."""
+PROVED_MS = 1_000
+"""Anybody may ask: a write that old proves enough, so that asking more often costs nothing."""
 
 
 class HealthRoom:
@@ -19,6 +26,8 @@ class HealthRoom:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._proving = asyncio.Lock()
+        self._proved_at: int | None = None
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -29,14 +38,29 @@ class HealthRoom:
         ]
 
     async def live(self, _: Request) -> Response:
-        """The event loop turns."""
+        """The event loop turns; SQLite works on it, so a disk that hangs stops it too."""
         return PlainTextResponse("ok\n")
 
     async def ready(self, _: Request) -> Response:
-        """The store answers and the disk takes writes; a refusal becomes 503 like at any door."""
-        await self._gate.deps.store.changes(0, 1)
-        await self._gate.deps.blobs.put(PROBE_TENANT, b"ready", Privacy.METADATA)
+        """Store and blobs have just taken a write, durably; a refusal becomes 503 like at any door."""
+        now = self._gate.deps.clock.monotonic_ms()
+        async with self._proving:
+            if self._proved_at is None or now - self._proved_at >= PROVED_MS:
+                await self._prove()
+                self._proved_at = now
         return PlainTextResponse("ok\n")
+
+    async def _prove(self) -> None:
+        """One row that is written again and again (a session that has ended, so that no list shows it), and a blob."""
+        store, blobs, now = self._gate.deps.store, self._gate.deps.blobs, self._gate.deps.clock.now_ms()
+        row = Session(tenant=PROBE_TENANT, session_id="gateway", created_at=now, active_at=now, end={"reason": "Probe"})
+        found = await store.open_session(row)
+        try:
+            await store.update_session(replace(found, active_at=now), found.version)
+        except VersionConflict:
+            return  # another gateway has written it meanwhile: the store takes writes
+        blob = await blobs.put(PROBE_TENANT, f"ready at {now}".encode(), Privacy.METADATA)
+        await blobs.delete(PROBE_TENANT, blob.sha256)
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus text of this process's own registry."""
