@@ -1,10 +1,9 @@
-"""One suite for every adapter of DurableExecutionStore (J11). A new adapter is one more entry in `ADAPTERS`."""
+"""One suite for every adapter of DurableExecutionStore (J11). A new adapter is one more case in `opened`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
@@ -44,20 +43,26 @@ from moorage.store.port import (
     Session,
     Snapshot,
 )
+from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
 
-ADAPTERS: dict[str, Callable[[Path], DurableExecutionStore]] = {
-    "memory": lambda _: MemoryStore(),
-    "sqlite": lambda folder: SqliteStore(folder / "journal.db"),
-}
+
+async def opened(adapter: str, request: pytest.FixtureRequest) -> DurableExecutionStore:
+    match adapter:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return SqliteStore(request.getfixturevalue("tmp_path") / "journal.db")
+        case _:
+            return await PostgresStore.open(request.getfixturevalue("postgres"))
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DurableExecutionStore]:
-    opened = ADAPTERS[request.param](tmp_path)
-    yield opened
-    await opened.close()
+@pytest.fixture(params=["memory", "postgres", "sqlite"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[DurableExecutionStore]:
+    store = await opened(request.param, request)
+    yield store
+    await store.close()
 
 
 def new(run_uid: str = "run-1", tenant: str = "team-a", spec_hash: str = "s1", created_at: int = 1000) -> NewExecution:

@@ -4,35 +4,29 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
-from moorage.core.journal.chain import Head
-from moorage.core.journal.record import RunIdentity, Stored
+from moorage.core.journal.record import Stored
+from moorage.store import rows as r
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import UnknownRun
-from moorage.store.port import PENDING, Execution, ExecutionStatus, NewExecution, Pod, Session, Snapshot
+from moorage.store.port import Execution, NewExecution, Pod, Session, Snapshot
 
 Db = sqlite3.Connection
 
-_IDENTITY = "run_uid, tenant, session_id, workspace, agent_id, fire_id"
-_STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, sealed"
-_EXECUTION = f"run, {_IDENTITY}, name, spec_hash, created_at, {_STATE}"
-_PENDING = ", ".join(f"'{status}'" for status in sorted(PENDING))
 _NEXT_CURSOR = "(SELECT coalesce(max(change_cursor), 0) + 1 FROM executions)"
-_SELECT_EXECUTION = f"SELECT {_EXECUTION} FROM executions WHERE run_uid = ?"
+_SELECT_EXECUTION = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = ?"
 _HEAD = f"next_seq = ?, head_hash = ?, logical_time = ?, change_cursor = {_NEXT_CURSOR}"
 _UPDATE_HEAD = f"UPDATE executions SET {_HEAD} WHERE run = ?"  # touches no other index: it is in every append
 _UPDATE_ALL = f"UPDATE executions SET {_HEAD}, status = ?, version = ?, fence_epoch = ?, sealed = ? WHERE run = ?"
 _INSERT_EVENT = "INSERT INTO execution_events (place, run, seq, record_id, hash, body) VALUES (?, ?, ?, ?, ?, ?)"
 _RUN_SPAN = 2**32
-_SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
 _STORED = "CAST(hash AS BLOB), CAST(body AS BLOB)"  # whatever type somebody gave them: verifying judges the bytes
-_SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash"
 _IDS_AT_ONCE = 500  # SQLite's bound parameters are limited
 
 
@@ -41,7 +35,7 @@ def insert_execution(db: Db, new: NewExecution) -> None:
     who, spec = new.identity, canonical(new.spec)
     values = (who.run_uid, who.tenant, who.session_id, who.workspace, who.agent_id, who.fire_id, new.name)
     cursor = db.execute(
-        f"INSERT INTO executions ({_IDENTITY}, name, spec_hash, created_at, {_STATE}, change_cursor) "
+        f"INSERT INTO executions ({r.IDENTITY}, name, spec_hash, created_at, {r.STATE}, change_cursor) "
         f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'RUNNING', 1, 0, 0, NULL, 0, 0, {_NEXT_CURSOR})",
         (*values, new.spec_hash, new.created_at),
     )
@@ -51,7 +45,7 @@ def insert_execution(db: Db, new: NewExecution) -> None:
 def find_execution(db: Db, run_uid: str) -> tuple[int, Execution] | None:
     """Return the short name and the row of a run."""
     found = db.execute(_SELECT_EXECUTION, (run_uid,)).fetchone()
-    return (found[0], _execution(found)) if found else None
+    return r.execution(found) if found else None
 
 
 def get_execution(db: Db, run_uid: str) -> tuple[int, Execution]:
@@ -72,11 +66,11 @@ def pending_executions(db: Db, tenant: str | None) -> list[Execution]:
     """Return the rows that somebody must still push on."""
     of_tenant = "tenant = ? AND" if tenant is not None else ""
     rows = db.execute(
-        f"SELECT {_EXECUTION} FROM executions WHERE {of_tenant} sealed = 0 AND status IN ({_PENDING}) "
+        f"SELECT {r.EXECUTION} FROM executions WHERE {of_tenant} sealed = 0 AND status IN ({r.PENDING_LIST}) "
         "ORDER BY created_at, run_uid",
         (tenant,) if tenant is not None else (),
     )
-    return [_execution(row) for row in rows]
+    return [r.execution(row)[1] for row in rows]
 
 
 def update_execution(db: Db, run: int, before: Execution, after: Execution) -> None:
@@ -132,44 +126,25 @@ def event_hash(db: Db, run: int, offset: int) -> str | None:
 
 def put_snapshot(db: Db, run: int, snapshot: Snapshot) -> None:
     """Keep the latest snapshot of each reducer."""
-    place = (snapshot.source_offset, snapshot.source_hash, snapshot.schema_version, snapshot.epoch)
     db.execute(
-        f"INSERT OR REPLACE INTO snapshots (run, reducer_version, {_SNAPSHOT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (run, snapshot.reducer_version, *place, canonical(snapshot.state), snapshot.state_hash),
+        f"INSERT OR REPLACE INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (run, snapshot.reducer_version, *r.snapshot_values(snapshot)),
     )
 
 
 def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> Snapshot | None:
     """Return the snapshot that a reducer made."""
     found = db.execute(
-        f"SELECT {_SNAPSHOT} FROM snapshots WHERE run = ? AND reducer_version = ?",
+        f"SELECT {r.SNAPSHOT} FROM snapshots WHERE run = ? AND reducer_version = ?",
         (run, reducer_version),
     ).fetchone()
-    if found is None:
-        return None
-    offset, digest, schema_version, epoch, state, state_hash = found
-    return Snapshot(
-        run_uid=run_uid,
-        source_offset=offset,
-        source_hash=digest,
-        schema_version=schema_version,
-        reducer_version=reducer_version,
-        epoch=epoch,
-        state=orjson.loads(state),
-        state_hash=state_hash,
-    )
+    return r.snapshot(found, run_uid, reducer_version) if found else None
 
 
 def find_pod(db: Db, pod_uid: str) -> Pod | None:
     """Return a registered pod."""
-    found = db.execute(
-        "SELECT run_uid, epoch, role, pod_name, commit_sha FROM pods JOIN executions USING (run) WHERE pod_uid = ?",
-        (pod_uid,),
-    ).fetchone()
-    if found is None:
-        return None
-    run_uid, epoch, role, pod_name, commit = found
-    return Pod(pod_uid=pod_uid, run_uid=run_uid, epoch=epoch, role=role, pod_name=pod_name, commit=commit)
+    found = db.execute(f"SELECT {r.POD} FROM pods JOIN executions USING (run) WHERE pod_uid = ?", (pod_uid,)).fetchone()
+    return r.pod(found) if found else None
 
 
 def insert_pod(db: Db, run: int, pod: Pod) -> None:
@@ -199,18 +174,16 @@ def referenced_blobs(db: Db, tenant: str) -> set[str]:
 def find_session(db: Db, tenant: str, session_id: str) -> Session | None:
     """Return a session."""
     found = db.execute(
-        f"SELECT {_SESSION} FROM sessions WHERE tenant = ? AND session_id = ?", (tenant, session_id)
+        f"SELECT {r.SESSION} FROM sessions WHERE tenant = ? AND session_id = ?", (tenant, session_id)
     ).fetchone()
-    return _session(found) if found else None
+    return r.session(found) if found else None
 
 
 def put_session(db: Db, session: Session) -> None:
     """Write a session's row."""
-    times = (session.created_at, session.active_at)
-    data = (_json(session.budget), session.idle_ttl_ms, _json(session.lineage), _json(session.end))
     db.execute(
-        f"INSERT OR REPLACE INTO sessions ({_SESSION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (session.tenant, session.session_id, *times, session.state, *data, session.version),
+        f"INSERT OR REPLACE INTO sessions ({r.SESSION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        r.session_values(session),
     )
 
 
@@ -218,55 +191,12 @@ def open_sessions(db: Db, tenant: str | None, active_since: int) -> list[Session
     """Return sessions without an end record."""
     of_tenant = "AND tenant = ?" if tenant is not None else ""
     rows = db.execute(
-        f"SELECT {_SESSION} FROM sessions WHERE end_record IS NULL AND active_at >= ? {of_tenant} "
+        f"SELECT {r.SESSION} FROM sessions WHERE end_record IS NULL AND active_at >= ? {of_tenant} "
         "ORDER BY created_at, session_id",
         (active_since, tenant) if tenant is not None else (active_since,),
     )
-    return [_session(row) for row in rows]
+    return [r.session(row) for row in rows]
 
 
 def _stored(digest: bytes, body: bytes) -> Stored:
     return Stored(digest.decode("latin-1"), body)
-
-
-def _execution(row: Sequence[Any]) -> Execution:
-    _, run_uid, tenant, session_id, workspace, agent_id, fire_id, name, spec_hash, created_at, *state = row
-    status, version, fence_epoch, next_seq, head_hash, logical_time, sealed = state
-    return Execution(
-        identity=RunIdentity(
-            tenant=tenant,
-            run_uid=run_uid,
-            session_id=session_id,
-            workspace=workspace,
-            agent_id=agent_id,
-            fire_id=fire_id,
-        ),
-        name=name,
-        spec_hash=spec_hash,
-        created_at=created_at,
-        status=ExecutionStatus(status),
-        version=version,
-        fence_epoch=fence_epoch,
-        head=Head(next_seq - 1, head_hash, logical_time),
-        sealed=bool(sealed),
-    )
-
-
-def _session(row: Iterable[Any]) -> Session:
-    tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end, version = row
-    return Session(
-        tenant=tenant,
-        session_id=session_id,
-        created_at=created_at,
-        active_at=active_at,
-        state=state,
-        budget=orjson.loads(budget) if budget is not None else None,
-        idle_ttl_ms=idle_ttl_ms,
-        lineage=tuple(orjson.loads(lineage)),
-        end=orjson.loads(end) if end is not None else None,
-        version=version,
-    )
-
-
-def _json(value: Any) -> bytes | None:
-    return canonical(value) if value is not None else None

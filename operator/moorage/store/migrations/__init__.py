@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from moorage.store.errors import SchemaMismatch
 
 _NAME = re.compile(r"^(\d{4})_\w+\.sql$")
-_BOOK = """
+SQL_BOOK = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     number INTEGER PRIMARY KEY,
     name   TEXT NOT NULL,
@@ -64,19 +64,19 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
 
     Several processes may do so at once. Raise SchemaMismatch where the database is of a newer or another version.
     """
-    if _missing(connection, migrations) == []:
+    if not missing(_applied(connection), migrations):
         return 0
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.execute(_BOOK)
-        missing = _missing(connection, migrations)
-        for migration in missing:
+        connection.execute(SQL_BOOK)
+        wanted = missing(_applied(connection), migrations)
+        for migration in wanted:
             _apply(connection, migration)
     except BaseException:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-    return len(missing)
+    return len(wanted)
 
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
@@ -88,9 +88,8 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
     )
 
 
-def _missing(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> list[Migration]:
-    """The steps that aren't in the database, after checking those that are."""
-    applied = _applied(connection)
+def missing(applied: Mapping[int, str], migrations: Sequence[Migration]) -> list[Migration]:
+    """The steps that aren't in the database, after checking those that are: `applied` has each number's SHA-256."""
     for migration in migrations:
         if migration.number in applied and applied[migration.number] != migration.sha256:
             raise SchemaMismatch(f"the database was made with another {migration.name}: use the version that made it")

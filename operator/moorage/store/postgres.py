@@ -1,0 +1,246 @@
+"""The store in PostgreSQL, for any number of gateways (J11).
+
+Two connections: one reads, one writes. Appends wait for their row's lock in the database, so that of two gateways that
+append to one run at once each sees what the other wrote, and only one gets an offset. Nothing is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from moorage.api.wire import Change
+from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.store import appending
+from moorage.store import postgres_rows as sql
+from moorage.store.appending import AppendPlan
+from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
+from moorage.store.migrations import released
+from moorage.store.port import (
+    AppendResult,
+    Execution,
+    ExecutionStatus,
+    Guard,
+    NewExecution,
+    Pod,
+    Session,
+    Snapshot,
+)
+from moorage.store.postgres_commit import RowChange, Writer
+from moorage.store.postgres_connection import Db, Link, migrate
+from moorage.store.reading import recover
+
+CHUNK = 256
+"""Records that a stream reads at once."""
+
+
+class PostgresStore:
+    """DurableExecutionStore over the database of one connection string; make it with `open`."""
+
+    def __init__(self, reader: Link, writer: Link) -> None:
+        self._reader = reader
+        self._writer = Writer(writer)
+
+    @classmethod
+    async def open(cls, dsn: str) -> Self:
+        """Connect, and bring the schema up to date.
+
+        `dsn` is a libpq connection string. Raise StoreUnavailable, NotDurable (J7), SchemaMismatch.
+        """
+        reader, writer = Link(dsn), Link(dsn)
+        try:
+            await migrate(await writer.get(), released("postgres"))
+            await reader.get()
+        except BaseException:
+            await reader.close()
+            await writer.close()
+            raise
+        return cls(reader, writer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def persist(self, new: NewExecution) -> Execution:
+        """See the port."""
+
+        async def work(db: Db) -> Execution:
+            if (found := await sql.find_execution(db, new.identity.run_uid)) is None:
+                await sql.order(db)  # from here on nobody else adds a run
+                found = await sql.find_execution(db, new.identity.run_uid)
+            if found is None:
+                return await sql.insert_execution(db, new)
+            if found[1].spec_hash != new.spec_hash:
+                raise SpecConflict(new.identity.run_uid)
+            return found[1]
+
+        return await self._writer.transaction(work)
+
+    async def get(self, run_uid: str) -> Execution:
+        """See the port."""
+        return (await self._get(run_uid))[1]
+
+    async def spec(self, run_uid: str) -> Mapping[str, Any]:
+        """See the port."""
+        run, _ = await self._get(run_uid)
+        return await self._reader.read(lambda db: sql.get_spec(db, run))
+
+    async def recover(self, run_uid: str) -> Execution:
+        """See the port."""
+        return await recover(self, run_uid)
+
+    async def list_pending(self, tenant: str | None = None) -> list[Execution]:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.pending_executions(db, tenant))
+
+    async def append(
+        self,
+        run_uid: str,
+        epoch: int | None,
+        drafts: Sequence[Draft],
+        expected_offset: int | None = None,
+        *,
+        status: ExecutionStatus | None = None,
+        guard: Guard | None = None,
+    ) -> AppendResult:
+        """See the port."""
+
+        def plan(row: Execution, existing: Mapping[str, Stored]) -> AppendPlan:
+            return appending.plan_append(row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
+
+        return await self._writer.change(RowChange(run_uid, drafts, plan))
+
+    async def raise_fence(
+        self, run_uid: str, epoch: int, drafts: Sequence[Draft] = (), *, guard: Guard | None = None
+    ) -> AppendResult:
+        """See the port."""
+
+        def plan(row: Execution, existing: Mapping[str, Stored]) -> AppendPlan:
+            raised = appending.plan_fence(row, epoch)
+            return appending.plan_append(raised, epoch, drafts, None, existing, guard=guard)
+
+        return await self._writer.change(RowChange(run_uid, drafts, plan))
+
+    async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
+        """See the port."""
+
+        def plan(row: Execution, _: Mapping[str, Stored]) -> AppendPlan:
+            return AppendPlan((), AppendResult((), appending.plan_status(row, status, expected_version)))
+
+        return (await self._writer.change(RowChange(run_uid, (), plan))).execution
+
+    async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
+        """See the port."""
+        run, _ = await self._get(run_uid)
+        return [decode(entry) for entry in await self._events(run, from_offset, limit)]
+
+    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+        """See the port."""
+        run, row = await self._get(run_uid)
+        while from_offset <= row.head.offset:
+            limit = min(CHUNK, row.head.offset + 1 - from_offset)
+            entries = await self._events(run, from_offset, limit)
+            for entry in entries:
+                yield entry
+            if len(entries) < limit:
+                return
+            from_offset += limit
+
+    async def put_snapshot(self, snapshot: Snapshot) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            run, _ = await sql.get_execution(db, snapshot.run_uid)
+            if await sql.event_hash(db, run, snapshot.source_offset) != snapshot.source_hash:
+                raise SnapshotRefused(snapshot.run_uid, snapshot.source_offset)
+            await sql.put_snapshot(db, run, snapshot)
+
+        await self._writer.transaction(work)
+
+    async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
+        """See the port."""
+        run, _ = await self._get(run_uid)
+        return await self._reader.read(lambda db: sql.get_snapshot(db, run, run_uid, reducer_version))
+
+    async def delete(self, run_uid: str, *, at: int, reason: str, actor: str | None = None) -> Execution:
+        """See the port."""
+
+        def plan(row: Execution, _: Mapping[str, Stored]) -> AppendPlan:
+            return (
+                AppendPlan((), AppendResult((), row)) if row.sealed else appending.plan_delete(row, at, reason, actor)
+            )
+
+        return (await self._writer.change(RowChange(run_uid, (), plan))).execution
+
+    async def register_pod(self, pod: Pod) -> Pod:
+        """See the port."""
+
+        async def work(db: Db) -> Pod:
+            run, row = await sql.get_execution(db, pod.run_uid, lock=True)
+            existing = await sql.find_pod(db, pod.pod_uid)
+            appending.plan_pod(row, existing, pod)
+            if existing is None and not await sql.insert_pod(db, run, pod):  # registered meanwhile, for another run
+                appending.plan_pod(row, await sql.find_pod(db, pod.pod_uid), pod)
+            return pod
+
+        return await self._writer.transaction(work)
+
+    async def find_pod(self, pod_uid: str) -> Pod | None:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.find_pod(db, pod_uid))
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.changes(db, after, limit))
+
+    async def referenced_blobs(self, tenant: str) -> set[str]:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.referenced_blobs(db, tenant))
+
+    async def open_session(self, session: Session) -> Session:
+        """See the port."""
+
+        async def work(db: Db) -> Session:
+            await sql.open_session(db, replace(session, version=1))
+            return await _session(db, session.tenant, session.session_id)
+
+        return await self._writer.transaction(work)
+
+    async def get_session(self, tenant: str, session_id: str) -> Session:
+        """See the port."""
+        return await self._reader.read(lambda db: _session(db, tenant, session_id))
+
+    async def update_session(self, session: Session, expected_version: int) -> Session:
+        """See the port."""
+
+        async def work(db: Db) -> Session:
+            current = await _session(db, session.tenant, session.session_id, lock=True)
+            after = appending.plan_session(current, session, expected_version)
+            await sql.put_session(db, after)
+            return after
+
+        return await self._writer.transaction(work)
+
+    async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.open_sessions(db, tenant, active_since))
+
+    async def close(self) -> None:
+        """See the port."""
+        await self._writer.close()
+        await self._reader.close()
+
+    async def _get(self, run_uid: str) -> tuple[int, Execution]:
+        return await self._reader.read(lambda db: sql.get_execution(db, run_uid))
+
+    async def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
+        return await self._reader.read(lambda db: sql.events(db, run, max(from_offset, 0), limit))
+
+
+async def _session(db: Db, tenant: str, session_id: str, *, lock: bool = False) -> Session:
+    if (found := await sql.find_session(db, tenant, session_id, lock=lock)) is None:
+        raise UnknownSession(tenant, session_id)
+    return found

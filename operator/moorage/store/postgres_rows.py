@@ -1,0 +1,280 @@
+"""SQL of the PostgreSQL store: between rows and the port's types."""
+# ruff: noqa: S608 -- only this module's own constants are put into SQL; values are bound
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from moorage.api.wire import Change
+from moorage.core.journal.canonical import canonical
+from moorage.core.journal.record import Record, Stored
+from moorage.store import rows as r
+from moorage.store.errors import UnknownRun
+from moorage.store.port import Execution, NewExecution, Pod, Session, Snapshot
+from moorage.store.postgres_connection import Db
+
+_COMMIT_LOCK = 0x6D6F6F72_6A726E  # "moorjrn"
+_ORDERED = f"SELECT pg_advisory_xact_lock({_COMMIT_LOCK})"
+"""Before a cursor is taken: until its commit nobody else takes one, so that readers of changes see them in order."""
+
+_SELECT = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = %s"
+_LOCK = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = ANY(%s) ORDER BY run_uid FOR NO KEY UPDATE"
+_EXISTING = """
+SELECT run_uid, record_id, hash, body
+FROM unnest(%s::text[], %s::text[]) AS asked (run_uid, record_id)
+JOIN executions USING (run_uid) JOIN execution_events USING (run, record_id)
+"""
+_INSERT_EVENTS = """
+INSERT INTO execution_events (run, seq, record_id, hash, body)
+SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %b::bytea[])
+"""
+_INSERT_BLOBS = """
+INSERT INTO event_blobs (run, sha256) SELECT * FROM unnest(%s::bigint[], %s::text[]) ON CONFLICT DO NOTHING
+"""
+_UPDATE = """
+UPDATE executions AS e
+SET next_seq = n.next_seq, head_hash = n.head_hash, logical_time = n.logical_time, status = n.status,
+    version = n.version, fence_epoch = n.fence_epoch, sealed = n.sealed, change_cursor = nextval('change_cursors')
+FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[])
+    AS n (run, next_seq, head_hash, logical_time, status, version, fence_epoch, sealed)
+WHERE e.run = n.run
+"""
+_NINE = ", ".join(["%s"] * 9)
+_INSERT = f"""
+INSERT INTO executions ({r.IDENTITY}, name, spec_hash, created_at, {r.STATE}, change_cursor)
+VALUES ({_NINE}, 'RUNNING', 1, 0, 0, NULL, 0, false, nextval('change_cursors')) RETURNING {r.EXECUTION}
+"""
+_UPSERT_SESSION = f"""
+INSERT INTO sessions ({r.SESSION}) VALUES ({_NINE}, %s)
+ON CONFLICT (tenant, session_id) DO UPDATE SET ({r.SESSION}) = ROW (EXCLUDED.*)
+"""
+_UPSERT_SNAPSHOT = f"""
+INSERT INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (run, reducer_version) DO UPDATE SET ({r.SNAPSHOT}) = (
+    EXCLUDED.source_offset, EXCLUDED.source_hash, EXCLUDED.schema_version, EXCLUDED.epoch,
+    EXCLUDED.state, EXCLUDED.state_hash)
+"""
+
+
+@dataclass
+class Held:
+    """A run whose row a transaction has locked: as it was, and as it is to be written."""
+
+    run: int
+    before: Execution
+    now: Execution
+    events: list[tuple[Record, Stored]] = field(default_factory=list)
+    existing: dict[str, Stored] = field(default_factory=dict)
+    """What is stored under the record ids that are asked for, and what this transaction adds."""
+
+
+async def begin(db: Db, run_uids: Iterable[str], asked: Sequence[tuple[str, str]]) -> dict[str, Held]:
+    """Begin a transaction, lock the rows of these runs, in one order for everybody, and look up (run uid, record id)s.
+
+    One round trip. A uid that isn't there is left out.
+    """
+    async with db.pipeline():
+        await db.execute("BEGIN")
+        locked = await db.execute(_LOCK, (sorted(filter(storable, run_uids)),))
+        found = await db.execute(_EXISTING, ([uid for uid, _ in asked], [record_id for _, record_id in asked]))
+        held = {row.run_uid: Held(run, row, row) for run, row in map(r.execution, await locked.fetchall())}
+        for run_uid, record_id, digest, body in await found.fetchall():
+            held[run_uid].existing[record_id] = Stored(digest, body)
+    return held
+
+
+async def commit(db: Db, held: Iterable[Held]) -> None:
+    """Write what changed, and commit. One round trip."""
+    changed = [one for one in held if one.now != one.before]
+    if not changed:
+        await db.execute("COMMIT")
+        return
+    async with db.pipeline():
+        await _insert_events(db, changed)
+        await db.execute(_ORDERED)
+        await db.execute(_UPDATE, _states(changed))
+        await db.execute("COMMIT")
+
+
+async def _insert_events(db: Db, held: Sequence[Held]) -> None:
+    events = [(one.run, record.seq, record.record_id, *stored) for one in held for record, stored in one.events]
+    if events:
+        await db.execute(_INSERT_EVENTS, _columns(events))
+    blobs = sorted({(one.run, b.sha256) for one in held for record, _ in one.events for b in record.blobs})
+    if blobs:
+        await db.execute(_INSERT_BLOBS, _columns(blobs))
+
+
+def _states(held: Sequence[Held]) -> list[list[Any]]:
+    states = [
+        (
+            one.run,
+            one.now.head.offset + 1,
+            one.now.head.hash,
+            one.now.head.logical_time,
+            one.now.status.value,
+            one.now.version,
+            one.now.fence_epoch,
+            one.now.sealed,
+        )
+        for one in held
+    ]
+    return _columns(states)
+
+
+def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+async def order(db: Db) -> None:
+    """Let nobody else take a cursor until this transaction's end."""
+    await db.execute(_ORDERED)
+
+
+async def insert_execution(db: Db, new: NewExecution) -> Execution:
+    """Write a run's row and spec, in a transaction that has called `order`."""
+    who = new.identity
+    values = (who.run_uid, who.tenant, who.session_id, who.workspace, who.agent_id, who.fire_id, new.name)
+    row = await (await db.execute(_INSERT, (*values, new.spec_hash, new.created_at))).fetchone()
+    run, execution = r.execution(row or ())
+    await db.execute("INSERT INTO execution_specs (run, spec) VALUES (%s, %b)", (run, canonical(new.spec)))
+    return execution
+
+
+async def find_execution(db: Db, run_uid: str, *, lock: bool = False) -> tuple[int, Execution] | None:
+    """Return the short name and the row of a run; with `lock`, nobody else changes it until the transaction's end."""
+    if not storable(run_uid):
+        return None
+    row = await (await db.execute(_SELECT + " FOR NO KEY UPDATE" * lock, (run_uid,))).fetchone()
+    return r.execution(row) if row else None
+
+
+async def get_execution(db: Db, run_uid: str, *, lock: bool = False) -> tuple[int, Execution]:
+    """Return the short name and the row of a run. Raise UnknownRun."""
+    if (found := await find_execution(db, run_uid, lock=lock)) is None:
+        raise UnknownRun(run_uid)
+    return found
+
+
+async def get_spec(db: Db, run: int) -> Mapping[str, Any]:
+    """Return the spec that a run was persisted with."""
+    row = await (await db.execute("SELECT spec FROM execution_specs WHERE run = %s", (run,))).fetchone()
+    spec: dict[str, Any] = orjson.loads(row[0]) if row else {}
+    return spec
+
+
+async def pending_executions(db: Db, tenant: str | None) -> list[Execution]:
+    """Return the rows that somebody must still push on."""
+    found = await db.execute(
+        f"SELECT {r.EXECUTION} FROM executions WHERE (%s::text IS NULL OR tenant = %s) AND NOT sealed "
+        f'AND status IN ({r.PENDING_LIST}) ORDER BY created_at, run_uid COLLATE "C"',
+        (tenant, tenant),
+    )
+    return [r.execution(row)[1] for row in await found.fetchall()]
+
+
+async def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
+    """Return stored records in order."""
+    found = await db.execute(
+        "SELECT hash, body FROM execution_events WHERE run = %s AND seq >= %s ORDER BY seq LIMIT %s",
+        (run, from_offset, limit),
+        binary=True,
+    )
+    return [Stored(digest, body) for digest, body in await found.fetchall()]
+
+
+async def event_hash(db: Db, run: int, offset: int) -> str | None:
+    """Return the chain's hash at a record."""
+    found = await db.execute("SELECT hash FROM execution_events WHERE run = %s AND seq = %s", (run, offset))
+    row = await found.fetchone()
+    return row[0] if row else None
+
+
+async def put_snapshot(db: Db, run: int, snapshot: Snapshot) -> None:
+    """Keep the latest snapshot of each reducer."""
+    await db.execute(_UPSERT_SNAPSHOT, (run, snapshot.reducer_version, *r.snapshot_values(snapshot)))
+
+
+async def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> Snapshot | None:
+    """Return the snapshot that a reducer made."""
+    found = await db.execute(
+        f"SELECT {r.SNAPSHOT} FROM snapshots WHERE run = %s AND reducer_version = %s", (run, reducer_version)
+    )
+    row = await found.fetchone()
+    return r.snapshot(row, run_uid, reducer_version) if row else None
+
+
+async def find_pod(db: Db, pod_uid: str) -> Pod | None:
+    """Return a registered pod."""
+    if not storable(pod_uid):
+        return None
+    found = await db.execute(f"SELECT {r.POD} FROM pods JOIN executions USING (run) WHERE pod_uid = %s", (pod_uid,))
+    row = await found.fetchone()
+    return r.pod(row) if row else None
+
+
+async def insert_pod(db: Db, run: int, pod: Pod) -> bool:
+    """Register a pod; False where somebody has registered that UID meanwhile."""
+    added = await db.execute(
+        "INSERT INTO pods (pod_uid, run, epoch, role, pod_name, commit_sha) VALUES (%s, %s, %s, %s, %s, %s) "
+        "ON CONFLICT DO NOTHING",
+        (pod.pod_uid, run, pod.epoch, pod.role, pod.pod_name, pod.commit),
+    )
+    return added.rowcount == 1
+
+
+async def changes(db: Db, after: int, limit: int) -> list[Change]:
+    """Return the runs that changed, by their latest cursor."""
+    found = await db.execute(
+        "SELECT change_cursor, tenant, name, run_uid FROM executions WHERE change_cursor > %s "
+        "ORDER BY change_cursor LIMIT %s",
+        (after, limit),
+    )
+    rows = await found.fetchall()
+    return [Change(cursor=cursor, tenant=tenant, name=name, run_uid=uid) for cursor, tenant, name, uid in rows]
+
+
+async def referenced_blobs(db: Db, tenant: str) -> set[str]:
+    """Return the blobs that a tenant's records need."""
+    found = await db.execute(
+        "SELECT DISTINCT sha256 FROM event_blobs JOIN executions USING (run) WHERE tenant = %s", (tenant,)
+    )
+    return {sha for (sha,) in await found.fetchall()}
+
+
+async def find_session(db: Db, tenant: str, session_id: str, *, lock: bool = False) -> Session | None:
+    """Return a session; with `lock`, nobody else changes it until the transaction's end."""
+    query = f"SELECT {r.SESSION} FROM sessions WHERE tenant = %s AND session_id = %s" + " FOR UPDATE" * lock
+    row = await (await db.execute(query, (tenant, session_id))).fetchone()
+    return r.session(row) if row else None
+
+
+async def open_session(db: Db, session: Session) -> None:
+    """Write a new session's row; one that is there stays."""
+    await db.execute(
+        f"INSERT INTO sessions ({r.SESSION}) VALUES ({_NINE}, %s) ON CONFLICT DO NOTHING", r.session_values(session)
+    )
+
+
+async def put_session(db: Db, session: Session) -> None:
+    """Write a session's row."""
+    await db.execute(_UPSERT_SESSION, r.session_values(session))
+
+
+async def open_sessions(db: Db, tenant: str | None, active_since: int) -> list[Session]:
+    """Return sessions without an end record."""
+    found = await db.execute(
+        f"SELECT {r.SESSION} FROM sessions WHERE end_record IS NULL AND active_at >= %s "
+        'AND (%s::text IS NULL OR tenant = %s) ORDER BY created_at, session_id COLLATE "C"',
+        (active_since, tenant, tenant),
+    )
+    return [r.session(row) for row in await found.fetchall()]
+
+
+def storable(text: str) -> bool:
+    """Whether PostgreSQL can hold a text at all: what it can't hold isn't there."""
+    return "\0" not in text and (text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text))

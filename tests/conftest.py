@@ -1,0 +1,40 @@
+"""A real PostgreSQL for whatever asks for one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.paths import cache_root
+from e2e.cluster.postgres import ensure_postgres
+from moorage.testing.postgres import PostgresServer
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Install the server where a test will want it: within a test, its time limit would end that."""
+    if not any(_wants_postgres(item) for item in session.items):
+        return
+    try:
+        ensure_postgres(Console(), cache_root())
+    except HarnessError as error:
+        raise pytest.UsageError(f"the tests of the PostgreSQL store need its server: {error}") from error
+
+
+def _wants_postgres(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    named = set(getattr(item, "fixturenames", ()))
+    return bool({"postgres", "postgres_server"} & named) or (parameters and "postgres" in parameters.params.values())
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty schema: its connection string."""
+    with postgres_server.schema() as dsn:
+        yield dsn
