@@ -100,6 +100,8 @@ def test_a_settled_run_keeps_no_body_and_knows_when_it_is_due() -> None:
         ({}, True),
         ({"status": {"phase": "Running", "observedGeneration": 1}}, False),
         ({"status": {"phase": "Succeeded", "observedGeneration": 0}}, False),
+        ({"status": ENDED["status"] | {"conditions": [{"type": "EffectsClosed", "status": "False"}]}}, False),
+        ({"status": ENDED["status"] | {"conditions": [{"type": "EffectsClosed", "status": "True"}, "odd"]}}, True),
         ({"status": "odd"}, False),
         ({"status": None}, False),
     ],

@@ -51,7 +51,7 @@ class Measures:
             self._metrics.resume_seconds.observe(_seconds(now - loss.at))
 
     def _effects(self, key: RunKey, after: Observed) -> None:
-        unknown = after.journal is not None and after.journal.end is None and bool(after.journal.unknown_effects)
+        unknown = after.journal is not None and not after.released and bool(after.journal.unknown_effects)
         (self._unknown.add if unknown else self._unknown.discard)(key)
         self._metrics.unknown_effects.set(len(self._unknown))
 

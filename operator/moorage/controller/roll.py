@@ -145,11 +145,19 @@ def key_of(body: Mapping[str, Any]) -> RunKey:
 
 
 def settled(body: Mapping[str, Any]) -> bool:
-    """It has ended, its status says so about this very generation, and nobody is deleting it."""
+    """It has ended, its status says so about this very generation, nobody is deleting it, and no effect is left to ask
+    about."""
     meta, status = body.get("metadata") or {}, body.get("status") or {}
     if not isinstance(status, Mapping) or meta.get("deletionTimestamp"):
         return False
-    return str(status.get("phase")) in ENDS and status.get("observedGeneration") == meta.get("generation")
+    told = str(status.get("phase")) in ENDS and status.get("observedGeneration") == meta.get("generation")
+    return told and not _unsettled(status)
+
+
+def _unsettled(status: Mapping[str, Any]) -> bool:
+    listed = status.get("conditions")
+    told = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
+    return any(c.get("type") == "EffectsClosed" and c.get("status") == "False" for c in told)
 
 
 def _standing(body: Mapping[str, Any]) -> Standing:
