@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.operator_world import OperatorWorld, container, install_crds, operator_world
+from tests.integration.operator_world import OperatorWorld, container, install_crds, now, operator_world
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
@@ -45,6 +45,33 @@ async def test_a_simple_run_costs_six_writes_and_ends_well(world: OperatorWorld)
     counted = world.count("leases", "pods", "persistentvolumeclaims", "agentruns/status")
     assert counted <= 6, world.writes
     await world.end_pod(pod)
+
+
+@pytest.mark.rule("O4")
+async def test_where_a_run_was_placed_is_in_its_status_and_its_journal(world: OperatorWorld) -> None:
+    await world.start()
+    made = await world.apply_run("fix", acceptance=CHECKS)
+    runner = await world.until_pod()
+    image = "registry.example/base@sha256:e3b0"
+    state = container({"running": {"startedAt": now()}}) | {"imageID": image}
+    await world.work(runner, finish=False)
+    await world.set_pod(runner, {"phase": "Running", "containerStatuses": [state]})
+
+    async def told() -> bool:
+        return (await world.status("fix")).get("placement", {}).get("environment") == image
+
+    await world.until(told, "the environment in status")
+    await world.finish(runner)
+    verifier = await world.until_pod("verifier")
+    await world.set_pod(verifier, {"phase": "Running", "containerStatuses": [state]})
+    await world.judge(verifier, exit_code=0)
+    status = await world.until_phase("fix", "Succeeded")
+    assert status["placement"] == {"kind": "cluster", "node": "node-1", "environment": image}
+    view = await world.view(made["metadata"]["uid"])
+    assert [(p["role"], p["environment"]) for p in view["state"]["placements"]] == [
+        ("runner", image),
+        ("verifier", image),
+    ]
 
 
 async def test_running_is_not_told_before_the_agent_has_started(world: OperatorWorld) -> None:

@@ -295,8 +295,8 @@ class World:
     def set_pod(self, view: SandboxView, **changes: Any) -> None:
         self.pods[view.name] = replace(view, **changes)
 
-    def run_pod(self, view: SandboxView) -> None:
-        self.set_pod(view, phase=SandboxPhase.RUNNING, started_at=self.now)
+    def run_pod(self, view: SandboxView, **where: str) -> None:
+        self.set_pod(view, phase=SandboxPhase.RUNNING, started_at=self.now, **where)
 
     def report(self, record_id: str, kind: str, payload: Mapping[str, Any], epoch: int | None = None) -> bool:
         """A fact from inside; False where it was refused."""

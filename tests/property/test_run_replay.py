@@ -34,6 +34,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "empty": st.booleans(),
     "files": small,
     "key_sha256": words,
+    "environment": words,
     "passed": st.booleans(),
     "isolated": st.booleans(),
     "effect_id": words,

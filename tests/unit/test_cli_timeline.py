@@ -50,11 +50,20 @@ def test_a_type_of_a_newer_version_keeps_its_name() -> None:
         (RecordType.RUN_FAILED, {"reason": "NoChange", "message": "nothing to do"}, "failed (NoChange: nothing to do)"),
         (RecordType.RESULT_PROPOSED, {"empty": True}, "proposed no change"),
         (
+            RecordType.SANDBOX_PLACED,
+            {"role": "runner", "node": "n1", "runtime": "gvisor", "environment": "sha256:e3"},
+            "runner runs on n1 under gvisor in sha256:e3",
+        ),
+        (
             RecordType.VERIFICATION_RESULT,
             {"commit": "c" * 40, "passed": False, "summary": "tests: exit 1"},
             "not accepted",
         ),
-        (RecordType.VERIFICATION_RESULT, {"commit": "c" * 40, "passed": True, "isolated": False}, "without a sandbox of its own"),
+        (
+            RecordType.VERIFICATION_RESULT,
+            {"commit": "c" * 40, "passed": True, "isolated": False},
+            "without a sandbox of its own",
+        ),
         (RecordType.EFFECT_RECEIPT, {"effect_id": "e", "outcome": "unknown"}, "effect e unknown"),
         (RecordType.MODEL_RESPONSE, {"replayed": True}, "recorded answer given again"),
         (RecordType.MODEL_RESPONSE, {"usage": {"input_tokens": 3, "output_tokens": 4}}, "7 tokens"),

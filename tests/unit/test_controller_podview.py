@@ -52,6 +52,18 @@ def test_what_is_known_without_a_status() -> None:
     assert (view.phase, view.started_at, view.stopping) == (SandboxPhase.WAITING, None, False)
 
 
+def test_where_it_runs_is_read_from_the_pod_and_its_own_container() -> None:
+    image = "registry.example/base@sha256:e3b0"
+    body = pod(phase="Running", containerStatuses=[SIDECAR | {"imageID": "other"}, RUNNING | {"imageID": image}])
+    body["spec"]["runtimeClassName"] = "gvisor"
+    view = view_of(body)
+    assert (view.node, view.runtime, view.environment) == ("n", "gvisor", image)
+    body["spec"] = {"nodeName": 7, "runtimeClassName": ["x"]}
+    body["status"]["containerStatuses"][1]["imageID"] = ""
+    odd = view_of(body)
+    assert (odd.node, odd.runtime, odd.environment) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("status", "phase"),
     [

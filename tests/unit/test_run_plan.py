@@ -18,6 +18,7 @@ from moorage.core.run.reducer import add_usage
 from moorage.core.run.state import Usage
 
 NO_ACTIONS: tuple[a.Action, ...] = ()
+WHERE = {"node": "n", "runtime": "gvisor", "environment": "sha256:e3"}
 
 
 def observed(world: World, **changes: Any) -> Observed:
@@ -63,6 +64,51 @@ def verifying() -> World:
     assert view
     world.run_pod(view)
     return world
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("O4")
+def test_where_a_sandbox_runs_is_told_once_and_delays_nothing() -> None:
+    world = provisioning()
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(world.plan())]
+    runner = world.sandbox("runner")
+    assert runner
+    world.run_pod(runner, **WHERE)
+    plan = world.plan()
+    assert [r.payload for r in plan.actions if isinstance(r, a.Report)] == [
+        {
+            "pod_uid": runner.uid,
+            "epoch": 1,
+            "role": "runner",
+            **WHERE,
+        }
+    ]
+    world.step()
+    seen = world.state.placements
+    assert [(p.role, p.node, p.runtime, p.environment) for p in seen] == [("runner", "n", "gvisor", "sha256:e3")]
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(world.plan())]
+
+
+@pytest.mark.rule("O4")
+def test_what_is_learned_of_a_sandbox_after_the_end_is_still_told() -> None:
+    world = provisioning()
+    runner = world.sandbox("runner")
+    assert runner
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    world.report("agent", T.AGENT_STARTED, {})
+    world.spec = world.spec.model_copy(update={"acceptance": (), "delivery": None})
+    world.finish()
+    world.step()
+    assert world.state.end
+    world.run_pod(runner, **WHERE)
+    world.step()
+    assert len(world.state.placements) == 1
+    released = decide(
+        observed(world, released=True, sandboxes=(replace(runner, environment="sha256:e4", uid="v"),)), START
+    )
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(released)]
 
 
 # --- before admission -------------------------------------------------------------------------------------------------

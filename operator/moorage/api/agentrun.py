@@ -345,6 +345,19 @@ class RunWorkspaceStatus(Told):
     branch: Annotated[str, Bounded(256)] | None = Field(default=None, description="The run's branch.")
 
 
+class PlacementStatus(Told):
+    """Where the agent's newest sandbox runs."""
+
+    kind: Literal["local", "cluster"] = Field(description="local: on the machine of whoever started it; or cluster.")
+    node: Annotated[str, Bounded(253)] | None = Field(default=None, description="Node of the sandbox.")
+    runtime_class: Annotated[str, Bounded(253)] | None = Field(
+        default=None, description="RuntimeClass, or the kind of isolation of a local run. Left out: the node's own."
+    )
+    environment: Annotated[str, Bounded(512)] | None = Field(
+        default=None, description="Digest of what it runs in: that of its image, or of the machine."
+    )
+
+
 class RunResult(Told):
     """What came out of it."""
 
@@ -378,6 +391,7 @@ class AgentRunStatus(Told):
         default=None, description="Hash of the spec with all references followed, as it was admitted."
     )
     node: Annotated[str, Bounded(253)] | None = Field(default=None, description="Node of the sandbox.")
+    placement: PlacementStatus | None = Field(default=None, description="Where the agent's newest sandbox runs.")
     started_at: Time | None = Field(default=None, description="When the agent first started.")
     finished_at: Time | None = Field(default=None, description="When the run ended.")
 

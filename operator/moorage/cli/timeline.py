@@ -203,6 +203,11 @@ def _cancel(stage: str) -> Callable[[Payload], str]:
     return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
 
 
+def _placed(p: Payload) -> str:
+    runtime = f" under {p['runtime']}" if p.get("runtime") else ""
+    return f"{p.get('role', 'sandbox')} runs on {p.get('node') or 'an unnamed node'}{runtime} in {p.get('environment')}"
+
+
 def _ended(word: str) -> Callable[[Payload], str]:
     def describe(p: Payload) -> str:
         commit = f" with {_short(p['commit'])}" if p.get("commit") else ""
@@ -216,6 +221,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RUN_ADMITTED: _admitted,
     RecordType.EPOCH_RAISED: _epoch,
     RecordType.POD_REGISTERED: _pod,
+    RecordType.SANDBOX_PLACED: _placed,
     RecordType.ATTEMPT_STARTED: _started,
     RecordType.WORKSPACE_READY: _workspace,
     RecordType.AGENT_STARTED: lambda p: f"agent started{' (' + str(p['driver']) + ')' if p.get('driver') else ''}",

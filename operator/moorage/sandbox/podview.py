@@ -71,7 +71,9 @@ def view_of(pod: Body) -> SandboxView:
         reason=reason,
         message=bounded(message, MAX_MESSAGE),
         exit_code=_int(_state(runner, "terminated").get("exitCode")),
-        node=_map(pod.get("spec")).get("nodeName"),
+        node=_word(_map(pod.get("spec")).get("nodeName")),
+        runtime=_word(_map(pod.get("spec")).get("runtimeClassName")),
+        environment=_word(runner.get("imageID")),
         created_at=_time(meta.get("creationTimestamp")),
         started_at=_started(runner),
         stop_by=_time(meta.get("deletionTimestamp")),
@@ -180,6 +182,10 @@ def _state(container: Body, kind: str) -> Body:
 
 def _started(runner: Body) -> int | None:
     return _time((_state(runner, "running") or _state(runner, "terminated")).get("startedAt"))
+
+
+def _word(value: Any) -> str | None:
+    return value[:MAX_MESSAGE] if isinstance(value, str) and value else None
 
 
 def _map(value: Any) -> Body:

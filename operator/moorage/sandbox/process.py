@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import moorage
 from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
@@ -31,6 +34,12 @@ from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
 LEASE_MS = 40_000
 STRAY_LOOKS = 100
 STRAY_PAUSE_S = 0.02
+
+
+def machine() -> str:
+    """O4: digest of what a local run runs in, as far as it decides how programs behave: the system and this version."""
+    parts = (platform.platform(), platform.python_version(), moorage.__version__)
+    return f"sha256:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,9 @@ class ProcessSubstrate:
             phase=SandboxPhase.RUNNING,
             reason="" if self._isolated else "Unisolated",
             message=grade(isolated=self._isolated),
+            node=platform.node() or None,
+            runtime="bubblewrap" if self._isolated else None,
+            environment=machine(),
             created_at=now,
             started_at=now,
         )

@@ -25,6 +25,7 @@ class RecordType(StrEnum):
     RUN_ADMITTED = "RUN_ADMITTED"
     EPOCH_RAISED = "EPOCH_RAISED"
     POD_REGISTERED = "POD_REGISTERED"
+    SANDBOX_PLACED = "SANDBOX_PLACED"
     ATTEMPT_STARTED = "ATTEMPT_STARTED"
     WORKSPACE_READY = "WORKSPACE_READY"
     AGENT_STARTED = "AGENT_STARTED"
@@ -74,6 +75,7 @@ OPTIONAL_TYPES = frozenset(
         RecordType.CONTEXT_COMPACTED,
         RecordType.CONSTRAINT_EVALUATED,
         RecordType.FENCE_REFUSED,
+        RecordType.SANDBOX_PLACED,
     }
 )
 """Types that only inform: leaving one out changes no state of a run."""

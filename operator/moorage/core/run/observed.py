@@ -34,6 +34,8 @@ class SandboxView:
     message: str = ""
     exit_code: int | None = None
     node: str | None = None
+    runtime: str | None = None  # runtime class or kind of isolation
+    environment: str | None = None  # digest of what it runs in, once that is known (O4)
     created_at: int | None = None
     started_at: int | None = None
     stop_by: int | None = None  # it is being removed, and was to be gone by then (ms)

@@ -22,7 +22,7 @@ from moorage.core.run.observed import Observed
 from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
 from moorage.core.run.waiting import classified
-from moorage.core.run.words import fail
+from moorage.core.run.words import fail, placed
 
 GATEWAY_RETRY_MS = 1_000
 
@@ -38,8 +38,17 @@ def decide(o: Observed, now: int) -> Plan:
     for policy in POLICIES:
         plan = policy(o, o.journal, now)
         if plan is not None:
-            return _in_time(plan, o, o.journal, now)
-    return _in_time(Plan(), o, o.journal, now)
+            return _in_time(_with_placements(plan, o, o.journal), o, o.journal, now)
+    return _in_time(_with_placements(Plan(), o, o.journal), o, o.journal, now)
+
+
+def _with_placements(plan: Plan, o: Observed, s: RunState) -> Plan:
+    """O4: the plan, after the word on where sandboxes run that it isn't known of yet. Waits for nothing."""
+    if o.released:
+        return plan
+    ours, known = {x.pod_uid for x in s.sandboxes}, {p.pod_uid for p in s.placements}
+    news = tuple(placed(v, v.environment) for v in o.sandboxes if v.environment and v.uid in ours - known)
+    return replace(plan, actions=(*news, *plan.actions)) if news else plan
 
 
 def deadlines(o: Observed, s: RunState, now: int) -> Plan | None:

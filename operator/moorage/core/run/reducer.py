@@ -20,6 +20,7 @@ from moorage.core.run.state import (
     Deferral,
     Effect,
     End,
+    Placement,
     Proposal,
     RunState,
     SandboxRef,
@@ -121,6 +122,12 @@ def _pod_registered(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     ref = SandboxRef(p["pod_uid"], p["pod_name"], p["epoch"], p["role"], p.get("commit"))
     others = tuple(x for x in s.sandboxes if x.pod_uid != ref.pod_uid)
     return changed(s, sandboxes=(*others, ref)[-KEPT_SANDBOXES:])
+
+
+def _placed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    seen = Placement(p["pod_uid"], p["epoch"], p["role"], p.get("node"), p.get("runtime"), p["environment"])
+    others = tuple(x for x in s.placements if x.pod_uid != seen.pod_uid)
+    return changed(s, placements=(*others, seen)[-KEPT_SANDBOXES:])
 
 
 def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -323,6 +330,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.RUN_ADMITTED: _admitted,
     RecordType.EPOCH_RAISED: _epoch_raised,
     RecordType.POD_REGISTERED: _pod_registered,
+    RecordType.SANDBOX_PLACED: _placed,
     RecordType.ATTEMPT_STARTED: _attempt_started,
     RecordType.WORKSPACE_READY: _workspace_ready,
     RecordType.AGENT_STARTED: _agent_started,
@@ -362,4 +370,6 @@ NEW_WORK = frozenset(
     }
 )  # I5: what a cancelling run refuses; facts about work already begun are kept
 
-AFTER_END = frozenset({RecordType.TOMBSTONE, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED})
+AFTER_END = frozenset(
+    {RecordType.TOMBSTONE, RecordType.SANDBOX_PLACED, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED}
+)

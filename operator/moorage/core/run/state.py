@@ -147,6 +147,22 @@ class SandboxRef:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """O4: where one sandbox runs, as the operator saw it.
+
+    `runtime` is its runtime class or kind of isolation (None: the node's own), `environment` the digest of what it runs
+    in: its image's, or this machine's.
+    """
+
+    pod_uid: str
+    epoch: int
+    role: str
+    node: str | None
+    runtime: str | None
+    environment: str
+
+
+@dataclass(frozen=True)
 class AttemptEnd:
     """Why the last attempt was given up."""
 
@@ -196,6 +212,7 @@ class RunState:
     verifier_key: tuple[str, str] | None = None  # pod UID, and SHA-256 of what its verdict must bring
     verification: Verification | None = None
     sandboxes: tuple[SandboxRef, ...] = ()
+    placements: tuple[Placement, ...] = ()
     effects: tuple[Effect, ...] = ()
     deferral: Deferral | None = None  # until the effect is closed
     usage: Usage = field(default_factory=Usage)

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import re
 
-from moorage.api.agentrun import AgentRunStatus, JournalStatus, Phase, QueueStatus, RunResult, RunWorkspaceStatus
+from moorage.api.agentrun import (
+    AgentRunStatus,
+    JournalStatus,
+    Phase,
+    PlacementStatus,
+    QueueStatus,
+    RunResult,
+    RunWorkspaceStatus,
+)
 from moorage.api.agentrun import Usage as UsageStatus
 from moorage.api.meta import Condition, format_time, kstatus, set_conditions
 from moorage.api.quantity import dollars
+from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
 from moorage.core.run.conditions import conditions
 from moorage.core.run.observed import Observed
@@ -45,7 +54,9 @@ def project(o: Observed, plan: Plan, previous: AgentRunStatus, now: int) -> Agen
     )
     if plan.verdict is not None:
         base = base.model_copy(update={"finished_at": previous.finished_at or format_time(now)})
-    return AgentRunStatus.model_validate((_with_journal(base, o.journal) if o.journal else base).model_dump())
+    return AgentRunStatus.model_validate(
+        (_with_journal(base, previous, o, o.journal) if o.journal else base).model_dump()
+    )
 
 
 def _about(condition: Condition, generation: int) -> Condition:
@@ -82,7 +93,7 @@ def _kstatus(o: Observed, phase: Phase, reason: str, message: str) -> tuple[Cond
     return kstatus("Failed" if failed else "InProgress", reason, message, o.generation)
 
 
-def _with_journal(status: AgentRunStatus, s: RunState) -> AgentRunStatus:
+def _with_journal(status: AgentRunStatus, previous: AgentRunStatus, o: Observed, s: RunState) -> AgentRunStatus:
     """The part that follows from the journal alone."""
     if s.phase is RunPhase.PENDING:
         return status
@@ -100,9 +111,23 @@ def _with_journal(status: AgentRunStatus, s: RunState) -> AgentRunStatus:
             "recovery_grade": grade(s),
             "spec_hash": s.spec_hash or None,
             "node": s.node,
+            "placement": _placement(previous, o, s),
             "started_at": format_time(s.agent_started_at) if s.agent_started_at else None,
             "finished_at": format_time(s.end.at) if s.end else None,
         }
+    )
+
+
+def _placement(previous: AgentRunStatus, o: Observed, s: RunState) -> PlacementStatus | None:
+    """O4: of the agent's newest sandbox. What is learned of it after the end is the journal's alone: no write more."""
+    if previous.phase in ENDS or o.spec is None:
+        return previous.placement
+    seen = next((p for p in reversed(s.placements) if p.role == Role.RUNNER), None)
+    return PlacementStatus(
+        kind=o.spec.placement,
+        node=(seen.node if seen else None) or s.node,
+        runtime_class=(seen.runtime if seen else None) or o.spec.sandbox.runtime_class,
+        environment=seen.environment if seen else None,
     )
 
 

@@ -15,6 +15,13 @@ def report(kind: RecordType, payload: dict[str, Any], *key: object) -> Report:
     return Report(":".join(["op", kind.value, *(str(k) for k in key)]), kind.value, payload)
 
 
+def placed(view: SandboxView, environment: str) -> Report:
+    """O4: where that sandbox runs, and in what."""
+    where = {"node": view.node, "runtime": view.runtime, "environment": environment}
+    payload = {"pod_uid": view.uid, "epoch": view.epoch, "role": view.role, **where}
+    return report(RecordType.SANDBOX_PLACED, payload, view.uid)
+
+
 def fail(reason: str, message: str, commit: str | None = None) -> Report:
     """The end without success."""
     return report(RecordType.RUN_FAILED, {"reason": reason, "message": message, "commit": commit}, "end")
