@@ -75,7 +75,6 @@ class ResolvedWorkspace(Wire):
     submodules: bool = False
     lfs: bool = False
     storage: str | None = None
-    branch_prefix: str | None = None
 
 
 class ResolvedModel(Wire):

@@ -252,7 +252,6 @@ def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: W
     common: dict[str, Any] = {
         "name": named.metadata.name if named else None,
         "storage": (storage.storage_class_name if storage else None) or defaults.storage_class,
-        "branch_prefix": named.spec.branch_prefix if named else None,
     }
     git, local = source.remote_git, source.local
     if git is not None:
