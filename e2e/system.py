@@ -102,8 +102,20 @@ class Tenant:
         """Wait until the agent works."""
         return self.until(name, lambda s: s.get("phase") == "Running", within_s=within_s)
 
-    def sandbox(self, name: str, role: str = "runner") -> dict[str, Any]:
-        """Return the run's newest sandbox pod of a role."""
+    def secret(self, name: str, **data: str) -> None:
+        """Apply a Secret."""
+        meta = {"name": name, "namespace": self.namespace}
+        self.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": data})
+
+    def workspace(self, name: str, **remote: Any) -> None:
+        """Apply a Workspace; `remote` replaces fields of the usual one's remoteGit."""
+        usual = {"url": self.world.git_url, "ref": "main", "credentialsSecretRef": {"name": "git"}}
+        meta = {"name": name, "namespace": self.namespace}
+        spec = {"remoteGit": usual | remote}
+        self.apply({"apiVersion": "moorage.dev/v1alpha1", "kind": "Workspace", "metadata": meta, "spec": spec})
+
+    def sandboxes(self, name: str, role: str = "runner") -> list[dict[str, Any]]:
+        """Return the run's sandbox pods of a role, by epoch."""
         uid = self.get("ar", name)["metadata"]["uid"]
         pods = [
             pod
@@ -111,8 +123,11 @@ class Tenant:
             if any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", []))
             and pod["metadata"]["labels"].get("moorage.dev/role") == role
         ]
-        newest: dict[str, Any] = max(pods, key=lambda pod: int(pod["metadata"]["labels"]["moorage.dev/epoch"]))
-        return newest
+        return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["moorage.dev/epoch"]))
+
+    def sandbox(self, name: str, role: str = "runner") -> dict[str, Any]:
+        """Return the run's newest sandbox pod of a role."""
+        return self.sandboxes(name, role)[-1]
 
 
 def shell(script: str) -> dict[str, Any]:

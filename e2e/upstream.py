@@ -42,6 +42,13 @@ class Upstream:
             "git", "-c", "safe.directory=*", "-C", REPOSITORY, *arguments,
         )  # fmt: skip
 
+    def shell(self, script: str) -> str:
+        """Run a script beside the remote's repository, whose path is $REPOSITORY."""
+        return self.cluster.kubectl(
+            "-n", self.namespace, "exec", "git", "-c", "server", "--",
+            "env", f"REPOSITORY={REPOSITORY}", "sh", "-euc", script,
+        )  # fmt: skip
+
     def branch(self, name: str) -> str | None:
         """Return the commit of a branch; None when there is none."""
         listed = self.git("for-each-ref", "--format=%(objectname)", f"refs/heads/{name}").strip()
@@ -58,13 +65,14 @@ class Upstream:
 
 
 def start(
-    cluster: Kubectl, *, namespace: str = NAMESPACE, files: Mapping[str, str] | None = None, script: Path | None = None
+    cluster: Kubectl, *, namespace: str = NAMESPACE, files: Mapping[str, str] | None = None, more: Path | None = None
 ) -> Upstream:
-    """Bring both up (afresh, where they stand already) and wait until they are ready."""
+    """Bring both up (afresh, where they stand already) and wait until they are ready. `more`: further conversations."""
     cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=true", "--timeout=60s")
     cluster.kubectl("create", "namespace", namespace)
     _config_map(cluster, namespace, "demo-files", files if files is not None else demo_files())
-    text = (script or CHECKOUT / "e2e" / "manifests" / "model-script.yaml").read_text()
+    scripts = [CHECKOUT / "e2e" / "manifests" / "model-script.yaml", *([more] if more else [])]
+    text = "\n".join(path.read_text() for path in scripts)
     _config_map(cluster, namespace, "model-script", {"script.yaml": text})
     template = Template((CHECKOUT / "e2e" / "manifests" / "upstream.yaml").read_text())
     manifest = template.substitute(namespace=namespace, password=PASSWORD, image=IMAGE)

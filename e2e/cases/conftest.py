@@ -11,7 +11,7 @@ import pytest
 
 from e2e import upstream
 from e2e.cluster.backend import Backend
-from e2e.system import Tenant
+from e2e.system import MANIFESTS, Tenant
 from e2e.upstream import Upstream
 
 
@@ -20,7 +20,7 @@ def system(cluster: Backend) -> Upstream:
     """Moorage, installed with Helm from this checkout, and an outside world for it."""
     cluster.load_images(cluster.build_images())
     cluster.deploy()
-    return upstream.start(cluster)
+    return upstream.start(cluster, more=MANIFESTS / "model-conversations.yaml")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from e2e.system import SYSTEM, Tenant, shell
+from e2e.system import SANDBOX_IMAGE, SYSTEM, Tenant, condition, shell
 
 SLOW = """
 echo step-1 > step-1; echo '{"moorage": {"event": "iteration"}}'; sleep 3
@@ -49,6 +49,52 @@ def test_a_deleted_sandbox_goes_on_from_its_checkpoint_under_a_new_epoch(tenant:
     assert {"step-1", "recovered", "step-2"} <= names
 
 
+@pytest.mark.rule("R1", "R2", "R3", "E2", "I4")
+@pytest.mark.parametrize("how", ["killed", "told to go"])
+def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tenant: Tenant, how: str):
+    agent = {
+        "driver": "builtin",
+        "image": SANDBOX_IMAGE,
+        "model": {"providerRef": {"name": "stand-in"}, "name": "scripted"},
+    }
+    before = len(tenant.world.model_log())
+    tenant.run("slow", agent=agent, goal=f"{tenant.namespace}: Take your time.")
+    waited = time.monotonic() + 90
+    while len(tenant.world.model_log()) < before + 2:
+        assert time.monotonic() < waited, tenant.status("slow")
+    time.sleep(2)  # the second answer's command is running by then
+    pod = tenant.sandbox("slow")["metadata"]["name"]
+    tenant.kubectl("delete", "pod", pod, *(("--grace-period=0", "--force") if how == "killed" else ("--wait=false",)))
+    status = tenant.ended("slow")
+    assert (status["phase"], status["attempt"], status["epoch"]) == ("Succeeded", 2, 2)
+    assert tenant.world.branch(f"moorage/{tenant.namespace}-slow") == status["result"]["commit"]
+    assert set(tenant.world.git("diff", "--name-only", "main", status["result"]["commit"]).split()) == {
+        "step-1",
+        "slugify.py",
+    }
+    asked = tenant.world.model_log()[before:]
+    assert len(asked) == len({entry["key"] for entry in asked}) == 4, "no decision was asked for twice"
+    assert status["usage"]["modelRequests"] == 4
+    assert status["iteration"] == 4, "the second one was begun, and its number isn't used again"
+
+
+@pytest.mark.rule("V3")
+def test_a_verifier_that_is_killed_is_followed_by_another_with_the_same_verdict(tenant: Tenant):
+    tenant.run("judged", acceptance=[{"name": "tests", "run": "sleep 8; python3 -m unittest -q", "timeout": "2m"}])
+    tenant.until("judged", lambda s: s.get("phase") == "Verifying")
+    waited = time.monotonic() + 60
+    while not any(pod["status"]["phase"] == "Running" for pod in tenant.sandboxes("judged", "verifier")):
+        assert time.monotonic() < waited, tenant.status("judged")
+        time.sleep(0.25)
+    first = tenant.sandbox("judged", "verifier")["metadata"]
+    tenant.kubectl("delete", "pod", first["name"], "--grace-period=0", "--force")
+    status = tenant.ended("judged")
+    assert (status["phase"], status["attempt"]) == ("Succeeded", 1)
+    assert condition(status, "Accepted")["reason"] == "Verified"
+    assert tenant.world.branch(f"moorage/{tenant.namespace}-judged") == status["result"]["commit"]
+    assert first["uid"] not in {pod["metadata"]["uid"] for pod in tenant.sandboxes("judged", "verifier")}
+
+
 def test_the_agents_memory_kill_is_told(tenant: Tenant):
     eat = 'python3 -c "x = []\nwhile True: x.append(bytearray(16 << 20))"'
     tenant.run("oom", agent=shell(eat), recovery={"maxAttempts": 1})
@@ -84,6 +130,49 @@ def test_delete_mid_run_leaves_nothing(tenant: Tenant):
     tenant.running("doomed")
     tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
     gone(tenant)
+
+
+KEPT = """
+import json, pathlib, sqlite3, subprocess, sys
+uid, data = sys.argv[1], pathlib.Path("/var/lib/moorage")
+for mirror in sorted((data / "mirrors").glob("*/*.git")):
+    refs = subprocess.check_output(["git", "--git-dir", str(mirror), "for-each-ref", "--format=%(refname)"], text=True)
+    print(*(f"ref {name}" for name in refs.split() if uid in name), sep="\\n")
+db = sqlite3.connect(f"file:{data / 'moorage.db'}?mode=ro", uri=True)
+tables = "execution_events e join executions x on x.run = e.run"
+for (body,) in db.execute(f"select e.body from {tables} where x.run_uid = ? order by e.seq", (uid,)):
+    print("record", json.loads(body)["type"])
+"""
+
+
+def kept(tenant: Tenant, uid: str) -> dict[str, list[str]]:
+    """What the gateway's volume holds of a run."""
+    pod = ("-n", SYSTEM, "exec", "deploy/moorage-gateway", "--", "python3", "-c", KEPT, uid)
+    found: dict[str, list[str]] = {"ref": [], "record": []}
+    for line in filter(None, tenant.cluster.kubectl(*pod).splitlines()):
+        kind, _, what = line.partition(" ")
+        found[kind].append(what)
+    return found
+
+
+@pytest.mark.rule("W5", "W3")
+def test_the_refs_of_a_deleted_run_go_and_its_journal_stays(tenant: Tenant):
+    script = 'echo 1 > step-1; echo \'{"moorage": {"event": "iteration"}}\'; sleep 600'
+    tenant.run("doomed", agent=shell(script))
+    tenant.until("doomed", lambda s: s.get("iteration", 0) >= 1)
+    uid = tenant.get("ar", "doomed")["metadata"]["uid"]
+    before = kept(tenant, uid)["ref"]
+    assert {name.rpartition("/")[2] for name in before} >= {"base", "checkpoints"}, "what is to go was there"
+    tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
+    gone(tenant)
+    waited = time.monotonic() + 90
+    while (left := kept(tenant, uid))["ref"]:
+        assert time.monotonic() < waited, left
+        time.sleep(1)
+    records = left["record"]
+    assert records[0] == "RUN_ADMITTED"
+    assert {"ITERATION_COMPLETE", "RUN_CANCELLED"} <= set(records)
+    assert records[-1] == "TOMBSTONE"
 
 
 @pytest.mark.rule("W5")

@@ -10,7 +10,7 @@ from e2e import upstream
 from e2e.system import MANIFESTS, Tenant, condition, shell
 
 
-@pytest.mark.rule("V3", "E1", "T2", "L4")
+@pytest.mark.rule("V3", "E1", "T2", "L4", "O4")
 def test_an_agent_mends_the_repository_and_the_accepted_commit_is_pushed(tenant: Tenant, moorage, tmp_path: Path):
     branch = f"moorage/{tenant.namespace}"
     text = (MANIFESTS / "agentrun.yaml").read_text()
@@ -22,6 +22,9 @@ def test_an_agent_mends_the_repository_and_the_accepted_commit_is_pushed(tenant:
     assert condition(status, "Accepted")["status"] == "True"
     assert condition(status, "Delivered")["status"] == "True"
     assert tenant.world.branch(branch) == status["result"]["commit"]
+    placement = status["placement"]
+    assert (placement["kind"], placement["runtimeClass"], placement["node"]) == ("cluster", "gvisor", status["node"])
+    assert "sha256:" in placement["environment"]
     diff = tenant.world.git("diff", "--name-only", "main", branch).split()
     assert diff == ["slugify.py"]
     keys = {entry["api_key"] for entry in tenant.world.model_log()}
