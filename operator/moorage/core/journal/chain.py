@@ -10,6 +10,7 @@ hashes the stored bytes. The chain goes on across attempts and segments.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -31,6 +32,7 @@ from moorage.core.journal.record import (
 )
 
 GENESIS = b"GENESIS"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_INLINE = 64 * 1024
 """J8: bytes of canonical payload that a record may hold itself."""
 MAX_ENVELOPE = 64 * 1024
@@ -234,6 +236,8 @@ def check_draft(draft: Draft) -> None:
         raise InvalidDraft(f"record_id {draft.record_id!r} is not valid Unicode without NUL")
     if not all(name.isascii() for name in draft.attachments or ()):
         raise InvalidDraft(f"record {draft.record_id}: names of attachments must be ASCII")
+    if not all(_SHA256.fullmatch(blob.sha256) for blob in draft.blobs):
+        raise InvalidDraft(f"record {draft.record_id}: a blob is named by its SHA-256 in lower-case hex")
     if not draft.type:
         raise InvalidDraft(f"record {draft.record_id} has no type")
     if not 0 <= draft.recorded_at <= MAX_SAFE_INTEGER:
