@@ -12,7 +12,7 @@ from tests.integration.operator_world import OperatorWorld, install_crds, operat
 from tests.integration.test_chart_installs import CHART, NO_CRDS, Helm, in_namespace
 
 from e2e.cluster.apiserver import ApiServer, api_server
-from moorage.api.names import SANDBOX
+from moorage.api.names import API_VERSION, SANDBOX
 from moorage.sandbox.kube import KubeApi, KubeError, load_configuration, path_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -87,6 +87,9 @@ def expected(world: OperatorWorld) -> set[str]:
 @pytest.mark.rule("T7")
 async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld, audit: Path) -> None:
     await world.start()
+    meta = {"name": "web", "namespace": world.namespace}
+    space = {"apiVersion": API_VERSION, "kind": "Workspace", "metadata": meta, "spec": {"ephemeral": {}}}
+    world.server.kubectl("create", "-f", "-", stdin=json.dumps(space))
     await world.apply_run(
         "whole",
         acceptance=[{"name": "tests", "run": "true"}],
@@ -109,6 +112,7 @@ async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld
     world.server.kubectl("delete", "ar", "whole", "-n", world.namespace, "--wait=false")
     await world.until_released(uid)
     await asyncio.sleep(1.5)  # one more scan
+    world.server.kubectl("wait", "workspace/web", "-n", world.namespace, "--for=condition=Ready", "--timeout=15s")
     assert denied(audit, ":moorage-operator") == expected(world)
     async with ApiClient(world.configuration) as client:
         with pytest.raises(KubeError):

@@ -318,3 +318,41 @@ async def test_the_queue_goes_on_when_its_head_is_deleted_and_drains_one_by_one(
 async def _many(world: OperatorWorld, count: int) -> list[dict[str, object]] | None:
     pods = await world.pods()
     return pods if len(pods) >= count else None
+
+
+# --- what runs refer to -----------------------------------------------------------------------------------------------
+
+
+async def reference(world: OperatorWorld, kind: str, name: str, **spec: object) -> None:
+    meta = {"name": name, "namespace": world.namespace}
+    body = {"apiVersion": names.API_VERSION, "kind": kind, "metadata": meta, "spec": spec}
+    await world.api.create(world.path(f"{kind.lower()}s", version=names.API_VERSION), body)
+
+
+async def test_whether_runs_can_use_it_is_in_the_status_of_what_they_refer_to(world: OperatorWorld) -> None:
+    path = world.path("workspaces", "web", names.API_VERSION)
+
+    async def ready(status: str, generation: int) -> dict[str, object] | None:
+        told = ((await world.api.get(path)) or {}).get("status") or {}
+        found = next((c for c in told.get("conditions", []) if c["type"] == "Ready"), None)
+        return found if found and found["status"] == status and told["observedGeneration"] == generation else None
+
+    await world.start()
+    await reference(world, "Workspace", "web", remoteGit={"url": "https://git.example.test/web.git"})
+    await reference(world, "Agent", "fixer", driver="nobody")
+    await reference(world, "ModelProvider", "models", protocol="openai-chat", baseURL="https://models.example.test")
+    await world.until(lambda: ready("True", 1), "the Workspace is ready")
+    for kind in ("agent/fixer", "modelprovider/models"):
+        stalled = ("--for=condition=Stalled", "--timeout=15s", "-n", world.namespace)
+        await asyncio.to_thread(world.server.kubectl, "wait", kind, *stalled)
+    await world.api.patch(path, {"spec": {"remoteGit": {"url": "ssh://git@git.example.test/web.git"}}})
+    found = await world.until(lambda: ready("False", 2), "the Workspace isn't any more")
+    assert (found["reason"], "https" in found["message"]) == ("NotSupported", True)
+    before = world.count("workspaces/status", "agents/status", "modelproviders/status")
+    assert before == 4
+    await world.stop()
+    await world.start()
+    await asyncio.sleep(1.0)
+    assert world.count("workspaces/status", "agents/status", "modelproviders/status") == before, (
+        "it stands there already"
+    )

@@ -10,6 +10,7 @@ from moorage.api.wire import ResolvedRun
 from moorage.api.workspace import Workspace
 from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Broken, Defaults, References, amended, read_run, resolve
+from moorage.core.run.usable import unusable
 
 DRIVERS = frozenset({"command", "builtin"})
 META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
@@ -279,3 +280,33 @@ def test_a_local_run_keeps_its_path_and_its_placement() -> None:
     assert isinstance(found, AgentRun)
     local = resolved(found, defaults=replace(Defaults(), placement="local"))
     assert (local.placement, local.workspace.kind, local.workspace.path) == ("local", "local", "/repo")
+
+
+# --- what runs refer to -----------------------------------------------------------------------------------------------
+
+AGENT = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "name": "m-1"}}
+PROVIDER = {"protocol": "anthropic-messages", "baseURL": "https://models.example"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "reason"),
+    [
+        ("Workspace", GIT, None),
+        ("Workspace", {"ephemeral": {}}, None),
+        ("Workspace", {"remoteGit": {"url": "git@git.example:web.git"}}, "NotSupported"),
+        ("Workspace", {"local": {"claimName": "c"}}, "NotSupported"),
+        ("Workspace", {"remoteGit": {"url": "nonsense"}}, "InvalidSpec"),
+        ("Agent", COMMAND, None),
+        ("Agent", AGENT, None),
+        ("Agent", {"driver": "nobody"}, "UnknownDriver"),
+        ("Agent", COMMAND | {"constraints": {"cost": {"hard": "8"}}}, "NotSupported"),
+        ("ModelProvider", PROVIDER, None),
+        ("ModelProvider", PROVIDER | {"models": [{"name": "m-1"}]}, None),
+        ("ModelProvider", PROVIDER | {"protocol": "openai-chat"}, "ProtocolNotSupported"),
+    ],
+)
+def test_whether_runs_can_use_an_object_is_found_out_as_a_run_would(
+    kind: str, spec: dict[str, Any], reason: str | None
+) -> None:
+    found = unusable(kind, {"metadata": {"name": "x", "namespace": "team-a"}, "spec": spec}, DRIVERS)
+    assert (found.reason if found else None) == reason

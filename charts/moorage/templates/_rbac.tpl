@@ -7,7 +7,7 @@
   resources: [agentruns]
   verbs: [delete]          # retention.deleteObject
 - apiGroups: [moorage.dev]
-  resources: [agentruns/status]
+  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]

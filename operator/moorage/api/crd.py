@@ -95,7 +95,6 @@ DEFINITIONS = (
             Column("Ready", _READY.path, description="Whether runs can start from it."),
             _REASON,
             Column("URL", ".spec.remoteGit.url", description="The remote."),
-            Column("Revision", ".status.mirror.revision", description="Commit at the last fetch.", wide=True),
             _AGE,
         ),
     ),

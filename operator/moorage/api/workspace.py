@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from moorage.api.meta import Bounded, Conditions, Name, NotLinkLocal, Resource, SecretKey, Time
+from moorage.api.meta import Conditions, Name, NotLinkLocal, Resource, SecretKey
 from moorage.api.quantity import Quantity
-from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching, without
+from moorage.api.rules import Fields, Rule, Told, exactly_one, matching, without
 
 DEFAULT_BRANCH_PREFIX = "moorage/"
 
@@ -206,35 +206,11 @@ class WorkspaceSpec(WorkspaceSource):
     )
 
 
-class Mirror(Told):
-    """The gateway's copy of a remote."""
-
-    revision: Annotated[str, Bounded(64)] | None = Field(
-        default=None, description="Commit of the ref at the last fetch."
-    )
-    size_bytes: int | None = Field(default=None, description="Size on disk.")
-    last_fetch_time: Time | None = Field(default=None, description="When it was last fetched with success.")
-    error: Annotated[str, Bounded(1024)] | None = Field(
-        default=None, description="Why the last fetch failed, if it did."
-    )
-
-
-class Worktree(Told):
-    """A worktree in use."""
-
-    run: Annotated[str, Bounded(253)] = Field(description="The AgentRun that works in it.")
-    branch: Annotated[str, Bounded(256)] | None = Field(default=None, description="Its branch.")
-
-
 class WorkspaceStatus(Told):
     """What is known about a Workspace."""
 
     observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
     conditions: Conditions = ()
-    mirror: Mirror | None = Field(default=None, description="The gateway's copy of the remote.")
-    worktrees: Annotated[tuple[Worktree, ...], Field(max_length=32), KeyedBy("run")] = Field(
-        default=(), description="Worktrees in use, at most 32 of them."
-    )
 
 
 class Workspace(Resource):

@@ -12,15 +12,25 @@ import kopf
 
 from moorage.api import names
 from moorage.api.names import GROUP, VERSION
+from moorage.controller.objects import PLACES
 from moorage.controller.operator import Operator
+from moorage.core.run.usable import KINDS
 
 OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
 PAGE = 100  # objects of a list that are held at once
 WATCH_SECONDS = 300  # the API server ends a watch after that; a dead connection is noticed by kopf itself
 
 
-def watch(registry: kopf.OperatorRegistry, operator: Operator, *, classes_changed: Callable[[], None] | None) -> None:
-    """Register the handlers. `classes_changed` None: RuntimeClasses may not be watched (namespaced mode)."""
+def watch(
+    registry: kopf.OperatorRegistry,
+    operator: Operator,
+    *,
+    look: Callable[[str, str, str], None],
+    classes_changed: Callable[[], None] | None,
+) -> None:
+    """Register the handlers. `look`: a Workspace, Agent or ModelProvider (kind, namespace, name) was seen.
+    `classes_changed` None: RuntimeClasses may not be watched (namespaced mode).
+    """
 
     @kopf.on.event(GROUP, VERSION, "agentruns", registry=registry)
     async def agentrun(event: Any, **_: Any) -> None:
@@ -35,11 +45,9 @@ def watch(registry: kopf.OperatorRegistry, operator: Operator, *, classes_change
         if event["type"] == "DELETED":  # renewals are the gateway's, every 15 s for each live run
             operator.child_changed(None, event["object"])
 
-    for plural in ("workspaces", "agents", "modelproviders"):
-
-        @kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)
-        async def reference(namespace: str | None, **_: Any) -> None:
-            operator.reference_changed(namespace)
+    for kind, (_, plural) in PLACES.items():
+        if kind in KINDS:
+            _watch_references(registry, operator, look, kind, plural)
 
     if classes_changed is not None:
         changed = classes_changed
@@ -48,6 +56,16 @@ def watch(registry: kopf.OperatorRegistry, operator: Operator, *, classes_change
         async def runtime_class(**_: Any) -> None:
             changed()
             operator.reference_changed(None)
+
+
+def _watch_references(
+    registry: kopf.OperatorRegistry, operator: Operator, look: Callable[[str, str, str], None], kind: str, plural: str
+) -> None:
+    @kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)
+    async def reference(event: Any, namespace: str | None, name: str | None, **_: Any) -> None:
+        operator.reference_changed(namespace)
+        if event["type"] != "DELETED":
+            look(kind, namespace or "", name or "")
 
 
 def guard_policies(registry: kopf.OperatorRegistry, drifted: Callable[[str], None]) -> None:

@@ -26,6 +26,7 @@ from moorage.controller.ports import Clock
 from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
+from moorage.controller.usability import Usability
 from moorage.sandbox.kube import METADATA_ONLY, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import NameTaken, RunKey
@@ -119,11 +120,14 @@ async def run_operator(
     pulse = Pulse()
     guard = PolicyGuard(tenants, deps.log)
     registry = kopf.OperatorRegistry()
-    watch(registry, operator, classes_changed=None if settings.watch_namespaces else objects.classes_changed)
+    usability = Usability(deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance)
+    classes_changed = None if settings.watch_namespaces else objects.classes_changed
+    watch(registry, operator, look=usability.look, classes_changed=classes_changed)
     guard_policies(registry, guard.drifted)
     _login(registry, deps.configuration)
     jobs = [
         operator.queue.run(),
+        usability.queue.run(),
         follow(deps.gateway, operator, deps.log, deps.chance),
         scan.run(settings.scan_s),
         events.post(),
@@ -137,6 +141,7 @@ async def run_operator(
         jobs.append(uvicorn.Server(config).serve([listener]))
     await _together(jobs, stop)
     operator.queue.close()
+    usability.queue.close()
 
 
 async def _together(jobs: list[Any], stop: asyncio.Event) -> None:
