@@ -125,8 +125,9 @@ async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
     await verifier("POST", "/v1/self/verification", verification(head))
     while True:
         view = await operator("POST", f"{run}/deliver", {"epoch": 1, "commit": head})
-        if view["state"]["effects"][-1]["status"] == "confirmed":
+        if [e["status"] for e in view["state"]["effects"]][-1:] == ["confirmed"]:
             break
+        await asyncio.sleep(0.1)
     end = {"reason": "Completed", "message": "", "commit": head}
     await operator("POST", f"{run}/records", told("RUN_SUCCEEDED", end))
     exported = await operator.answer("GET", f"{run}/journal")

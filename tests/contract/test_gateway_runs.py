@@ -25,6 +25,7 @@ from tests.gateway_script import (
 
 from moorage.api.wire import ResolvedDelivery, SecretRef
 from moorage.core.run.view import RUN_VIEW
+from moorage.gateway.delivery import QUIET_MS
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.store.errors import StoreUnavailable
@@ -97,12 +98,15 @@ async def test_a_push_whose_answer_got_lost_is_recovered_and_not_repeated(gatewa
 
 
 @pytest.mark.rule("E5")
-async def test_a_push_that_never_left_is_made_again_under_a_new_intent(gateway, upstream, tmp_path) -> None:
+async def test_a_push_that_never_left_is_made_again_under_a_new_intent(gateway, upstream, clock, tmp_path) -> None:
     operator = Operator(gateway, resolved(upstream))
     _, head = await work_done(gateway, operator, tmp_path)
     await verified(gateway, operator, head)
     upstream.inject("error", "git-receive-pack")
     first = await ok(await operator.deliver(1, head))
+    early = await ok(await operator.deliver(1, head))
+    assert [e["status"] for e in early["state"]["effects"]] == ["unknown"]  # the remote may still be at work on it
+    clock.advance(QUIET_MS)
     second = await ok(await operator.deliver(1, head))
     assert first["state"]["effects"][-1]["status"] != "confirmed"
     assert [e["status"] for e in second["state"]["effects"]] == ["not_dispatched", "confirmed"]
@@ -148,6 +152,73 @@ async def test_a_cancelling_run_still_settles_what_it_sent(gateway, upstream, tm
     view = await ok(await operator.deliver(1, head))
     assert [e["status"] for e in view["state"]["effects"]] == ["confirmed"]
     assert view["state"]["phase"] == "Cancelling"
+
+
+@pytest.mark.rule("E5", "E4")
+async def test_a_push_that_somebody_went_on_from_has_happened(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("drop", "git-receive-pack")
+    await ok(await operator.deliver(1, head))
+    git(tmp_path / "seed", "fetch", "-q", "origin", BRANCH)
+    git(tmp_path / "seed", "checkout", "-q", "FETCH_HEAD")
+    commit(tmp_path / "seed", "theirs.txt", "x\n")
+    git(tmp_path / "seed", "push", "-q", "origin", f"HEAD:refs/heads/{BRANCH}")
+    (effect,) = (await ok(await operator.deliver(1, head)))["state"]["effects"]
+    assert effect["status"] == "confirmed"
+    assert effect["detail"].startswith("found below the branch's head ")
+
+
+@pytest.mark.rule("E4", "E5")
+async def test_a_push_that_somebody_replaced_is_a_conflict(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("drop", "git-receive-pack")
+    await ok(await operator.deliver(1, head))
+    commit(tmp_path / "seed", "theirs.txt", "x\n")
+    git(tmp_path / "seed", "push", "-q", "-f", "origin", f"HEAD:refs/heads/{BRANCH}")
+    (effect,) = (await ok(await operator.deliver(1, head)))["state"]["effects"]
+    assert (effect["status"], effect["detail"].partition(":")[0]) == ("rejected", "DeliveryConflict")
+
+
+async def test_a_remote_that_is_away_is_one_record_and_no_intent(gateway, upstream, clock, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("error", times=99)
+    state = (await ok(await operator.deliver(1, head)))["state"]
+    for _ in range(5):  # before its time: no news
+        await ok(await operator.deliver(1, head))
+    assert (state["phase"], state["effects"], state["deferral"]["reason"]) == ("Delivering", [], "GitUnreachable")
+    assert state["deferral"]["since"] == clock.now_ms()
+    assert (await operator.types()).count("EFFECT_DEFERRED") == 1
+    assert "EFFECT_INTENT" not in await operator.types()
+
+
+@pytest.mark.parametrize("fault", ["deny", "error"])
+@pytest.mark.rule("E4", "I8")
+async def test_an_ended_run_hears_what_became_of_its_push_once_the_remote_is_back(
+    gateway, upstream, clock, tmp_path, fault
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    upstream.inject("drop", "git-receive-pack")
+    effect = (await ok(await operator.deliver(1, head)))["state"]["effects"][0]["effect_id"]
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    upstream.inject(fault, times=2)
+    assert (await ok(await operator.deliver(1, head)))["state"]["deferral"]
+    unknown = {"effect_id": effect, "outcome": "unknown", "detail": "its target could not be asked in time"}
+    await ok(await operator.report(1, "EFFECT_RECONCILED", unknown))
+    await ok(await operator.report(1, "RUN_CANCELLED", {"reason": "Cancelled", "message": "", "commit": None}))
+    size = len(await operator.records())
+    await ok(await operator.deliver(1, head))
+    assert len(await operator.records()) == size
+    state = (await ok(await operator.deliver(1, head)))["state"]
+    assert (state["phase"], state["effects"][0]["status"]) == ("Cancelled", "confirmed")
+    refused(await operator.report(1, "EFFECT_RECONCILED", unknown, "again"), 409, "IllegalMove")
 
 
 # --- identity and ownership -------------------------------------------------------------------------------------------
@@ -672,6 +743,7 @@ async def test_a_gateway_that_dies_around_the_push_leaves_one_push(
     assert (await operator.state())["effects"][-1]["status"] == "dispatched"
     monkeypatch.setattr(gateway.deps.mirrors, "push_upstream", original)
     gateway.restart()
+    gateway.deps.clock.advance(QUIET_MS)
     effects = (await ok(await operator.deliver(1, head)))["state"]["effects"]
     assert [e["status"] for e in effects] == (["confirmed"] if pushed else ["not_dispatched", "confirmed"])
     assert len([u for u in upstream.updates if u.new == head]) == 1

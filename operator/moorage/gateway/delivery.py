@@ -15,6 +15,7 @@ from moorage.core.effects.levels import Level, queryable
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Effect
+from moorage.core.run.waiting import due
 from moorage.gateway.errors import Illegal, Refusal
 from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
@@ -27,7 +28,7 @@ from moorage.workspace.upstream import AnyUpstream, Closure, closure
 KIND = "git_push"
 DETAIL_LIMIT = 1_000
 QUIET_MS = 10_000
-"""A push that was cut off may still be on its way: for so long its absence proves nothing, where nothing follows it."""
+"""A remote may still be at work on a push whose connection was cut: for so long, an absent branch proves nothing."""
 
 Verdict = tuple[str, str]  # outcome and detail of a receipt
 
@@ -98,7 +99,7 @@ class Delivery:
     async def _hindered(self, run: Run, epoch: int, intent: Intent, trouble: Trouble) -> None:
         """Nothing was sent, and the remote says no, or says nothing."""
         if trouble.passing:
-            await self._append(run, epoch, self._deferred(run, trouble))
+            await self._defer(run, epoch, trouble)
             return
         refused = self._closed(run, intent.effect_id, ("rejected", f"{trouble.reason}: {trouble.message}"))
         await self._append(run, epoch, self._meant(run, intent), refused)
@@ -161,37 +162,43 @@ class Delivery:
         try:
             upstream = await self._upstream(run)
             found = await self._mirrors.query_upstream(upstream, intent.branch)
+            verdict = await self._answer(run, upstream, effect, intent, found)
         except (WorkspaceError, Refusal, OSError) as error:
             await self._unanswered(run, effect, trouble_of(error))
             return
-        verdict = self._answer(run, effect, intent, found)
         if verdict is None:
             why = f"{intent.branch} isn't there, but the push may still be on its way"
             await self._unanswered(run, effect, Trouble("EffectUnknown", why, passing=True))
             return
         await self._settle(run, effect, verdict, found)
 
-    def _answer(self, run: Run, effect: Effect, intent: Intent, found: str | None) -> Verdict | None:
-        """E5: ref at the target: it happened. Ref where it was: it didn't. Else somebody else moved it.
-
-        None where it is too early to say that it didn't: a run that goes on pushes again under the same condition, but
-        the word of one that is ending is the last.
+    async def _answer(
+        self, run: Run, upstream: AnyUpstream, effect: Effect, intent: Intent, found: str | None
+    ) -> Verdict | None:
+        """E5: ref at the target: it happened. Ref where it was: it didn't; None where it is too early to say so. Else
+        somebody has moved it: on from our commit, or away from it.
         """
         match closure(found, target=intent.commit, expected_old=intent.old):
             case Closure.RECOVERED:
                 return "confirmed", "found at the target"
-            case Closure.CONFLICT:
-                return "rejected", f"DeliveryConflict: {intent.branch} is at {found}, not ours"
-        ending = run.state.phase is RunPhase.CANCELLING or run.state.end is not None
-        if ending and 0 <= self._gate.deps.clock.now_ms() - effect.at < QUIET_MS:
-            return None
-        return "not_dispatched", "the branch is where it was before"
+            case Closure.AGAIN:
+                early = 0 <= self._gate.deps.clock.now_ms() - effect.at < QUIET_MS
+                return None if early else ("not_dispatched", "the branch is where it was before")
+        if found is not None and await self._went_on(run, upstream, intent.commit, found):
+            return "confirmed", f"found below the branch's head {found}"
+        return "rejected", f"DeliveryConflict: {intent.branch} is at {found}, not ours"
+
+    async def _went_on(self, run: Run, upstream: AnyUpstream, ours: str, found: str) -> bool:
+        """Somebody pushed on top of ours before we had asked."""
+        key = mirror_key(run)
+        await self._mirrors.ensure(key, upstream)
+        return await self._mirrors.has_commit(key, found) and await self._mirrors.is_ancestor(key, ours, found)
 
     async def _unanswered(self, run: Run, effect: Effect, trouble: Trouble) -> None:
         """Told while somebody waits for it; after the end nothing stays open, and what is unknown is told."""
         self._gate.deps.log.warning("effect_not_reconciled", run_uid=run.uid, reason=trouble.reason)
         if run.state.end is None:
-            await self._append(run, None, self._deferred(run, trouble))
+            await self._defer(run, None, trouble)
         elif effect.open:
             await self._settle(run, effect, ("unknown", str(trouble)))
 
@@ -201,6 +208,12 @@ class Delivery:
         self._gate.deps.metrics.effects.labels(effect.kind, outcome).inc()
         note = self._note(RecordType.EFFECT_RECONCILED, payload, effect.effect_id, run.state.offset)
         await self._append(run, None, note)
+
+    async def _defer(self, run: Run, epoch: int | None, trouble: Trouble) -> None:
+        """A try before its time is no news: whoever asks too often makes no journal longer."""
+        waited = run.state.deferral
+        if waited is None or due(run.uid, waited, self._gate.deps.clock.now_ms()):
+            await self._append(run, epoch, self._deferred(run, trouble))
 
     # --- records ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ It keeps every request and every ref update, so that a test can count pushes. Fa
 over HTTP, behind the same password:
 
     GET  /.control/log       {"requests": [...], "updates": [...]}
-    POST /.control/faults    {"kind": "deny" | "error" | "drop", "service": "git-receive-pack", "times": 1}
+    POST /.control/faults    {"kind": "deny" | "error" | "drop" | "late", "service": "git-receive-pack", "times": 1}
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import contextlib
 import hmac
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -44,11 +46,18 @@ _BACKEND_ENV = {
 
 
 class FaultKind(StrEnum):
-    """`deny`: 403. `error`: 500. `drop`: do the work, then cut the connection without an answer (a lost receipt)."""
+    """`deny`: 403. `error`: 500. `drop`: do the work, then cut the connection without an answer (a lost receipt).
+    `late`: cut the connection, then do the work.
+    """
 
     DENY = "deny"
     ERROR = "error"
     DROP = "drop"
+    LATE = "late"
+
+
+CUTS = frozenset({FaultKind.DROP, FaultKind.LATE})
+LATE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ class GitServer:
         """The fault that this request meets, used up by it."""
         with self._lock:
             for index, fault in enumerate(self._faults):
-                if fault.service not in {None, service} or (fault.kind is FaultKind.DROP and method != "POST"):
+                if fault.service not in {None, service} or (fault.kind in CUTS and method != "POST"):
                     continue
                 self._faults[index : index + 1] = [replace(fault, times=fault.times - 1)] if fault.times > 1 else []
                 return fault.kind
@@ -228,14 +237,22 @@ class _Handler(BaseHTTPRequestHandler):
             return self._plain(403, b"denied\n")
         if fault is FaultKind.ERROR:
             return self._plain(500, b"broken\n")
+        if fault is FaultKind.LATE:
+            self._cut()
+            time.sleep(LATE_S)
         repository = path.lstrip("/").removesuffix(f"/{service}")
         pushes = self.command == "POST" and service == "git-receive-pack"
         with self._git.watching(repository) if pushes else contextlib.nullcontext():
             answer = self._backend(path, query, user, body)
-        if fault is FaultKind.DROP:
+        if fault in CUTS:
             self.close_connection = True
             return 0
         return self._relay(answer)
+
+    def _cut(self) -> None:
+        """The client hears the end of it at once."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _backend(self, path: str, query: str, user: str, body: IO[bytes]) -> bytes:
         env = {
