@@ -62,6 +62,8 @@ async def test_a_run_is_found_by_name(api_server: ApiServer, definitions: None, 
     assert await run_uid(cluster, "fix-login") == uid
     with pytest.raises(NotFound, match="AgentRun nothing in namespace"):
         await run_uid(cluster, "nothing")
+    api_server.kubectl("delete", "ar", "fix-login", "-n", cluster.namespace)
+    assert await run_uid(cluster, uid) == uid, "what is kept of a deleted run is found by its UID"
 
 
 async def test_the_readers_token_is_for_the_gateway_alone_and_may_read_its_namespace_alone(cluster: Cluster) -> None:

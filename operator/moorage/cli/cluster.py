@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from moorage.cli.forward import Forward, forwarded
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, path_of
 
 AUDIENCE = "moorage-gateway"
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 READER = "moorage-reader"
 GATEWAY_PODS = "app.kubernetes.io/name=moorage,app.kubernetes.io/component=gateway"
 GATEWAY_PORT = 8080
@@ -154,12 +156,14 @@ def _failure(forward: Forward) -> str:
 
 
 async def run_uid(cluster: Cluster, name: str) -> str:
-    """UID of an AgentRun by its name."""
+    """UID of an AgentRun by its name. The evidence of a deleted one is kept, and found by the UID itself."""
     what = f"AgentRun {name} in namespace {cluster.namespace}"
     found = await asked(cluster.api.get(path_of(API_VERSION, "agentruns", cluster.namespace, name)), what)
-    if found is None:
-        raise NotFound(f"there is no {what}")
-    return str(found["metadata"]["uid"])
+    if found is not None:
+        return str(found["metadata"]["uid"])
+    if UID.fullmatch(name):
+        return name
+    raise NotFound(f"there is no {what}", "the evidence of a deleted run is found by its UID")
 
 
 async def gateway_pod(cluster: Cluster) -> str:
