@@ -12,11 +12,11 @@ from pathlib import Path
 import uvicorn
 from kubernetes.aio.client import ApiClient
 
+from moorage.clock import SystemClock
 from moorage.gateway.app import create_app
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.cluster import ClusterLeases
 from moorage.gateway.errors import Unauthenticated
-from moorage.gateway.ports import SystemClock
 from moorage.sandbox.kube import load_configuration
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore

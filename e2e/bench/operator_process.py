@@ -13,13 +13,13 @@ from random import Random
 from kubernetes.aio.client import ApiClient
 from prometheus_client import CollectorRegistry
 
+from moorage.clock import SystemClock
 from moorage.controller.definitions import await_definitions
 from moorage.controller.gateway_client import GatewayClient, session
 from moorage.controller.process import Deps, run_operator
 from moorage.controller.settings import OperatorSettings
 from moorage.core.run.resolve import Defaults
 from moorage.drivers.registry import known
-from moorage.gateway.ports import SystemClock
 from moorage.sandbox.kube import KubeApi, load_configuration
 from moorage.sandbox.spec import SandboxSettings
 from moorage.telemetry.logs import start_logging

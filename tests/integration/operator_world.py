@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
+from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
 from moorage.controller.process import Deps, run_operator
 from moorage.controller.settings import OperatorSettings
 from moorage.core.run.resolve import Defaults
-from moorage.gateway.ports import SystemClock
 from moorage.sandbox.kube import KubeApi, load_configuration, path_of
 from moorage.sandbox.spec import SandboxSettings
 from moorage.telemetry.metrics import OperatorMetrics

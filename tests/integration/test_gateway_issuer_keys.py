@@ -9,10 +9,10 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
 from e2e.cluster.apiserver import ApiServer
+from moorage.clock import SystemClock
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.errors import Unauthenticated
 from moorage.gateway.issuer import IssuerAuthenticator
-from moorage.gateway.ports import SystemClock
 from moorage.gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.integration

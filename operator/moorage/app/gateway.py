@@ -15,11 +15,11 @@ from kubernetes.aio import client, config
 from prometheus_client import CollectorRegistry
 
 from moorage.app.stores import open_stores
+from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Authenticator
 from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
 from moorage.gateway.issuer import IssuerAuthenticator
-from moorage.gateway.ports import Clock, SystemClock
 from moorage.gateway.settings import GatewaySettings
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics

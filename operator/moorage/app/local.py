@@ -33,6 +33,7 @@ from moorage.app.owners import Owner, Owners, new_socket
 from moorage.app.stores import Stores, open_stores
 from moorage.cli.ports import InterruptedRun, Listener, LocalResult, LocalRuns, Progress, RunRefused, Truth
 from moorage.cli.ports import LocalRun as PastRun
+from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
 from moorage.core.run.ending import drops_volume
@@ -41,7 +42,6 @@ from moorage.core.run.resolve import retention
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
-from moorage.gateway.ports import SystemClock
 from moorage.sandbox.port import RunKey, Unavailable
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
 from moorage.store.errors import StoreError

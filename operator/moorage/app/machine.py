@@ -27,10 +27,11 @@ from moorage.app.manifest import ManifestSecrets
 from moorage.app.owners import Owners
 from moorage.app.stores import Stores, open_stores
 from moorage.cli.ports import Listener
+from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
-from moorage.gateway.ports import NoLeases, SystemClock
+from moorage.gateway.ports import NoLeases
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
 from moorage.telemetry.metrics import GatewayMetrics

@@ -13,12 +13,12 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
+from moorage.clock import SystemClock
 from moorage.controller.definitions import await_definitions
 from moorage.controller.gateway_client import GatewayClient, session, token_file
 from moorage.controller.process import Deps, run_operator, sandbox_settings
 from moorage.controller.settings import OperatorSettings
 from moorage.drivers.registry import known
-from moorage.gateway.ports import SystemClock
 from moorage.sandbox.kube import KubeApi
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import OperatorMetrics

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.gateway.ports import Clock
+from moorage.clock import Clock
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.workspace.mirror import Mirrors

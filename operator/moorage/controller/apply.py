@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from moorage.api import names
 from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
+from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayClient
-from moorage.controller.ports import Clock, Objects
+from moorage.controller.ports import Objects
 from moorage.core.run import actions as a
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.view import RunView

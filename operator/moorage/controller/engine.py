@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moorage.api.agentrun import AgentRunStatus
+from moorage.clock import Clock
 from moorage.controller.apply import Applier, Known
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.gather import Gathered, Gatherer
 from moorage.controller.measures import Measures
-from moorage.controller.ports import Clock, Objects, Telling
+from moorage.controller.ports import Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.actions import Admit, Plan
 from moorage.core.run.observed import Observed, Problem

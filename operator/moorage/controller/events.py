@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from moorage.api import names
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.meta import bounded
-from moorage.controller.ports import Clock
+from moorage.clock import Clock
 from moorage.core.run.status import word
 from moorage.sandbox.kube import Body, KubeApi, KubeError, path_of
 from moorage.sandbox.port import RunKey

@@ -11,13 +11,14 @@ from typing import Any
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ResolvedRun
+from moorage.clock import Clock
 from moorage.controller.apply import Applier
 from moorage.controller.changes import follow
 from moorage.controller.engine import Engine
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.gather import Gatherer
 from moorage.controller.operator import Operator
-from moorage.controller.ports import Body, Clock
+from moorage.controller.ports import Body
 from moorage.controller.roll import Roll, key_of
 from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Defaults

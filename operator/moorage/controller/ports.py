@@ -12,16 +12,6 @@ from moorage.sandbox.port import RunKey
 Body = Mapping[str, Any]
 
 
-class Clock(Protocol):
-    """Time, so that tests can step it. The two readings are never mixed."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch, UTC. May step."""
-
-    def monotonic_ms(self) -> int:
-        """Milliseconds since some start. Never steps back."""
-
-
 class Objects(Protocol):
     """Where the objects are that users write: the API server, or the memory of a local run.
 

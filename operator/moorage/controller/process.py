@@ -12,6 +12,7 @@ import kopf
 import uvicorn
 from kubernetes.aio.client import Configuration
 
+from moorage.clock import Clock
 from moorage.controller.apply import Applier
 from moorage.controller.changes import follow
 from moorage.controller.engine import Engine
@@ -22,7 +23,6 @@ from moorage.controller.handlers import OURS, guard_policies, tune, watch
 from moorage.controller.health import Pulse, health_app
 from moorage.controller.objects import KubeObjects
 from moorage.controller.operator import Operator, run_of_child
-from moorage.controller.ports import Clock
 from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
-from moorage.controller.ports import Clock, Objects
+from moorage.controller.ports import Objects
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError

@@ -18,9 +18,10 @@ from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 
 from moorage.api.wire import SecretRef
+from moorage.clock import Clock
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.errors import Unauthenticated, Unavailable
-from moorage.gateway.ports import Clock, Lack, Secret, SecretMissing
+from moorage.gateway.ports import Lack, Secret, SecretMissing
 from moorage.gateway.settings import GatewaySettings
 
 EPOCH_ANNOTATION = "moorage.dev/epoch"

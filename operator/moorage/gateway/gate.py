@@ -9,11 +9,12 @@ import httpx
 from starlette.requests import Request
 
 from moorage.api.wire import Role
+from moorage.clock import Clock
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Ledger, Run
-from moorage.gateway.ports import Clock, LeaseRenewer, Secrets
+from moorage.gateway.ports import LeaseRenewer, Secrets
 from moorage.gateway.settings import GatewaySettings
 from moorage.store import errors as store_errors
 from moorage.store.blobs import BlobStore

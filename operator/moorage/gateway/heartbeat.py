@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from moorage.api import wire
+from moorage.clock import Clock
 from moorage.core.run.observed import Heartbeat
 from moorage.gateway.errors import Unavailable
-from moorage.gateway.ports import Clock, LeaseRenewer
+from moorage.gateway.ports import LeaseRenewer
 from moorage.telemetry.metrics import GatewayMetrics
 
 

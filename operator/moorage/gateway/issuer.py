@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from kubernetes.aio import client
 
+from moorage.clock import Clock
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.cluster import SERVICE_ACCOUNT, Remembered, asked
 from moorage.gateway.errors import Unauthenticated
-from moorage.gateway.ports import Clock
 from moorage.gateway.settings import GatewaySettings
 
 MAX_TOKEN = 16 * 1024

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from moorage.api.wire import ResolvedRun
+from moorage.clock import Clock
 from moorage.core.journal.canonical import canonical_hash
 from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import (
@@ -38,7 +39,6 @@ from moorage.core.run.reducer import Replay, reduce
 from moorage.core.run.state import RunState
 from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
-from moorage.gateway.ports import Clock
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
 from moorage.store.blobs import BlobStore

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from moorage.api.wire import SecretRef
-
-
-class Clock(Protocol):
-    """Time, so that tests can step it. The two readings are never mixed."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch, UTC: for records. May step."""
-
-    def monotonic_ms(self) -> int:
-        """Milliseconds since some start: for waiting and expiry. Never steps back."""
-
-
-class SystemClock:
-    """This machine's clocks."""
-
-    def now_ms(self) -> int:
-        """Wall clock."""
-        return time.time_ns() // 1_000_000
-
-    def monotonic_ms(self) -> int:
-        """Monotonic clock."""
-        return time.monotonic_ns() // 1_000_000
 
 
 class Lack(StrEnum):

@@ -25,9 +25,10 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from moorage.api.wire import SecretRef
+from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
-from moorage.gateway.ports import Clock, Lack, LeaseRenewer, NoLeases, Secret, SecretMissing, SystemClock
+from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
 from moorage.store.memory import MemoryStore

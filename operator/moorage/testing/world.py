@@ -31,8 +31,8 @@ from moorage.api.wire import (
     ResolvedWorkspace,
     SecretRef,
 )
+from moorage.clock import SystemClock
 from moorage.core.journal.record import Record
-from moorage.gateway.ports import SystemClock
 from moorage.gateway.settings import GatewaySettings
 from moorage.runner.processes import below, processes
 from moorage.store.blobs import FileBlobs
