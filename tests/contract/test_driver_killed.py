@@ -75,7 +75,7 @@ async def test_killed_right_after_a_record(world, moment) -> None:
     await whole(world, run)
 
 
-@pytest.mark.rule("R1", "R3", "E2", "I4")
+@pytest.mark.rule("R1", "R3", "E2", "E8", "I4")
 @pytest.mark.parametrize("seed", range(3))
 async def test_killed_again_and_again_at_any_moment(world, seed) -> None:
     chance = random.Random(seed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -9,12 +10,24 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import Operator, agent_at_work, ok, refused, resolved, told, work_done
+from tests.gateway_script import (
+    BRANCH,
+    Operator,
+    agent_at_work,
+    git,
+    ok,
+    refused,
+    resolved,
+    told,
+    verified,
+    work_done,
+)
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
 from moorage.gateway.health import PROBE_TENANT, PROVED_MS
 from moorage.gateway.settings import GatewaySettings
+from moorage.store.errors import BlobMissing
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
 
@@ -101,6 +114,33 @@ async def test_logs_follow_until_the_end(gateway, upstream) -> None:
     assert not following.done()
     await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
     assert (await asyncio.wait_for(following, 5)).content == b"first\n\xffsecond\n"
+
+
+@pytest.mark.rule("I9", "I10")
+async def test_what_the_journal_cites_exists_is_what_it_was_and_is_for_its_readers_alone(
+    gateway, upstream, tmp_path
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner, head = await work_done(gateway, operator, tmp_path)
+    await ok(await runner.post("/v1/self/records", json=output(b"said\n", "1")))
+    await verified(gateway, operator, head)
+    await ok(await operator.deliver(1, head))
+    gateway.restart()
+    records = await operator.records()
+    cited = [ref for record in records for ref in record.blobs]
+    kinds = {record.type for record in records if record.blobs}
+    assert {"RUN_ADMITTED", "AGENT_OUTPUT"} <= kinds
+    for ref in cited:
+        content = await gateway.deps.blobs.get("team-a", ref)
+        assert (hashlib.sha256(content).hexdigest(), len(content)) == (ref.sha256, ref.size)
+        with pytest.raises(BlobMissing):
+            await gateway.deps.blobs.get("team-b", ref)
+    pushed = next(r for r in records if r.type == "EFFECT_INTENT").payload["commit"]
+    assert git(tmp_path / "srv" / "shop.git", "rev-parse", f"refs/heads/{BRANCH}") == pushed == head
+    theirs, strangers = gateway.reader("eve", "team-a"), gateway.reader("mallory", "team-b")
+    for door in ("journal", "logs", "diff"):
+        assert (await theirs.get(f"/v1/runs/u1/{door}")).status_code == 200
+        assert (await strangers.get(f"/v1/runs/u1/{door}")).status_code == 404
 
 
 async def test_erased_output_is_told_and_the_rest_is_shown(gateway, upstream) -> None:

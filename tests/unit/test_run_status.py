@@ -12,6 +12,7 @@ from moorage.api.wire import ResolvedLimits
 from moorage.core.run.actions import Plan, Verdict
 from moorage.core.run.observed import Problem, SandboxPhase, SandboxView
 from moorage.core.run.phases import RunPhase
+from moorage.core.run.reducer import replay
 from moorage.core.run.state import (
     AgentEnd,
     AttemptEnd,
@@ -162,6 +163,26 @@ def test_a_waiting_sandbox_says_why() -> None:
     view = SandboxView("p", "u", 2, "runner", SandboxPhase.WAITING, "ImagePullFailed", "no such image")
     status = projected(RUNNING, sandboxes=(view,))
     assert reasons(status)["SandboxReady"] == "ImagePullFailed"
+
+
+@pytest.mark.rule("I7")
+def test_a_lost_status_is_written_again_from_what_is_known() -> None:
+    """At every step of a whole run: without the old status the new one says the same, but for when it first did."""
+    world = World()
+    status, seen = NOTHING, set()
+    while world.state.end is None:
+        drive(world, passes=1)
+        status = project(world.observed(), world.plan(), status, world.now)
+        again = project(world.observed(), world.plan(), NOTHING, world.now)
+        undated = {"conditions": [], "finished_at": None}
+        assert again.model_copy(update=undated) == status.model_copy(update=undated)
+        assert (truths(again), reasons(again)) == (truths(status), reasons(status))
+        seen.add(status.phase)
+    assert {"Verifying", "Delivering", "Succeeded"} <= seen
+    rebuilt = project(
+        replace(world.observed(), journal=replay(world.gateway.history)), world.plan(), NOTHING, world.now
+    )
+    assert rebuilt == again
 
 
 @pytest.mark.rule("R5")
