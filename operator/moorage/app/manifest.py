@@ -20,6 +20,7 @@ from moorage.drivers.registry import known
 from moorage.gateway.ports import Secret, SecretMissing
 
 TENANT = "local"
+PATH = "spec.workspace.local.path"
 KINDS = ("AgentRun", "Workspace", "Agent", "ModelProvider", "ConfigMap", "Secret")
 
 Document = Mapping[str, Any]
@@ -42,8 +43,7 @@ def read_manifest(path: Path) -> Manifest:
     runs = [each for each in documents if each["kind"] == "AgentRun"]
     if len(runs) != 1:
         raise ManifestRefused(f"it holds {len(runs)} AgentRuns; give exactly one")
-    folder = path.absolute().parent
-    run, *others = (_located(each, folder) for each in (runs[0], *(d for d in documents if d is not runs[0])))
+    run, others = _located(runs[0], path.absolute().parent), [each for each in documents if each is not runs[0]]
     named = {**run, "metadata": {**run["metadata"], "namespace": TENANT}}
     parsed = parse_agent_run(named, "local", "refuse")
     if isinstance(parsed, InvalidSpec):
@@ -85,30 +85,21 @@ def _check_agent(run: AgentRun) -> None:
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
-def _located(document: Document, folder: Path) -> Document:
+def _located(run: Document, folder: Path) -> Document:
     """The path of a local workspace made absolute: the root of the repository that it lies in, seen from `folder`."""
-    spec = document.get("spec")
-    if not isinstance(spec, dict):
-        return document
-    if document["kind"] == "Workspace":
-        return {**document, "spec": _source_located(spec, folder, "Workspace: spec")}
-    if document["kind"] == "AgentRun" and isinstance(spec.get("workspace"), dict):
-        source = _source_located(spec["workspace"], folder, "spec.workspace")
-        return {**document, "spec": {**spec, "workspace": source}}
-    return document
-
-
-def _source_located(source: Document, folder: Path, where: str) -> Document:
-    local = source.get("local")
+    spec = run.get("spec")
+    source = spec.get("workspace") if isinstance(spec, dict) else None
+    local = source.get("local") if isinstance(source, dict) else None
     if not isinstance(local, dict) or not isinstance(local.get("path"), str):
-        return source
-    path = (folder / Path(local["path"]).expanduser()).resolve()
-    return {**source, "local": {**local, "path": str(_repository(path, f"{where}.local.path"))}}
+        return run
+    path = _repository((folder / Path(local["path"]).expanduser()).resolve())
+    workspace = {**run["spec"]["workspace"], "local": {**local, "path": str(path)}}
+    return {**run, "spec": {**run["spec"], "workspace": workspace}}
 
 
-def _repository(path: Path, where: str) -> Path:
+def _repository(path: Path) -> Path:
     if not path.is_dir():
-        raise ManifestRefused(f"{where}: there is no folder {path}; a relative path counts from the manifest's folder")
+        raise ManifestRefused(f"{PATH}: there is no folder {path}; a relative path counts from the manifest's folder")
     asked = subprocess.run(
         ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", "--show-toplevel"],
         capture_output=True,
@@ -116,7 +107,7 @@ def _repository(path: Path, where: str) -> Path:
         check=False,
     )
     if asked.returncode:
-        raise ManifestRefused(f"{where}: {path} is no git repository; `git init` makes one")
+        raise ManifestRefused(f"{PATH}: {path} is no git repository; `git init` makes one")
     return Path(asked.stdout.rstrip("\n"))
 
 

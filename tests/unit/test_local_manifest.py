@@ -1,0 +1,105 @@
+"""The manifest of a local run: what is wrong with it is said before anything starts, in words that help."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moorage.api.wire import SecretRef
+from moorage.app.manifest import Manifest, read_manifest
+from moorage.cli.ports import ManifestRefused
+from moorage.gateway.ports import SecretMissing
+
+RUN: dict[str, Any] = {
+    "apiVersion": "moorage.dev/v1alpha1",
+    "kind": "AgentRun",
+    "metadata": {"name": "tidy"},
+    "spec": {
+        "workspace": {"local": {"path": "repository"}},
+        "goal": "Tidy up.",
+        "agent": {"driver": "command", "command": ["true"]},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path / "repository")], check=True)
+    (tmp_path / "repository" / "below").mkdir()
+    return tmp_path
+
+
+def read(folder: Path, *documents: Any) -> Manifest:
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return read_manifest(file)
+
+
+def secret(**fields: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "git"}} | fields
+
+
+def local(path: str) -> dict[str, Any]:
+    return {**RUN, "spec": {**RUN["spec"], "workspace": {"local": {"path": path}}}}
+
+
+@pytest.mark.parametrize("path", ["repository", "./repository", "repository/below"])
+def test_a_path_counts_from_the_manifests_folder_wherever_the_shell_is(
+    folder: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    found = read(folder, local(path))
+    assert found.run["spec"]["workspace"]["local"]["path"] == str(folder / "repository")
+
+
+async def test_secrets_are_read_as_a_cluster_reads_them(folder: Path) -> None:
+    held = secret(data={"password": "c2VjcmV0Cg==", "user": "YWRh"}, stringData={"user": "grace"})
+    secrets = read(folder, RUN, held).secrets
+    assert (await secrets.read("local", SecretRef(name="git", key="password"))).data == {"password": b"secret\n"}
+    assert (await secrets.read("local", SecretRef(name="git", key="user"))).data == {"user": b"grace"}
+    with pytest.raises(SecretMissing, match="no Secret git with the key token"):
+        await secrets.read("local", SecretRef(name="git", key="token"))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"kind": "Secret"}, r"document 2 \(Secret\): metadata.name is missing"),
+        ({"kind": "Workspace", "metadata": None}, r"document 2 \(Workspace\): metadata.name is missing"),
+        ({"kind": "ConfigMap", "metadata": {"name": 3}}, "metadata.name is missing"),
+        ({"kind": "Pod", "metadata": {"name": "p"}}, "document 2: every document has a kind, one of AgentRun"),
+        (["a", "list"], "document 2: every document has a kind"),
+        (secret(stringData="token=hunter2"), "Secret git: stringData maps keys to strings"),
+        (secret(stringData={"pin": 1234}), "Secret git: stringData.pin is no string: put it in quotes"),
+        (secret(data=["x"]), "Secret git: data maps keys to strings"),
+        (secret(data={"token": "hunter2!"}), "Secret git: data.token is no base64"),
+        ({**RUN, "metadata": {"name": "other"}}, "it holds 2 AgentRuns"),
+    ],
+)
+def test_a_malformed_document_is_refused_with_what_to_change(folder: Path, document: Any, message: str) -> None:
+    with pytest.raises(ManifestRefused, match=message) as refused:
+        read(folder, RUN, document)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_one_name_means_one_object(folder: Path) -> None:
+    with pytest.raises(ManifestRefused, match="document 3: there is another Secret git"):
+        read(folder, RUN, secret(), secret())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("nowhere", "a relative path counts from the manifest's folder"), (".", "is no git repository")],
+)
+def test_a_path_that_leads_nowhere_says_what_it_was_seen_from(folder: Path, path: str, message: str) -> None:
+    with pytest.raises(ManifestRefused, match=message):
+        read(folder, local(path))
+
+
+def test_an_agent_run_without_metadata_or_driver_is_refused(folder: Path) -> None:
+    with pytest.raises(ManifestRefused, match="name is missing"):
+        read(folder, {**RUN, "metadata": None})
+    with pytest.raises(ManifestRefused, match="isn't installed"):
+        read(folder, {**RUN, "spec": {**RUN["spec"], "agent": {"driver": "nothing"}}})
