@@ -12,23 +12,10 @@ from rich.text import Text
 from moorage.cli.checks import Check, interrupted, machine
 from moorage.cli.exits import Exit, Usage
 from moorage.cli.render import CHECK_STYLES, Output, Terminal
-from moorage.cli.session import (
-    SYSTEM_NAMESPACE,
-    Context,
-    Format,
-    Kubeconfig,
-    Namespace,
-    Session,
-    State,
-    System,
-    Where,
-    past_runs,
-    session_of,
-    state_folder,
-    wait,
-)
+from moorage.cli.session import Format, Session, Where, looking, past_runs, session_of, state_folder, wait
 
 
+@looking
 def doctor(
     ctx: typer.Context,
     *,
@@ -37,15 +24,10 @@ def doctor(
     readers: Annotated[
         bool, typer.Option("--readers", help="Make what reading runs of this namespace takes (once per namespace).")
     ] = False,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Check this machine for local runs; with a namespace, context or kubeconfig, or as a plugin, the cluster."""
     session = session_of(ctx)
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     if output is Output.NAME:
         raise Usage("checks have no names to print", "use -o text, json or yaml")
     if inside:

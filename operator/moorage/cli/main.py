@@ -14,17 +14,7 @@ from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
 from moorage.cli.render import terminal
-from moorage.cli.session import (
-    SYSTEM_NAMESPACE,
-    Context,
-    Kubeconfig,
-    Namespace,
-    Session,
-    State,
-    System,
-    Where,
-    session_of,
-)
+from moorage.cli.session import Session, Where, looking, session_of
 
 PLUGIN = "kubectl-moorage"
 EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 130 interrupted."
@@ -47,17 +37,14 @@ def program() -> typer.Typer:
     return cli
 
 
+@looking
 def _top(
     ctx: typer.Context,
     *,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Durable AI agent runs: on this machine, or on the cluster that a namespace, context or kubeconfig names."""
-    session_of(ctx).where = Where(namespace, context, kubeconfig, system_namespace, state)
+    session_of(ctx).where = where
 
 
 def load_app() -> App:

@@ -13,17 +13,12 @@ import typer
 from moorage.cli.exits import CliError, NotFound, Usage
 from moorage.cli.render import Output, Terminal, timeline_table
 from moorage.cli.session import (
-    SYSTEM_NAMESPACE,
-    Context,
     Format,
-    Kubeconfig,
-    Namespace,
     RunName,
     Session,
-    State,
-    System,
     Where,
     evidence_of,
+    looking,
     session_of,
     wait,
 )
@@ -37,19 +32,15 @@ CHUNK = 256 * 1024
 IN_MEMORY = 4 * 1024 * 1024  # an exported journal up to this size stays off the disk
 
 
+@looking
 def logs(
     ctx: typer.Context,
     *,
     run: RunName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Print what the agent wrote."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
 
     async def work(session: Session) -> None:
         async with evidence_of(session, where, run) as evidence:
@@ -58,18 +49,14 @@ def logs(
     wait(work(session_of(ctx)))
 
 
+@looking
 def diff(
     ctx: typer.Context,
     *,
     run: RunName,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Print what the run proposes, or delivered, against its base."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
 
     async def work(session: Session) -> None:
         async with evidence_of(session, where, run) as evidence:
@@ -78,6 +65,7 @@ def diff(
     wait(work(session_of(ctx)))
 
 
+@looking
 def timeline(
     ctx: typer.Context,
     *,
@@ -85,14 +73,9 @@ def timeline(
     output: Format = Output.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Chunks of output too.")] = False,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Show the journal: what happened, when, under which epoch, and who saw it."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
     chosen = Output.JSON if as_json else output
     if chosen is Output.NAME:
@@ -105,6 +88,7 @@ def timeline(
     wait(work())
 
 
+@looking
 def verify(
     ctx: typer.Context,
     *,
@@ -113,14 +97,9 @@ def verify(
         Path | None, typer.Option("--file", "-f", help="An exported journal, checked offline.", show_default=False)
     ] = None,
     output: Format = Output.TEXT,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Check the hash chain of a journal; exit code 1 names the first bad record."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
     if (run is None) == (file is None):
         raise Usage("give either a RUN or -f FILE", "moorage verify RUN, or moorage verify -f exported.journal")
@@ -133,19 +112,15 @@ def verify(
     tell_verdict(session.terminal, verdict, output)
 
 
+@looking
 def export(
     ctx: typer.Context,
     *,
     run: RunName,
     file: Annotated[Path, typer.Option("--output-file", "-o", help="File to write.")],
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    system_namespace: System = SYSTEM_NAMESPACE,
-    state: State = None,
+    where: Where,
 ) -> None:
     """Write a run's journal to a file that `moorage verify -f` checks without any cluster."""
-    where = Where(namespace, context, kubeconfig, system_namespace, state).under(session_of(ctx).where)
     session = session_of(ctx)
 
     async def work() -> Verdict:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +80,33 @@ class Where:
         """The plugin means the cluster; `moorage` means this machine, until something of a cluster is named."""
         named = any(each is not None for each in (self.namespace, self.context, self.kubeconfig))
         return named or (session.plugin and self.state is None)
+
+
+def looking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say where runs are; it takes what they came to as its argument `where`."""
+
+    @functools.wraps(command)
+    def called(ctx: typer.Context, **given: Any) -> None:
+        named = {name: given.pop(name) for name in options}
+        command(ctx, where=Where(**named).under(session_of(ctx).where), **given)
+
+    options = inspect.signature(_options, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    shown = [each for name, each in own.items() if name != "where"] + list(options.values())
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what typer reads
+    called.__annotations__ = {each.name: each.annotation for each in shown}
+    return called
+
+
+def _options(
+    *,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: System = SYSTEM_NAMESPACE,
+    state: State = None,
+) -> None:
+    """What `looking` adds; by the names of Where's fields."""
 
 
 def session_of(ctx: typer.Context) -> Session:
