@@ -103,6 +103,11 @@ def in_the_way(one: ResolvedRun, other: ResolvedRun) -> bool:
     return one.delivery.push and other.delivery.push and one.delivery.branch == other.delivery.branch
 
 
+def expired(spec: ResolvedRun, state: RunState, now: int) -> bool:
+    """W5: an ended run's retention is over."""
+    return state.end is not None and spec.retention.ttl_ms is not None and now >= state.end.at + spec.retention.ttl_ms
+
+
 def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
     """The record that gives the dead owner's attempt up, if its agent was at work.
 

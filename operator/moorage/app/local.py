@@ -141,7 +141,32 @@ async def _make_way(machine: Machine, asked: Manifest, *, fresh: bool) -> Interr
             for each in found:
                 if each is not mine:
                     each.owned.let_go()
+        await _release_expired(machine)
     return mine
+
+
+async def _release_expired(machine: Machine) -> None:
+    """W5: what was kept of ended runs goes when their retention is over. One whose journal can't be read is kept."""
+    for uid in await asyncio.to_thread(_kept, machine.runs):
+        with contextlib.suppress(GatewayAway, GatewayRefused):
+            view = await machine.gateway.view(uid)
+            if view is None or not interrupted.expired(view.spec, view.state, machine.clock.now_ms()):
+                continue
+            owned = machine.owners.take(uid)
+            if owned is not None:
+                async with _run_of(machine, _bare(uid, view.spec.name, 0)) as run:
+                    await run.run()
+                owned.done()
+
+
+def _kept(runs: Path) -> list[str]:
+    return sorted(each.name for each in runs.iterdir()) if runs.is_dir() else []
+
+
+def _bare(uid: str, name: str, created_at: int) -> ManifestObjects:
+    """An AgentRun of which no more is known than its name, to be ended: its journal has the rest (O6)."""
+    body = {"metadata": {"name": name}, "spec": {"cancel": True}}
+    return ManifestObjects(admitted_body(body, uid, TENANT, created_at), ())
 
 
 async def _settle(machine: Machine, asked: Manifest, found: list[Interrupted], *, fresh: bool) -> Interrupted | None:
@@ -218,10 +243,9 @@ async def _close(machine: Machine, found: Interrupted) -> None:
     state = (await _view(machine, found)).state
     if state.cancel_stage is None:
         await machine.gateway.report(uid, state.epoch, [interrupted.cancel_request(now)])
-    bare = {"metadata": {"name": found.spec.name}, "spec": {"cancel": True}}  # the journal has the rest (O6)
-    body = admitted_body(bare, uid, TENANT, found.row.created_at)
+    objects = _bare(uid, found.spec.name, found.row.created_at)
     try:
-        async with _run_of(machine, ManifestObjects(body, ())) as run, asyncio.timeout(CLOSING_S):
+        async with _run_of(machine, objects) as run, asyncio.timeout(CLOSING_S):
             await run.run()
     except TimeoutError:
         why = f"the interrupted run {found.spec.name} ({uid}) can't be closed: what it had sent off isn't settled yet"
