@@ -11,6 +11,8 @@ STAMP := $(VENV)/.moorage-setup
 NODES ?= 1
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest
+# the tests' cluster stands beside the demo's, under a name of its own
+TESTED := MOORAGE_CLUSTER_NAME=$${MOORAGE_CLUSTER_NAME:-moorage-test}
 
 .PHONY: help
 help: ## list the targets
@@ -38,7 +40,7 @@ demo: $(STAMP) ## the main job, first on this machine, then on a real cluster th
 demo-local: $(STAMP) ## the main job on this machine, without a cluster
 	@$(BIN)/python -m e2e.demo local
 
-demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, repositories, branches
+demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, built programs (KEEP=1 keeps what took long to build)
 	@$(BIN)/python -m e2e.demo clean
 
 # --- check it ---------------------------------------------------------------------------------------------------------
@@ -64,9 +66,9 @@ test-integration: $(STAMP) ## against a real kube-apiserver and etcd
 
 test-e2e: $(STAMP) ## on a real node with gVisor
 	@$(CLUSTER) programs
-	@$(CLUSTER) up
-	@$(CLUSTER) images
-	$(PYTEST) e2e/cases
+	@$(TESTED) $(CLUSTER) up
+	@$(TESTED) $(CLUSTER) images
+	$(TESTED) $(PYTEST) e2e/cases
 
 rules: $(STAMP) ## which rules of the runtime have a test that names them
 	@$(BIN)/python tools/rules.py
@@ -76,8 +78,8 @@ bench: $(STAMP) ## measure, each figure beside its baseline; writes docs/benchma
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
-.PHONY: cluster-up cluster-down kubeconfig images deploy crds
-cluster-up: $(STAMP) ## a real cluster on this machine (NODES=1|2)
+.PHONY: cluster-up cluster-down kubeconfig images push deploy crds
+cluster-up: $(STAMP) ## a real cluster on this machine (NODES=1|2, MOORAGE_CLUSTER_NAME=…)
 	@$(CLUSTER) up --nodes $(NODES)
 
 cluster-down: $(STAMP) ## remove the cluster and all it left
@@ -88,6 +90,9 @@ kubeconfig: $(STAMP) ## print the path of the cluster's kubeconfig
 
 images: $(STAMP) ## build the images and bring them to the cluster's nodes
 	@$(CLUSTER) images
+
+push: $(STAMP) ## build the images and push them to a registry (REGISTRY=host/folder)
+	@$(CLUSTER) push $(REGISTRY)
 
 deploy: $(STAMP) ## install or upgrade the chart on the cluster
 	@$(CLUSTER) deploy

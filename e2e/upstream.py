@@ -15,12 +15,14 @@ from e2e.cluster.paths import CHECKOUT
 NAMESPACE = "moorage-upstream"
 PASSWORD = "no-image-holds-this-one"
 MODEL_KEY = "sk-upstream-only-the-gateway-may-know"
-IMAGE = "localhost/moorage/control:dev"
 REPOSITORY = "/srv/git/demo.git"
 
 
 class Kubectl(Protocol):
     """What is needed of a cluster."""
+
+    def image(self, name: str) -> str:
+        """Name under which the nodes know one of the project's images."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as admin and return its output."""
@@ -75,7 +77,7 @@ def start(
     text = "\n".join(path.read_text() for path in scripts)
     _config_map(cluster, namespace, "model-script", {"script.yaml": text})
     template = Template((CHECKOUT / "e2e" / "manifests" / "upstream.yaml").read_text())
-    manifest = template.substitute(namespace=namespace, password=PASSWORD, image=IMAGE)
+    manifest = template.substitute(namespace=namespace, password=PASSWORD, image=cluster.image("control"))
     cluster.kubectl("apply", "-f", "-", stdin=manifest)
     cluster.kubectl("-n", namespace, "wait", "pod/git", "pod/model", "--for=condition=Ready", "--timeout=90s")
     git, model = (_address(cluster, namespace, service) for service in ("git", "model"))

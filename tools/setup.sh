@@ -6,9 +6,14 @@ set -euo pipefail
 import sys
 raise SystemExit(sys.version_info < (3, 11))
 PY
-if ! "$PYTHON" -m venv "$VENV" 2>/dev/null; then
+# an environment without the stamp is one that an earlier run left half-made
+[ -e "$VENV/.moorage-setup" ] || fresh=--clear
+if ! "$PYTHON" -m venv ${fresh:-} "$VENV" 2>/dev/null; then
     command -v apt-get >/dev/null || { echo "python3-venv is missing; install it and try again" >&2; exit 1; }
-    apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
+    export DEBIAN_FRONTEND=noninteractive
+    dpkg --configure -a # an apt that was killed leaves packages half-way
+    apt-get -o DPkg::Lock::Timeout=300 update -qq
+    apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends python3-venv >/dev/null
     "$PYTHON" -m venv --clear "$VENV"
 fi
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement tools/uv.lock

@@ -15,7 +15,12 @@ def test_an_agent_mends_the_repository_and_the_accepted_commit_is_pushed(tenant:
     branch = f"moorage/{tenant.namespace}"
     text = (MANIFESTS / "agentrun.yaml").read_text()
     tenant.kubectl(
-        "apply", "-f", "-", stdin=Template(text).substitute(name="fix", namespace=tenant.namespace, branch=branch)
+        "apply",
+        "-f",
+        "-",
+        stdin=Template(text).substitute(
+            name="fix", namespace=tenant.namespace, branch=branch, image=tenant.cluster.image("sandbox-base")
+        ),
     )
     status = tenant.ended("fix")
     assert status["phase"] == "Succeeded", json.dumps(status, indent=1)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import backend
+from e2e.cluster import backend, helm
+from e2e.cluster import images as images_
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
@@ -64,6 +65,21 @@ def images(name: Name = backend.DEFAULT_NAME) -> None:
     archives = cluster.build_images()
     with console.step("bring the images to the nodes"):
         cluster.load_images(archives)
+
+
+@app.command()
+def push(registry: Annotated[str, typer.Argument(help="Where to push, as host/folder.")]) -> None:
+    """Build the project's images where something changed, push them, and print the chart's values for them."""
+    console, cache = Console(), cache_root()
+    builder = images_.builder(cache, console)
+    archives = images_.build_all(builder, cache, console)
+
+    def name(image: str) -> str:
+        return images_.name_in(registry, image)
+
+    with console.step(f"push to {registry}"):
+        images_.push_all(builder, archives, name, cache / "logs" / "push.log")
+    print(" ".join(f"--set {setting}" for setting in helm.image_settings(name)))
 
 
 @app.command()

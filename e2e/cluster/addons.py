@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster import oci
+from e2e.cluster.caches import workplace
 from e2e.cluster.layout import Layout, Node
+from e2e.cluster.locks import exclusive
 from e2e.cluster.node import TOOLS_IMAGE
 from e2e.cluster.shell import run
 
@@ -30,12 +31,11 @@ def tools_archive(cache: Path) -> Path:
     archive = cache / "tools" / f"tools-{digest}.tar"
     if archive.is_file():
         return archive
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        programs = {"bin/busybox": _BUSYBOX, **{source.stem: _compiled(source, Path(folder)) for source in sources}}
+    with exclusive(archive.parent / "lock"), workplace(archive.parent, "tools") as folder:
+        programs = {"bin/busybox": _BUSYBOX, **{source.stem: _compiled(source, folder) for source in sources}}
         applets = run([_BUSYBOX, "--list"]).split()
         links = {f"bin/{name}": "busybox" for name in applets if name != "busybox"}
-        partial = Path(folder) / "tools.tar"
+        partial = folder / "tools.tar"
         layer = oci.Layer(programs, {**links, "bin/probe": "/probe"}, folders=("bin", "tmp", "etc", "var"))
         oci.write_archive(partial, TOOLS_IMAGE, layer, {"Entrypoint": ["/pause"], "Env": ["PATH=/bin"]})
         partial.rename(archive)

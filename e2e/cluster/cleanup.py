@@ -2,6 +2,9 @@
 
 What belongs to it is found by where it is (its network namespaces, its cgroups, its state folder), not by what a
 record says. Killing comes first, since mounts and cgroups can't go while processes hold them.
+
+Clusters of other names are left alone while they live. One that a killed harness left half-made, or that died with the
+machine's last boot, is swept away by the next cluster that starts.
 """
 
 import shutil
@@ -11,7 +14,8 @@ from pathlib import Path
 from e2e.cluster import cgroups, network
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.layout import Layout
-from e2e.cluster.processes import stop_recorded
+from e2e.cluster.locks import exclusive, held
+from e2e.cluster.processes import read_pid_file, stop_recorded
 from e2e.cluster.shell import succeeds, wait_until
 
 _MOUNTS = Path("/proc/self/mounts")
@@ -28,11 +32,40 @@ def remove(layout: Layout) -> None:
     _kill_in_namespaces(layout)
     cgroups.remove(layout.cgroup)
     _kill_in_namespaces(layout)
-    _unmount_below(layout.state)
+    unmount_below(layout.state)
     network.remove(layout)
-    _remove_made_folders(layout.state)
+    _remove_made_folders(layout)
     if layout.state.exists():
         shutil.rmtree(layout.state)
+
+
+def sweep(layout: Layout) -> list[str]:
+    """Remove what killed harnesses left beside this cluster.
+
+    Returns:
+        names of the clusters that were removed.
+    """
+    return [other.name for other in layout.siblings() if abandoned(other) and _remove_locked(other)]
+
+
+def abandoned(layout: Layout) -> bool:
+    """Whether nobody works on a cluster that never came up, or none of whose processes lives any more."""
+    return not held(layout.lock) and not _whole(layout)
+
+
+def _remove_locked(layout: Layout) -> bool:
+    """Remove a cluster unless a harness has taken it over meanwhile."""
+    with exclusive(layout.lock):
+        if _whole(layout):
+            return False
+        remove(layout)
+        layout.lock.unlink()
+    return True
+
+
+def _whole(layout: Layout) -> bool:
+    processes = map(read_pid_file, layout.pids.glob("*.pid"))
+    return layout.record.is_file() and any(process and process.alive() for process in processes)
 
 
 def make_folder(layout: Layout, path: Path) -> None:
@@ -68,18 +101,26 @@ def _kill_in_namespaces(layout: Layout) -> None:
     wait_until(empty, f"the end of the processes in namespaces {layout.namespace_prefix}*", timeout_s=15)
 
 
-def _unmount_below(folder: Path) -> None:
+def unmount_below(folder: Path) -> None:
+    """Unmount all that is mounted at or below a folder."""
     for point in mounts_below(folder, _MOUNTS.read_text()):
         if not succeeds(["umount", point]) and not succeeds(["umount", "-l", point]):
             raise HarnessError(f"{point} can't be unmounted: see who holds it with `fuser -m {point}`")
 
 
-def _remove_made_folders(state: Path) -> None:
-    """Remove what `make_folder` made, unless somebody else uses it by now."""
-    record = state / _MADE_FOLDERS
-    made = [Path(line) for line in record.read_text().splitlines()] if record.exists() else []
-    for path in made:
+def _remove_made_folders(layout: Layout) -> None:
+    """Remove what `make_folder` made, unless somebody else uses it by now; another cluster inherits the duty.
+
+    A folder that is a mount point in another cluster's namespace looks empty from here, and goes with its mount.
+    """
+    record = layout.state / _MADE_FOLDERS
+    made = record.read_text() if record.exists() else ""
+    if heirs := layout.siblings():
+        with (heirs[0].state / _MADE_FOLDERS).open("a") as inherited:
+            inherited.write(made)
+        return
+    for path in map(Path, made.splitlines()):
         if path.is_dir() and not any(path.iterdir()):
-            _unmount_below(path)  # `ip netns` mounts its folder on itself
+            unmount_below(path)  # `ip netns` mounts its folder on itself
             with suppress(OSError):
                 path.rmdir()

@@ -47,6 +47,7 @@ class ApiServerSpec:
     port: int
     bind: str
     advertise: str
+    services: str = SERVICE_RANGE
     authorization: str = "Node,RBAC"
     extra: tuple[str, ...] = ()
 
@@ -102,7 +103,7 @@ def apiserver_argv(program: Path, spec: ApiServerSpec) -> list[str]:
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={spec.pki.service_account_key}",
         f"--service-account-signing-key-file={spec.pki.service_account_key}",
-        f"--service-cluster-ip-range={SERVICE_RANGE}",
+        f"--service-cluster-ip-range={spec.services}",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",

@@ -31,6 +31,8 @@ IMAGE_PACKAGES = {
 }
 POSTGRES_PACKAGES = {"postgresql": "/var/lib/dpkg/info/postgresql.list", "util-linux": "setpriv"}
 
+INSTALLED = "installed-packages"
+
 
 def missing(packages: dict[str, str]) -> list[str]:
     """Return the packages whose telling file isn't there."""
@@ -52,12 +54,15 @@ def ensure(packages: dict[str, str], console: Console, cache: Path) -> None:
             raise HarnessError(f"install what Debian calls {names}, then try again (there is no apt-get here)")
         if wanted:
             _install(wanted, console, cache / "logs" / "apt.log")
+            with (cache / INSTALLED).open("a") as record:
+                record.writelines(f"{package}\n" for package in wanted)
 
 
 def _install(packages: list[str], console: Console, log: Path) -> None:
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     patient = ("-o", "DPkg::Lock::Timeout=300")
     with console.step(f"install {', '.join(packages)}"):
+        run_logged(["dpkg", "--configure", "-a"], log, env=quiet)  # an apt that was killed leaves packages half-way
         run_logged(["apt-get", *patient, "update"], log, env=quiet)
         run_logged(["apt-get", *patient, "install", "-y", "--no-install-recommends", *packages], log, env=quiet)
 

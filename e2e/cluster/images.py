@@ -6,18 +6,20 @@ change of our code costs seconds.
 """
 
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from e2e.cluster import debian, oci, wheels
+from e2e.cluster.caches import workplace
 from e2e.cluster.console import Console
 from e2e.cluster.locks import exclusive
 from e2e.cluster.paths import CHECKOUT
-from e2e.cluster.shell import run_logged, succeeds
+from e2e.cluster.shell import run, run_logged, succeeds
 
 _FOLDER = CHECKOUT / "sandbox-images"
 _SUITE = "bookworm"
@@ -41,9 +43,22 @@ class Image:
     tools: tuple[str, ...] = ()
 
 
+TAG = "dev"
+
+
+def name_in(registry: str, image: str) -> str:
+    """Name of an image in a registry (``host/folder``)."""
+    return f"{registry.rstrip('/')}/{image}:{TAG}"
+
+
+def local_name(image: str) -> str:
+    """Name of an image that no registry holds."""
+    return name_in("localhost/moorage", image)
+
+
 IMAGES = (
-    Image("base", "localhost/moorage/sandbox-base:dev", tools=("pytest",)),
-    Image("control", "localhost/moorage/control:dev"),
+    Image("base", local_name("sandbox-base"), tools=("pytest",)),
+    Image("control", local_name("control")),
 )
 
 
@@ -56,6 +71,9 @@ class Builder(Protocol):
     def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
         """Build an image and write it to `archive`."""
 
+    def push(self, archive: Path, name: str, log: Path) -> None:
+        """Push the image of an archive to a registry, under a full name (``host/folder/image:tag``)."""
+
 
 @dataclass(frozen=True)
 class Buildah:
@@ -63,31 +81,37 @@ class Buildah:
 
     cache: Path
     console: Console
+    given: str = ""
 
     def base(self) -> str:
-        """Make the Debian root that stands for the public Python image, once."""
+        """Make the Debian root that stands for the public Python image, once, unless another base is given."""
+        if self.given:
+            return self.given
         name = f"localhost/moorage/debian:{_digest_of(*_ROOT_OPTIONS)}"
         log = self.cache / "logs" / "debian-root.log"
         with exclusive(self.cache / "images" / "base.lock"):
             if not succeeds(self._argv("inspect", "--type=image", name)):
-                with (
-                    self.console.step("Debian root file system"),
-                    tempfile.TemporaryDirectory(dir=self.cache) as folder,
-                ):
-                    Path(folder).chmod(0o755)
+                with self.console.step("Debian root file system"), workplace(self.cache / "images", "debian") as folder:
+                    folder.chmod(0o755)
                     run_logged(["mmdebstrap", *_ROOT_OPTIONS, f"{folder}/root.tar"], log)
-                    containerfile = Path(folder) / "Containerfile"
+                    containerfile = folder / "Containerfile"
                     containerfile.write_text("FROM scratch\nADD root.tar /\n")
                     run_logged(self._argv("bud", "--isolation=chroot", f"--tag={name}", folder), log)
         return name
 
     def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
         """Build from cached layers, and write them uncompressed: they don't travel far."""
-        options = ("--isolation=chroot", "--pull=never", "--layers", f"--build-arg=BASE={self.base()}")
+        pull = "--pull=missing" if self.given else "--pull=never"
+        options = ("--isolation=chroot", pull, "--layers", f"--build-arg=BASE={self.base()}")
         run_logged(self._argv("bud", *options, f"--tag={image.name}", context), log)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             run_logged(self._argv("push", "--quiet", "--disable-compression", image.name, f"dir:{folder}"), log)
             oci.pack(Path(folder), archive, image.name)
+
+    def push(self, archive: Path, name: str, log: Path) -> None:
+        """Push with the credentials of the user's registry logins."""
+        image = run(self._argv("pull", "--quiet", f"oci-archive:{archive}")).strip()
+        run_logged(self._argv("push", "--quiet", image, f"docker://{name}"), log)
 
     def _argv(self, command: str, *arguments: str | Path) -> list[str | Path]:
         storage = self.cache / "buildah"
@@ -96,16 +120,25 @@ class Buildah:
 
 @dataclass(frozen=True)
 class Docker:
-    """Builds with a Docker engine, on the public base image."""
+    """Builds with a Docker engine, on the public base image unless another is given."""
+
+    given: str = ""
 
     def base(self) -> str:
-        """Leave BASE at the Containerfile's default."""
-        return "default"
+        """Name the given base; an empty string leaves BASE at the Containerfile's default."""
+        return self.given
 
     def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
         """Build, and save for `kind load image-archive`."""
-        run_logged(["docker", "build", f"--tag={image.name}", context], log)
+        base = [f"--build-arg=BASE={self.given}"] if self.given else []
+        run_logged(["docker", "build", f"--tag={image.name}", *base, context], log)
         run_logged(["docker", "save", f"--output={archive}", image.name], log)
+
+    def push(self, archive: Path, name: str, log: Path) -> None:
+        """Push with the credentials of `docker login`."""
+        loaded = run(["docker", "load", "--quiet", f"--input={archive}"]).rpartition(": ")[2].strip()
+        run_logged(["docker", "tag", loaded, name], log)
+        run_logged(["docker", "push", "--quiet", name], log)
 
 
 def build_all(builder: Builder, cache: Path, console: Console, images: Sequence[Image] = IMAGES) -> list[Path]:
@@ -115,18 +148,37 @@ def build_all(builder: Builder, cache: Path, console: Console, images: Sequence[
         the images' archives; a name holds the digest of all that went into it, so equal names are equal images.
     """
     folder = cache / "images"
-    with exclusive(folder / "lock"), tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with exclusive(folder / "lock"), workplace(folder, "build") as scratch:
         base = builder.base()
-        app = Path(scratch)
+        app = scratch / "app"
+        app.mkdir()
         with console.step("our wheel"):
             wheels.build_project(app, cache / "logs" / "wheel.log")
-        return [_Build(image, builder, cache).archive(base, app, console) for image in images]
+        return [_Build(image, builder, cache).archive(base, scratch, console) for image in images]
 
 
-def install_builder(cache: Path, console: Console) -> Buildah:
+def push_all(builder: Builder, archives: Sequence[Path], name: Callable[[str], str], log: Path) -> list[str]:
+    """Push archives of `build_all`; `name` names each image in the registry.
+
+    Returns:
+        the full names.
+    """
+    pushed = [name(image.name.rpartition("/")[2].removesuffix(f":{TAG}")) for image in IMAGES]
+    for archive, full in zip(archives, pushed, strict=True):
+        builder.push(archive, full, log)
+    return pushed
+
+
+def builder(cache: Path, console: Console, env: Mapping[str, str] = os.environ) -> Builder:
+    """Docker where an engine answers, else buildah; MOORAGE_BASE names the base image, by digest if you like."""
+    given = env.get("MOORAGE_BASE", "")
+    return Docker(given) if succeeds(["docker", "info"]) else install_builder(cache, console, given)
+
+
+def install_builder(cache: Path, console: Console, base: str = "") -> Buildah:
     """Install buildah and mmdebstrap where they are missing."""
     debian.ensure(debian.IMAGE_PACKAGES, console, cache)
-    return Buildah(cache, console)
+    return Buildah(cache, console, base)
 
 
 @dataclass(frozen=True)
@@ -137,14 +189,15 @@ class _Build:
     builder: Builder
     cache: Path
 
-    def archive(self, base: str, app: Path, console: Console) -> Path:
-        """Build unless an archive of the same inputs is there; older ones go."""
+    def archive(self, base: str, scratch: Path, console: Console) -> Path:
+        """Build unless an archive of the same inputs is there; older ones go. `scratch` holds our wheel in ``app``."""
+        app = scratch / "app"
         wanted = self._inputs()
         digest = _digest_of(base, *wanted.values(), *self._sources(), _digest_of_files(app))
         archive = self.cache / "images" / f"{self.image.folder}-{digest}.tar"
         if not archive.is_file():
-            with console.step(f"image {self.image.name}"), tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
-                built = self._build(Path(scratch), app, wanted)
+            with console.step(f"image {self.image.name}"):
+                built = self._build(scratch / self.image.folder, app, wanted)
                 for old in archive.parent.glob(f"{self.image.folder}-*.tar"):
                     old.unlink()
                 built.rename(archive)
@@ -153,6 +206,7 @@ class _Build:
     def _build(self, scratch: Path, app: Path, wanted: Mapping[str, str]) -> Path:
         log = self.cache / "logs" / f"image-{self.image.folder}.log"
         context, archive = scratch / "context", scratch / "image.tar"
+        scratch.mkdir()
         shutil.copytree(_FOLDER / self.image.folder, context)
         shutil.copytree(app, context / "app")
         for name, requirements in wanted.items():

@@ -1,12 +1,13 @@
 """Pods that only pretend: kwok plays the kubelet of nodes that aren't there, for thousands of runs on one machine."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster.processes import spawn, stop_recorded
-from e2e.cluster.programs import SOURCES, Programs
+from e2e.cluster.programs import SOURCES, Programs, go_environment
 from e2e.cluster.shell import run
 
 _MARK = ("kwok.x-k8s.io/node", "fake")
@@ -16,7 +17,7 @@ _STAGES = ("node/fast", "node/heartbeat", "pod/fast")
 @contextmanager
 def kwok(kubeconfig: Path, programs: Programs, folder: Path) -> Iterator[None]:
     """Bring every pod on a `fake_node` to life for the length of the block; logs and pid file go to `folder`."""
-    stages = [f"--config={path}" for path in _stage_files()]
+    stages = [f"--config={path}" for path in _stage_files(programs)]
     argv = [
         str(programs.path("kwok")),
         f"--kubeconfig={kubeconfig}",
@@ -45,9 +46,9 @@ def fake_node(name: str, *, pods: int = 1000) -> dict[str, Any]:
     }
 
 
-def _stage_files() -> list[Path]:
+def _stage_files(programs: Programs) -> list[Path]:
     """The module carries its stages as files; run alone, the program has none."""
-    argv = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]
-    module = Path(run(argv, cwd=SOURCES / "kwok").strip())
+    argv = ["go", "mod", "download", "-json", "sigs.k8s.io/kwok"]
+    module = Path(json.loads(run(argv, cwd=SOURCES / "kwok", env=go_environment(programs.cache)))["Dir"])
     found = [path for stage in _STAGES for path in (module / "kustomize" / "stage" / stage).glob("*.yaml")]
     return [path for path in sorted(found) if path.name != "kustomization.yaml"]

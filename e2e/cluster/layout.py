@@ -11,13 +11,19 @@ from pathlib import Path
 
 from e2e.cluster.errors import HarnessError
 
-HOST_ADDRESS = "10.250.0.1"
-FABRIC_ADDRESS = "10.250.0.254"
-NODE_RANGE = "10.250.0.0/24"
 PUBLIC_ADDRESS = "203.0.113.10"
 METADATA_ADDRESS = "169.254.169.254"
 API_PORT = 6443
 ETCD_PORT, ETCD_PEER_PORT = 2379, 2380
+_SLOTS = 128  # as many as there are pairs of /24 in 10.244.0.0/16 (two nodes each) and /23 in 10.96.0.0/16
+
+
+def slot(cluster: str) -> int:
+    """A cluster's share of the address ranges, from its name: clusters of different names stand side by side.
+
+    Two names may meet in one slot; the second cluster is then refused with the advice to name it otherwise.
+    """
+    return hashlib.sha256(cluster.encode()).digest()[0] % _SLOTS
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,12 @@ class Node:
     @property
     def address(self) -> str:
         """Its address on the fabric."""
-        return f"10.250.0.{self.number + 1}"
+        return f"10.250.{slot(self.cluster)}.{self.number + 1}"
 
     @property
     def pod_range(self) -> str:
         """Range of its pods' addresses."""
-        return f"10.244.{self.number - 1}.0/24"
+        return f"10.244.{2 * slot(self.cluster) + self.number - 1}.0/24"
 
     @property
     def cgroup(self) -> str:
@@ -94,6 +100,31 @@ class Layout:
         return f"moorage-{self.name}-fabric"
 
     @property
+    def node_range(self) -> str:
+        """Range of the host's, the nodes' and the fabric's addresses."""
+        return f"10.250.{slot(self.name)}.0/24"
+
+    @property
+    def host_address(self) -> str:
+        """The host's address on the fabric."""
+        return f"10.250.{slot(self.name)}.1"
+
+    @property
+    def fabric_address(self) -> str:
+        """The fabric's own address: the nodes' default gateway."""
+        return f"10.250.{slot(self.name)}.254"
+
+    @property
+    def service_range(self) -> str:
+        """Range of the Services' addresses."""
+        return f"10.96.{2 * slot(self.name)}.0/23"
+
+    @property
+    def service_address(self) -> str:
+        """Address of the Service ``kubernetes``: the first of the range."""
+        return f"10.96.{2 * slot(self.name)}.1"
+
+    @property
     def host_link(self) -> str:
         """The one interface that the host's own namespace sees."""
         return f"moor-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
@@ -114,6 +145,21 @@ class Layout:
         return self.state / "admin.kubeconfig"
 
     @property
+    def record(self) -> Path:
+        """Written once the cluster is up; a state without it is of a harness at work, or of one that was killed."""
+        return self.state / "cluster.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by a harness while it changes the cluster."""
+        return self.state.with_suffix(".lock")
+
+    @property
+    def caches(self) -> Path:
+        """Where kubectl and helm keep what they would put into the user's home otherwise."""
+        return self.state / "caches"
+
+    @property
     def logs(self) -> Path:
         """Folder of the processes' logs."""
         return self.state / "logs"
@@ -122,6 +168,11 @@ class Layout:
     def pids(self) -> Path:
         """Folder of the pid files."""
         return self.state / "pids"
+
+    def siblings(self) -> list["Layout"]:
+        """Clusters of other names whose state is beside this one's."""
+        folders = sorted(path.parent for path in self.state.parent.glob("*/pids"))
+        return [Layout(path.name, path) for path in folders if path != self.state]
 
     @property
     def url(self) -> str:

@@ -1,4 +1,7 @@
-"""File locks between harnesses; a lock file may be deleted by whoever holds it."""
+"""File locks between harnesses; a lock file may be deleted by whoever holds it.
+
+The kernel gives a lock back when its holder dies, so a file that a killed harness left behind locks nothing.
+"""
 
 import fcntl
 import os
@@ -17,3 +20,15 @@ def exclusive(path: Path) -> Iterator[None]:
             if path.exists() and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
                 yield
                 return
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the lock on `path` at this moment."""
+    try:
+        with path.open("r+") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

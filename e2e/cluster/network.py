@@ -7,17 +7,8 @@ way out: nothing that a pod sends can leave the machine.
 
 from pathlib import Path
 
-from e2e.cluster import controlplane
 from e2e.cluster.errors import CommandFailedError
-from e2e.cluster.layout import (
-    FABRIC_ADDRESS,
-    HOST_ADDRESS,
-    METADATA_ADDRESS,
-    NODE_RANGE,
-    PUBLIC_ADDRESS,
-    Layout,
-    Node,
-)
+from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS, Layout, Node
 from e2e.cluster.shell import run, succeeds
 
 NAMESPACES = Path("/run/netns")
@@ -42,16 +33,16 @@ def create_fabric(layout: Layout) -> None:
     _ip("netns", "add", fabric)
     _inside(fabric, "link", "set", "lo", "up")
     _inside(fabric, "link", "add", "br0", "type", "bridge")
-    _inside(fabric, "addr", "add", f"{FABRIC_ADDRESS}/24", "dev", "br0")
+    _inside(fabric, "addr", "add", f"{layout.fabric_address}/24", "dev", "br0")
     _inside(fabric, "link", "set", "br0", "up")
     for address in (PUBLIC_ADDRESS, METADATA_ADDRESS):
         _inside(fabric, "addr", "add", f"{address}/32", "dev", "lo")
     _forward(fabric)
     _ip("link", "add", layout.host_link, "type", "veth", "peer", "name", "to-host", "netns", fabric)
     _inside(fabric, "link", "set", "to-host", "master", "br0", "up")
-    _ip("addr", "add", f"{HOST_ADDRESS}/24", "dev", layout.host_link)
+    _ip("addr", "add", f"{layout.host_address}/24", "dev", layout.host_link)
     _ip("link", "set", layout.host_link, "up")
-    _ip("route", "add", controlplane.SERVICE_RANGE, "via", layout.node(1).address)
+    _ip("route", "add", layout.service_range, "via", layout.node(1).address)
 
 
 def create_node(layout: Layout, node: Node, others: list[Node]) -> None:
@@ -62,7 +53,7 @@ def create_node(layout: Layout, node: Node, others: list[Node]) -> None:
     _inside(node.namespace, "link", "set", "lo", "up")
     _inside(node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
     _inside(node.namespace, "link", "set", "eth0", "up")
-    _inside(node.namespace, "route", "add", "default", "via", FABRIC_ADDRESS)
+    _inside(node.namespace, "route", "add", "default", "via", layout.fabric_address)
     _forward(node.namespace)
     _ip("route", "add", node.pod_range, "via", node.address)
     _inside(layout.fabric, "route", "add", node.pod_range, "via", node.address)
@@ -106,7 +97,7 @@ def remove(layout: Layout) -> None:
 
 def conflicts(layout: Layout) -> str:
     """Return the foreign interface that already uses the nodes' range, or an empty string."""
-    for line in run(["ip", "-o", "-4", "addr", "show", "to", NODE_RANGE]).splitlines():
+    for line in run(["ip", "-o", "-4", "addr", "show", "to", layout.node_range]).splitlines():
         device = line.split()[1]
         if device != layout.host_link:
             return device

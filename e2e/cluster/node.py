@@ -157,13 +157,13 @@ def kube_proxy(node: Node, config: Path) -> str:
     )
 
 
-def kube_router_argv(program: Path, node: Node, config: Path) -> list[str]:
+def kube_router_argv(program: Path, node: Node, config: Path, services: str) -> list[str]:
     """Command line of kube-router as a network policy controller and nothing else."""
     return [
         str(program),
         f"--kubeconfig={config}",
         f"--hostname-override={node.name}",
-        f"--service-cluster-ip-range={controlplane.SERVICE_RANGE}",
+        f"--service-cluster-ip-range={services}",
         "--run-firewall=true",
         "--run-router=false",
         "--run-service-proxy=false",

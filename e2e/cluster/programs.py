@@ -6,16 +6,17 @@ checkouts with different versions live side by side. Folders appear by rename: a
 
 import hashlib
 import json
+import os
 import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from e2e.cluster.caches import workplace
 from e2e.cluster.console import Console, duration
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.locks import exclusive
-from e2e.cluster.shell import run_logged
+from e2e.cluster.shell import run, run_logged
 
 SOURCES = Path(__file__).parent / "programs"
 KUBERNETES_VERSION = "v1.37.2"
@@ -137,13 +138,29 @@ class Programs:
             raise HarnessError("Go isn't installed or not on PATH: install Go 1.26 or later and try again")
         final = self.folder(group)
         log = self.cache / "logs" / f"build-{group.name}.log"
-        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{group.name}-") as partial:
-            staged = Path(partial) / "whole"
+        with workplace(final.parent, group.name) as partial:
+            staged = partial / "whole"
             staged.mkdir()
             for outputs in _go_builds(group, staged):
                 argv = ["go", "build", "-ldflags", group.ldflags, *outputs]
-                run_logged(argv, log, env=_BUILD_ENV, cwd=self.sources / group.name)
+                run_logged(argv, log, env=go_environment(self.cache), cwd=self.sources / group.name)
             staged.rename(final)
+
+
+def go_environment(cache: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment of the Go command: its caches are below ours, so that they go with it, unless the user sets them.
+
+    Modules that the user's own cache has are taken from there before they are downloaded.
+    """
+    own = cache / "go"
+    theirs, proxies = run(["go", "env", "GOMODCACHE", "GOPROXY"]).splitlines()
+    return {
+        **_BUILD_ENV,
+        "GOFLAGS": f"{_BUILD_ENV['GOFLAGS']} -modcacherw",
+        "GOCACHE": env.get("GOCACHE") or str(own / "build"),
+        "GOMODCACHE": env.get("GOMODCACHE") or str(own / "modules"),
+        "GOPROXY": f"file://{theirs}/cache/download,{proxies}",
+    }
 
 
 def _go_builds(group: Group, into: Path) -> list[list[str]]:

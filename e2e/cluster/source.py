@@ -71,7 +71,10 @@ class SourceCluster:
                 return
             if have == 0:
                 self._remove()
+                for name in cleanup.sweep(self.layout):
+                    self.console.say(f"cluster {name}, which an earlier run left half-made or dead, is removed")
                 self._start_control_plane()
+            self.layout.record.unlink(missing_ok=True)  # killed from here on, it is started afresh
             for number in range(have + 1, nodes + 1):
                 self._add_node(number)
             with self.console.step("controllers at work"):
@@ -118,12 +121,17 @@ class SourceCluster:
 
     def kubectl_argv(self, *arguments: str) -> list[str]:
         """Return the command that `kubectl` would run."""
-        return [str(self.programs.path("kubectl")), f"--kubeconfig={self.kubeconfig()}", *arguments]
+        options = [f"--kubeconfig={self.kubeconfig()}", f"--cache-dir={self.layout.caches}"]
+        return [str(self.programs.path("kubectl")), *options, *arguments]
 
     def nodes(self) -> list[Node]:
         """Return the nodes of the running cluster."""
         record = self._read_record()
         return [self.layout.node(number) for number in range(1, (record.nodes if record else 0) + 1)]
+
+    def image(self, name: str) -> str:
+        """Name of one of the project's images."""
+        return images.local_name(name)
 
     def build_images(self) -> list[Path]:
         """Build the project's images where something changed; return their archives."""
@@ -150,7 +158,8 @@ class SourceCluster:
 
     def deploy(self, *settings: str) -> None:
         """Install or upgrade the chart with the images built here; pods of older images are replaced."""
-        helm.install(self.programs.path("helm"), self.kubeconfig(), [*helm.DEV_IMAGES, *settings])
+        program = helm.Helm(self.programs.path("helm"), self.kubeconfig(), self.layout.caches)
+        program.install([*helm.image_settings(self.image), *settings])
         images_now = "\n".join(sorted(path.name for path in (self.layout.node(1).folder / "images").glob("*")))
         deployed = self.layout.state / "deployed-images"
         if deployed.exists() and deployed.read_text() != images_now:
@@ -171,11 +180,13 @@ class SourceCluster:
     def _start_control_plane(self) -> None:
         layout, first = self.layout, self.layout.node(1)
         if device := network.conflicts(layout):
-            raise HarnessError(f"{device} already uses 10.250.0.0/24: take that cluster down first")
+            raise HarnessError(
+                f"{device} already uses {layout.node_range}: take that cluster down, or set MOORAGE_CLUSTER_NAME"
+            )
         with self.console.step("networks and keys"):
             for folder in (layout.state, layout.logs, layout.pids):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            keys = pki.create(layout.state / "pki", [first.address, controlplane.SERVICE_ADDRESS, "127.0.0.1"])
+            keys = pki.create(layout.state / "pki", [first.address, layout.service_address, "127.0.0.1"])
             self._write_identities(keys)
             cleanup.make_folder(layout, network.NAMESPACES)
             network.create_fabric(layout)
@@ -197,6 +208,7 @@ class SourceCluster:
             port=API_PORT,
             bind="0.0.0.0",
             advertise=first.address,
+            services=layout.service_range,
             extra=(
                 f"--kubelet-client-certificate={keys.kubelet_client_certificate}",
                 f"--kubelet-client-key={keys.kubelet_client_key}",
@@ -277,7 +289,9 @@ class SourceCluster:
 
     def _start_kube_router(self, this: Node) -> None:
         """Start what enforces network policies (it needs the node's address) and wait until it does."""
-        router = node.kube_router_argv(self.programs.path("kube-router"), this, self.layout.kubeconfig)
+        router = node.kube_router_argv(
+            self.programs.path("kube-router"), this, self.layout.kubeconfig, self.layout.service_range
+        )
         self._spawn(this, self._process(this, "kube-router"), router, env={"NODE_NAME": this.name})
         chains = network.inside(this.namespace, "iptables", "-S", "KUBE-ROUTER-FORWARD")
         self._wait(self._process(this, "kube-router"), lambda: succeeds(chains))
@@ -351,13 +365,13 @@ class SourceCluster:
 
     def _read_record(self) -> Record | None:
         try:
-            return Record(**json.loads((self.layout.state / "cluster.json").read_text()))
+            return Record(**json.loads(self.layout.record.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def _record(self, nodes: int) -> None:
         record = Record(nodes, self._recipe())
-        (self.layout.state / "cluster.json").write_text(json.dumps(asdict(record)))
+        self.layout.record.write_text(json.dumps(asdict(record)))
 
     def _remove(self) -> None:
         cleanup.remove(self.layout)
@@ -365,13 +379,12 @@ class SourceCluster:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep a second harness away from this cluster while it is being changed."""
-        lock = self.layout.state.with_suffix(".lock")
-        with exclusive(lock):
+        with exclusive(self.layout.lock):
             yield
             if not self.layout.state.exists():
-                lock.unlink()
+                self.layout.lock.unlink()
         with suppress(OSError):
-            lock.parent.rmdir()  # succeeds only when the last cluster has gone
+            self.layout.lock.parent.rmdir()  # succeeds only when the last cluster has gone
 
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -428,13 +441,11 @@ class SourceCluster:
 
     def _node_ready(self, this: Node) -> bool:
         condition = '{.status.conditions[?(@.type=="Ready")].status}'
-        kubectl, config = self.programs.path("kubectl"), self.layout.kubeconfig
-        argv = [str(kubectl), f"--kubeconfig={config}", "get", "node", this.name, f"-o=jsonpath={condition}"]
+        argv = self.kubectl_argv("get", "node", this.name, f"-o=jsonpath={condition}")
         return succeeds(argv) and run(argv) == "True"
 
     def _kubectl_succeeds(self, *arguments: str) -> bool:
-        argv = [f"--kubeconfig={self.layout.kubeconfig}", "--request-timeout=5s", *arguments]
-        return self.layout.kubeconfig.is_file() and succeeds([self.programs.path("kubectl"), *argv])
+        return self.layout.kubeconfig.is_file() and succeeds(self.kubectl_argv("--request-timeout=5s", *arguments))
 
     def _apply(self, objects: list[dict[str, Any]]) -> None:
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})

@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from e2e.cluster.caches import workplace
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.locks import exclusive
 from e2e.cluster.paths import CHECKOUT
@@ -60,13 +61,15 @@ def collect(requirements: str, cache: Path, log: Path) -> Path:
     """
     folder = cache / "wheels" / hashlib.sha256(requirements.encode()).hexdigest()[:16]
     with exclusive(cache / "wheels" / "lock"):
-        if not (folder / "requirements.txt").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            listing = folder / "requirements.partial"
-            listing.write_text(requirements)
-            argv = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", f"--requirement={listing}"]
-            run_logged([*argv, *_target(), f"--dest={folder}"], log)
-            listing.rename(folder / "requirements.txt")
+        if not folder.is_dir():
+            with workplace(folder.parent, "wheels") as partial:
+                staged = partial / "whole"
+                staged.mkdir()
+                listing = staged / "requirements.txt"
+                listing.write_text(requirements)
+                argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", "--require-hashes"]
+                run_logged([*argv, f"--requirement={listing}", *_target(), f"--dest={staged}"], log)
+                staged.rename(folder)
     return folder
 
 

@@ -91,7 +91,7 @@ def test_the_kubelet_works_on_either_cgroup_version_and_lets_nobody_in() -> None
 
 def test_pods_get_addresses_of_their_node() -> None:
     config = json.loads(node.cni(LAYOUT.node(2)))
-    assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": "10.244.1.0/24"}]]
+    assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": LAYOUT.node(2).pod_range}]]
 
 
 def test_the_default_storage_class_gives_volumes_that_fsgroup_applies_to() -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import oci, wheels
-from e2e.cluster.backend import CurrentCluster, KindCluster, choose
+from e2e.cluster.backend import choose
+from e2e.cluster.current import CurrentCluster
 from e2e.cluster.errors import HarnessError
+from e2e.cluster.helm import image_settings
+from e2e.cluster.kind import KindCluster
 from e2e.cluster.source import SourceCluster
 
 LOCK = """\
@@ -81,9 +84,19 @@ def test_the_environment_chooses_the_cluster(wanted: str, kind: type) -> None:
     assert isinstance(choose(env={"MOORAGE_CLUSTER": wanted}), kind)
 
 
-def test_an_unknown_cluster_is_refused() -> None:
-    with pytest.raises(HarnessError, match="use current, kind or source"):
-        choose(env={"MOORAGE_CLUSTER": "cloud"})
+def test_images_of_a_registry_become_chart_values() -> None:
+    cluster = CurrentCluster({"MOORAGE_REGISTRY": "registry.example.com:5000/team/"})
+    assert image_settings(cluster.image) == [
+        "image.repository=registry.example.com:5000/team/control",
+        "image.tag=dev",
+        "sandbox.image.repository=registry.example.com:5000/team/sandbox-base",
+        "sandbox.image.tag=dev",
+    ]
+
+
+def test_the_users_cluster_needs_a_registry() -> None:
+    with pytest.raises(HarnessError, match="set MOORAGE_REGISTRY="):
+        CurrentCluster({}).image("control")
 
 
 def _files(archive: bytes) -> dict[str, bytes]:

@@ -1,0 +1,134 @@
+"""What killed harnesses leave: found by its state, never taken from a cluster that lives or from a harness at work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import caches
+from e2e.cluster.cleanup import abandoned
+from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.layout import Layout, slot
+from e2e.cluster.locks import exclusive, held
+from e2e.cluster.processes import ProcessName, identify, write_pid_file
+from e2e.demo import local
+from e2e.demo.agenda import Agenda
+
+DEAD = ProcessName(1, 1, "another boot")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Callable[..., Layout]:
+    """Make the state of a cluster: whether it came up, and whether its one process lives."""
+
+    def make(name: str, *, up: bool, alive: bool) -> Layout:
+        layout = Layout(name, tmp_path / name)
+        layout.pids.mkdir(parents=True)
+        me = identify(os.getpid())
+        assert me is not None
+        write_pid_file(layout.pids / "etcd.pid", me if alive else DEAD)
+        if up:
+            layout.record.write_text("{}")
+        return layout
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("up", "alive", "left"), [(True, True, False), (True, False, True), (False, True, True), (False, False, True)]
+)
+def test_a_cluster_is_left_over_unless_it_came_up_and_lives(
+    cluster: Callable[..., Layout], up: bool, alive: bool, left: bool
+) -> None:
+    assert abandoned(cluster("some", up=up, alive=alive)) is left
+
+
+def test_a_cluster_that_a_harness_works_on_is_not_left_over(cluster: Callable[..., Layout]) -> None:
+    layout = cluster("some", up=False, alive=True)
+    with exclusive(layout.lock):
+        assert not abandoned(layout)
+    assert abandoned(layout)
+
+
+def test_siblings_are_the_clusters_beside(cluster: Callable[..., Layout], tmp_path: Path) -> None:
+    first, second = cluster("first", up=True, alive=True), cluster("second", up=True, alive=True)
+    (tmp_path / "some-kind").mkdir()
+    assert [each.name for each in first.siblings()] == ["second"]
+    assert [each.name for each in second.siblings()] == ["first"]
+
+
+def test_the_demos_cluster_and_the_tests_share_no_address() -> None:
+    demo, tests = Layout("moorage", Path("/s/a")), Layout("moorage-test", Path("/s/b"))
+    assert slot(demo.name) != slot(tests.name)
+    for part in ("node_range", "service_range", "service_address", "host_link", "fabric", "cgroup", "url"):
+        assert getattr(demo, part) != getattr(tests, part), part
+    assert {demo.node(n).pod_range for n in (1, 2)}.isdisjoint(tests.node(n).pod_range for n in (1, 2))
+
+
+def test_a_lock_whose_holder_was_killed_locks_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from e2e.cluster.locks import exclusive\n"
+        "with exclusive(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    lock = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", script, str(lock)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert held(lock)
+        holder.kill()
+    assert not held(lock)
+    with exclusive(lock):
+        assert held(lock)
+
+
+def test_what_was_half_made_goes_before_the_next_begins(tmp_path: Path) -> None:
+    (tmp_path / "partial-tool-killed").mkdir()
+    (tmp_path / "partial-tool-killed" / "file").write_text("half")
+    (tmp_path / "partial-other-alive").mkdir()
+    with caches.workplace(tmp_path, "tool") as folder:
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "partial-other-alive"])
+    assert [path.name for path in tmp_path.iterdir()] == ["partial-other-alive"]
+
+
+def test_a_cache_goes_whole_and_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name in ("programs/etcd-1", "images", "go/modules"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "file").write_text("x")
+    (cache / "precious").write_text("the user's")
+    caches.remove(cache)
+    assert [path.name for path in cache.iterdir()] == ["precious"]
+    (cache / "precious").unlink()
+    caches.remove(cache)
+    assert not cache.exists()
+
+
+def test_a_cache_that_is_being_filled_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "programs" / "etcd-1").mkdir(parents=True)
+    with exclusive(tmp_path / "programs" / "helm.lock"), pytest.raises(HarnessError, match="try again"):
+        caches.remove(tmp_path)
+    assert (tmp_path / "programs" / "etcd-1").is_dir()
+
+
+def test_folders_of_killed_demos_go_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    me = identify(os.getpid())
+    assert me is not None
+    for name, owner in (("killed", DEAD), ("alive", me)):
+        (tmp_path / f"moorage-demo-{name}").mkdir()
+        write_pid_file(tmp_path / f"moorage-demo-{name}" / "owner.pid", owner)
+    (tmp_path / "moorage-demo-strangers").mkdir()
+    local.sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moorage-demo-alive", "moorage-demo-strangers"]
+
+
+def test_each_step_says_which_it_is_and_what_is_left() -> None:
+    agenda = Agenda(Console(), {"first": 60.0, "second": 30.0})
+    assert agenda.left("first") == "step 1 of 2, about 1 min 30 s left with it"
+    assert agenda.left("second") == "step 2 of 2, about 30.0 s left with it"
