@@ -706,6 +706,7 @@ async def test_memory_never_runs_ahead_of_the_store(gateway, upstream, monkeypat
 async def test_a_broken_chain_refuses_everything_and_starts_nothing_afresh(tmp_path, upstream) -> None:
     store = MemoryStore()
     async with LocalGateway(tmp_path, store=store) as gateway:
+        gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
         operator = Operator(gateway, resolved(upstream))
         await operator.start()
         events = store._runs["u1"].events
