@@ -1,4 +1,4 @@
-"""A gateway over each store, with real git behind it."""
+"""Every store, and a gateway over each that a cluster has, with real git behind it."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 from tests.gateway_script import PASSWORD, commit, git
 
 from moorage.store.memory import MemoryStore
+from moorage.store.port import DurableExecutionStore
+from moorage.store.postgres import PostgresStore
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
@@ -31,9 +33,27 @@ def clock() -> StepClock:
     return StepClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+async def opened(adapter: str, request: pytest.FixtureRequest) -> DurableExecutionStore:
+    match adapter:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return SqliteStore(request.getfixturevalue("tmp_path") / "journal.db")
+        case _:
+            return await PostgresStore.open(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(params=["memory", "postgres", "sqlite"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[DurableExecutionStore]:
+    """Every adapter, empty."""
+    store = await opened(request.param, request)
+    yield store
+    await store.close()
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
 async def gateway(request: pytest.FixtureRequest, tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "journal.db")
+    store = await opened(request.param, request)
     made = LocalGateway(tmp_path, store=store, clock=clock)
     made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
     async with made.serving():

@@ -1,9 +1,9 @@
-"""One suite for every adapter of DurableExecutionStore (J11). A new adapter is one more case in `opened`."""
+"""One suite for every adapter of DurableExecutionStore (J11). The adapters are those of conftest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
@@ -33,7 +33,6 @@ from moorage.store.errors import (
     UnknownSession,
     VersionConflict,
 )
-from moorage.store.memory import MemoryStore
 from moorage.store.port import (
     DurableExecutionStore,
     Execution,
@@ -43,26 +42,7 @@ from moorage.store.port import (
     Session,
     Snapshot,
 )
-from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
-from moorage.store.sqlite import SqliteStore
-
-
-async def opened(adapter: str, request: pytest.FixtureRequest) -> DurableExecutionStore:
-    match adapter:
-        case "memory":
-            return MemoryStore()
-        case "sqlite":
-            return SqliteStore(request.getfixturevalue("tmp_path") / "journal.db")
-        case _:
-            return await PostgresStore.open(request.getfixturevalue("postgres"))
-
-
-@pytest.fixture(params=["memory", "postgres", "sqlite"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[DurableExecutionStore]:
-    store = await opened(request.param, request)
-    yield store
-    await store.close()
 
 
 def new(run_uid: str = "run-1", tenant: str = "team-a", spec_hash: str = "s1", created_at: int = 1000) -> NewExecution:

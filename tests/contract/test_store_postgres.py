@@ -14,6 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from moorage.app.gateway import Environment
+from moorage.app.stores import open_stores
 from moorage.core.journal.chain import Broken, Intact
 from moorage.core.journal.errors import InvalidDraft, JournalCorrupted
 from moorage.core.journal.record import Assurance, BlobRef, Draft, RecordType, RunIdentity, Source
@@ -30,6 +32,7 @@ from moorage.store.port import NewExecution
 from moorage.store.postgres import PostgresStore
 from moorage.store.postgres_connection import connect, migrate
 from moorage.store.reading import verify_stored
+from moorage.testing.clock import StepClock
 from moorage.testing.postgres import PostgresServer
 
 LENGTH = 6
@@ -437,6 +440,22 @@ async def test_many_gateways_may_open_a_fresh_database_at_once(postgres: str) ->
     stores = await asyncio.gather(*(PostgresStore.open(postgres) for _ in range(6)))
     for store in stores:
         await store.close()
+
+
+# --- the gateway's process --------------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_that_is_given_a_connection_string_keeps_no_journal_on_its_volume(
+    postgres: str, tmp_path: Path
+) -> None:
+    variables = {"MOORAGE_DATA_DIR": str(tmp_path), "MOORAGE_OPERATOR_ACCOUNT": "operator"}
+    assert Environment.read(variables).store_dsn is None
+    env = Environment.read(variables | {"MOORAGE_STORE_DSN": f"{postgres} password=hunter2"})
+    assert "hunter2" not in repr(env)
+    async with open_stores(env.data, StepClock(), env.store_dsn) as kept:
+        assert isinstance(kept.store, PostgresStore)
+        await admitted(kept.store)
+    assert not (tmp_path / "moorage.db").exists()
 
 
 if __name__ == "__main__":

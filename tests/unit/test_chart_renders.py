@@ -279,6 +279,8 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
         (("image.pullPolicy=Sometimes",), "pullPolicy"),
         (("sandbox.resources.memory=2 gigabytes",), "memory"),
         (("store.sqlite.size=-1Gi",), "size"),
+        (("store.postgres.dsn=postgresql://me:secret@db/x",), "dsn"),
+        (("store.postgres.dsnSecretRef.name=Not_A_Name",), "name"),
         (("tenancy.namespaced=true",), "namespaces"),
         (("tenancy.namespaces={Team_A}",), "namespaces"),
         (("rbac.readers[0].kind=Robot", "rbac.readers[0].name=x"), "kind"),
@@ -336,6 +338,16 @@ def test_the_volume_with_the_evidence_is_kept_on_uninstall(helm: str) -> None:
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     gone = named(render(helm, ("store.sqlite.keepOnUninstall=false",)), "PersistentVolumeClaim", "moorage-gateway")
     assert "annotations" not in gone["metadata"]
+
+
+def test_the_journals_connection_string_comes_from_a_secret_and_only_where_one_is_named(helm: str) -> None:
+    def variables(*values: str) -> dict[str, Any]:
+        gateway = named(render(helm, values), "Deployment", "moorage-gateway")
+        return {entry["name"]: entry for entry in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
+
+    assert "MOORAGE_STORE_DSN" not in variables()
+    entry = variables("store.postgres.dsnSecretRef.name=db")["MOORAGE_STORE_DSN"]
+    assert entry["valueFrom"] == {"secretKeyRef": {"name": "db", "key": "dsn"}}
 
 
 def test_a_digest_outranks_a_tag(helm: str) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's process on a cluster: SQLite, blobs and mirrors on its volume, callers by TokenReview."""
+"""The gateway's process on a cluster: blobs and mirrors on its volume, the journal there or in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -40,6 +40,8 @@ class Environment:
     """T7: tokens are checked against the issuer's keys, since there is no right to TokenReview."""
     namespaces: frozenset[str] = frozenset()
     """The tenants of namespaced mode; empty: all."""
+    store_dsn: str | None = field(default=None, repr=False)
+    """The journal's PostgreSQL; None: SQLite in `data`. It holds a password."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Environment:
@@ -52,6 +54,7 @@ class Environment:
             operator_account=env["MOORAGE_OPERATOR_ACCOUNT"],
             issuer_keys=env.get("MOORAGE_TOKEN_CHECK") == "issuer-keys",
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
+            store_dsn=env.get("MOORAGE_STORE_DSN") or None,
         )
 
 
@@ -75,7 +78,7 @@ async def _serve(env: Environment) -> None:
     async with (
         client.ApiClient() as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False) as http,
-        open_stores(env.data, clock) as kept,
+        open_stores(env.data, clock, env.store_dsn) as kept,
     ):
         deps = GatewayDeps(
             store=kept.store,

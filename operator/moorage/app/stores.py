@@ -1,4 +1,4 @@
-"""What a gateway keeps on one volume: the journal, the blobs, the git mirrors."""
+"""What a gateway keeps: the journal, the blobs, the git mirrors; all on one volume, or the journal in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,25 +7,41 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moorage.clock import Clock
 from moorage.store.blobs import FileBlobs
+from moorage.store.port import DurableExecutionStore
 from moorage.store.sqlite import SqliteStore
 from moorage.workspace.mirror import Mirrors
+
+if TYPE_CHECKING:
+    from moorage.store.postgres import PostgresStore
 
 
 @dataclass(frozen=True)
 class Stores:
-    """Below one folder: `moorage.db`, `blobs/`, `mirrors/`."""
+    """Below one folder: `moorage.db` (where the journal is in SQLite), `blobs/`, `mirrors/`."""
 
-    store: SqliteStore
+    store: DurableExecutionStore
     blobs: FileBlobs
     mirrors: Mirrors
 
 
 @asynccontextmanager
-async def open_stores(folder: Path, clock: Clock) -> AsyncIterator[Stores]:
-    """Open (and where need be create) what lies in `folder`; closed at the end. Raises StoreError, OSError."""
+async def open_stores(folder: Path, clock: Clock, dsn: str | None = None) -> AsyncIterator[Stores]:
+    """Open (and where need be create) what lies in `folder`; closed at the end. Raises StoreError, OSError.
+
+    With `dsn`, a PostgreSQL connection string, the journal is kept there instead.
+    """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    async with SqliteStore(folder / "moorage.db") as store:
+    async with await _open_store(folder, dsn) as store:
         yield Stores(store, FileBlobs(folder / "blobs", clock.now_ms), Mirrors(folder / "mirrors", now_ms=clock.now_ms))
+
+
+async def _open_store(folder: Path, dsn: str | None) -> PostgresStore | SqliteStore:
+    if dsn is None:
+        return SqliteStore(folder / "moorage.db")
+    from moorage.store.postgres import PostgresStore  # noqa: PLC0415  its driver costs memory where it isn't used
+
+    return await PostgresStore.open(dsn)
