@@ -4,6 +4,7 @@
 
 `--folder` says which file system is measured. fsync policy: SQLite in WAL mode with synchronous=FULL, one commit and
 one sync before each acknowledgement; group commit shares them between the writers of one turn of the event loop.
+PostgreSQL: its defaults (fsync and synchronous_commit on), over a unix socket, in a server of this script's own.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
+from psycopg import AsyncConnection
 
 from moorage.core.journal.chain import EMPTY, ChainVerifier, Head, head_at, seal, verify
 from moorage.core.journal.export import Header, header_line, record_line
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source, Stored, decode
 from moorage.core.run.reducer import Replay
-from moorage.store.port import NewExecution
+from moorage.store.port import DurableExecutionStore, NewExecution
+from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
+from moorage.testing.postgres import PostgresServer
 
 ROUNDS = 5
 APPENDS = 1000
@@ -90,11 +95,15 @@ def scratch(folder: Path | None) -> Iterator[Path]:
 
 async def opened(path: Path, runs: int) -> SqliteStore:
     store = SqliteStore(path)
+    await admit(store, runs)
+    return store
+
+
+async def admit(store: DurableExecutionStore, runs: int) -> None:
     for n in range(runs):
         identity = RunIdentity(tenant="team-a", run_uid=f"run-{n}", session_id="s")
         await store.persist(NewExecution(identity=identity, name="n", spec_hash="h", spec={}, created_at=n))
         await store.raise_fence(f"run-{n}", 1)
-    return store
 
 
 async def single_append(folder: Path) -> tuple[float, float]:
@@ -138,24 +147,63 @@ async def bare_row(folder: Path) -> tuple[float, float]:
     return p50(ours), p50(base)
 
 
+async def postgres_append(dsn: str) -> tuple[float, float]:
+    """One append against one bare INSERT, committed in the same round trip, over the same driver; ms at p50."""
+    body = b"x" * 1024
+    async with await PostgresStore.open(dsn) as store, await AsyncConnection.connect(dsn, autocommit=True) as bare:
+        await admit(store, 1)
+        await bare.execute("CREATE TABLE bare (k BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, b BYTEA)")
+        ours, base = [], []
+        for n in range(APPENDS):
+            began = time.perf_counter()
+            await store.append("run-0", 1, [draft(n)])
+            ours.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            await bare.execute("INSERT INTO bare (b) VALUES (%b)", (body,), prepare=True)
+            base.append(time.perf_counter() - began)
+    return p50(ours), p50(base)
+
+
+async def postgres_grouped(dsn: str) -> tuple[float, float]:
+    async with await PostgresStore.open(dsn) as store:
+        await admit(store, WRITERS)
+        return await rates(store)
+
+
+def on_postgres(kind: Callable[[str], Coroutine[Any, Any, tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    """Every round in an empty schema of one server, which keeps its cluster where temporary files lie."""
+    with PostgresServer({"shared_buffers": "128MB"}) as server:
+        pairs = []
+        for _ in range(ROUNDS):
+            with server.schema() as dsn:
+                pairs.append(asyncio.run(kind(dsn)))
+        return rounds(pairs)
+
+
 async def grouped(folder: Path) -> tuple[float, float]:
     """Appends per second by 16 writers to 16 runs, against the same ones one after the other."""
+    with scratch(folder) as place:
+        store = await opened(place / "journal.db", WRITERS)
+        found = await rates(store)
+        await store.close()
+    return found
 
-    async def write(store: SqliteStore, run: int, start: int, count: int) -> None:
+
+async def rates(store: DurableExecutionStore) -> tuple[float, float]:
+    """The same, of an open store."""
+
+    async def write(run: int, start: int, count: int) -> None:
         for n in range(start, start + count):
             await store.append(f"run-{run}", 1, [draft(n)])
 
-    with scratch(folder) as place:
-        store = await opened(place / "journal.db", WRITERS)
-        began = time.perf_counter()
-        await asyncio.gather(*(write(store, run, 0, EACH) for run in range(WRITERS)))
-        together = WRITERS * EACH / (time.perf_counter() - began)
-        began = time.perf_counter()
-        for run in range(WRITERS):
-            await write(store, run, EACH, EACH // 8)
-        alone = WRITERS * (EACH // 8) / (time.perf_counter() - began)
-        assert all([(await verify_stored(store, f"run-{n}")).offset == EACH + EACH // 8 - 1 for n in range(WRITERS)])
-        await store.close()
+    began = time.perf_counter()
+    await asyncio.gather(*(write(run, 0, EACH) for run in range(WRITERS)))
+    together = WRITERS * EACH / (time.perf_counter() - began)
+    began = time.perf_counter()
+    for run in range(WRITERS):
+        await write(run, EACH, EACH // 8)
+    alone = WRITERS * (EACH // 8) / (time.perf_counter() - began)
+    assert all([(await verify_stored(store, f"run-{n}")).offset == EACH + EACH // 8 - 1 for n in range(WRITERS)])
     return together, alone
 
 
@@ -211,6 +259,8 @@ def measure(folder: Path) -> list[Figure]:
         Figure("append, acknowledged after fsync, against fdatasync (p50)", "ms", *repeat(single_append), "<= 1.67"),
         Figure("append against a bare SQLite row (p50)", "ms", *repeat(bare_row), "<= 0.6 ms"),
         Figure("appends of 16 runs together against one by one", "/s", *repeat(grouped), ">= 10000/s"),
+        Figure("append in PostgreSQL against a bare INSERT (p50)", "ms", *on_postgres(postgres_append), ""),
+        Figure("in PostgreSQL, appends of 16 runs together", "/s", *on_postgres(postgres_grouped), ""),
         Figure(
             "peak memory of verifying them, exported", "MiB", *rounds([verify_memory(folder, entries, head)]), "<= 100"
         ),
