@@ -32,13 +32,22 @@ class Console:
             self.out.flush()
 
     @contextmanager
-    def step(self, name: str, *, left: str = "") -> Iterator[None]:
-        """Announce a step, show that it lives, and say how long it took; `left` is what remains, where known."""
+    def step(self, name: str, *, left: str = "", expected_s: float | None = None, pulse: bool = True) -> Iterator[None]:
+        """Announce a step, show that it lives, and say how long it took.
+
+        Args:
+            name: what is done.
+            left: what remains, where known.
+            expected_s: how long it takes on two cores, shown beside its sign of life.
+            pulse: whether it gives one; steps within it may do so in its place.
+        """
         begun = time.monotonic()
         self.say(f"{name} …{f' ({left})' if left else ''}")
         over = threading.Event()
-        pulse = threading.Thread(target=self._pulse, args=(name, begun, over), daemon=True)
-        pulse.start()
+        of = f" of about {duration(expected_s)}" if expected_s else ""
+        beat = threading.Thread(target=self._pulse, args=(name, begun, of, over), daemon=True)
+        if pulse:
+            beat.start()
         try:
             yield
         except BaseException:
@@ -48,8 +57,9 @@ class Console:
             self.say(f"{name}: {duration(time.monotonic() - begun)}")
         finally:
             over.set()
-            pulse.join()
+            if pulse:
+                beat.join()
 
-    def _pulse(self, name: str, begun: float, over: threading.Event) -> None:
+    def _pulse(self, name: str, begun: float, of: str, over: threading.Event) -> None:
         while not over.wait(self.heartbeat_s):
-            self.say(f"{name}: still at it after {duration(time.monotonic() - begun)}")
+            self.say(f"{name}: still at it after {duration(time.monotonic() - begun)}{of}")

@@ -130,7 +130,7 @@ class Programs:
             left = f"{index + 1} of {len(todo)}, about {expected} left where the Go build cache is cold"
             with exclusive(self.cache / "programs" / f"{group.name}.lock"):
                 if not self.folder(group).is_dir():
-                    with console.step(f"build {group.name}", left=left):
+                    with console.step(f"build {group.name}", left=left, expected_s=group.cold_build_s):
                         self._build(group)
 
     def _build(self, group: Group) -> None:

@@ -14,9 +14,9 @@ class Agenda:
     console: Console
     steps: Mapping[str, float]
 
-    def step(self, name: str) -> AbstractContextManager[None]:
-        """Begin a step; it says when it ends how long it took."""
-        return self.console.step(name, left=self.left(name))
+    def step(self, name: str, *, pulse: bool = True) -> AbstractContextManager[None]:
+        """Begin a step; it says when it ends how long it took. Without `pulse`, steps within it show that it lives."""
+        return self.console.step(name, left=self.left(name), expected_s=self.steps[name], pulse=pulse)
 
     def left(self, name: str) -> str:
         """``step 2 of 7, about 40 s left with it``."""

@@ -37,7 +37,7 @@ def play(console: Console) -> None:
     """
     backend = choose(console)
     agenda = Agenda(console, steps(backend))
-    with agenda.step(UP):
+    with agenda.step(UP, pulse=False):
         archives = _bring_up(backend)
     with agenda.step(LOAD):
         backend.load_images(archives)

@@ -1,8 +1,10 @@
 """What killed harnesses leave: found by its state, never taken from a cluster that lives or from a harness at work."""
 
+import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,3 +134,13 @@ def test_each_step_says_which_it_is_and_what_is_left() -> None:
     agenda = Agenda(Console(), {"first": 60.0, "second": 30.0})
     assert agenda.left("first") == "step 1 of 2, about 1 min 30 s left with it"
     assert agenda.left("second") == "step 2 of 2, about 30.0 s left with it"
+
+
+def test_a_long_step_shows_that_it_lives_and_how_long_it_may_take() -> None:
+    out = io.StringIO()
+    console = Console(out, heartbeat_s=0.01)
+    with console.step("outer", pulse=False), console.step("build", expected_s=420):
+        while "still at it" not in out.getvalue():
+            time.sleep(0.001)
+    assert "build: still at it after 0.0 s of about 7 min 00 s" in out.getvalue()
+    assert "outer: still" not in out.getvalue()
