@@ -233,7 +233,10 @@ def decode(stored: Stored) -> Record:
     if _plain(*raw) != (*map(type, raw.values()),):
         raw = _checked(raw)
     raw["hash"] = stored.hash
-    return _record(raw)
+    # `__init__` would set 45 fields one by one, most of them to their default, which stand in the class already
+    record = _new(Record)
+    _set(record, "__dict__", raw)
+    return record
 
 
 @lru_cache(maxsize=64)
@@ -263,13 +266,7 @@ def _checked(raw: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _record(fields: dict[str, Any]) -> Record:
-    """A record of checked fields, which it takes for its own. Its `__init__` would set 45 one by one, most of them to
-    their default, which stand in the class already: replaying a long journal would take twice the time.
-    """
-    record = object.__new__(Record)
-    object.__setattr__(record, "__dict__", fields)
-    return record
+_new, _set = object.__new__, object.__setattr__
 
 
 def readable(records: Iterable[Record]) -> Iterator[Record]:

@@ -36,6 +36,8 @@ KEPT_CLOSED_EFFECTS = 16
 KNOWN = frozenset({"confirmed", "rejected", "compensated"})
 CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
 
+CLOSING = TERMINAL | {RunPhase.CANCELLING}
+
 Handler = Callable[[RunState, Record, Mapping[str, Any]], RunState]
 
 
@@ -76,13 +78,19 @@ class Replay:
 
 def _step(state: RunState, record: Record) -> RunState:
     """The state after what `record` says, at the offset before it."""
-    kind = record.type
-    if state.phase in TERMINAL and kind not in AFTER_END:
-        raise IllegalMove(state.phase, state.phase, f"{kind} after the end")
-    if state.phase is RunPhase.CANCELLING and kind in NEW_WORK:
-        raise IllegalMove(state.phase, state.phase, f"{kind} while the run is being cancelled")
+    kind, phase = record.type, state.phase
+    if phase in CLOSING:
+        _refuse_work(phase, kind)
     handler = HANDLERS.get(kind)
     return handler(state, record, record.payload or {}) if handler else state
+
+
+def _refuse_work(phase: RunPhase, kind: str) -> None:
+    """I5, I6: nothing follows an end but its aftermath, and no new work a cancellation."""
+    if phase in TERMINAL and kind not in AFTER_END:
+        raise IllegalMove(phase, phase, f"{kind} after the end")
+    if phase is RunPhase.CANCELLING and kind in NEW_WORK:
+        raise IllegalMove(phase, phase, f"{kind} while the run is being cancelled")
 
 
 def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> RunState:
