@@ -22,6 +22,8 @@ def test_an_agent_mends_the_repository_and_the_accepted_commit_is_pushed(tenant:
             name="fix", namespace=tenant.namespace, branch=branch, image=tenant.cluster.image("sandbox-base")
         ),
     )
+    ready = ("workspace/demo", "modelprovider/stand-in", "--for=condition=Ready", "--timeout=30s")
+    tenant.kubectl("wait", *ready)
     status = tenant.ended("fix")
     assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
     assert condition(status, "Accepted")["status"] == "True"
