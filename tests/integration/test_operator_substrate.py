@@ -12,6 +12,7 @@ from tests.property.run_world import a_spec
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
+from moorage.clock import SystemClock
 from moorage.sandbox.kube import KubeApi, load_configuration, path_of
 from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import Conflict, RunKey
@@ -42,7 +43,7 @@ def now_ms() -> int:
 @pytest.fixture
 def substrate(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> PodSubstrate:
     monkeypatch.setattr("moorage.sandbox.spec.owner", owner)
-    return PodSubstrate(api, SANDBOXES, TenantObjects(api, SANDBOXES, now_ms), now_ms)
+    return PodSubstrate(api, SANDBOXES, TenantObjects(api, SANDBOXES, now_ms), SystemClock())
 
 
 def owner(run: RunKey) -> dict[str, object]:

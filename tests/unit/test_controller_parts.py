@@ -86,6 +86,21 @@ def test_an_older_word_of_the_watch_does_not_undo_a_newer_write() -> None:
     assert roll.saw(body("a", uid="other", version=1))
 
 
+def test_the_echo_of_a_write_is_no_news_but_what_it_overtook_is() -> None:
+    roll = Roll(1)
+    told = {"status": {"phase": "Running", "observedGeneration": 1}}
+    assert roll.saw(body("a", version=9, **told))
+    assert roll.saw(body("a", version=9, **told)) is None
+    changed = body("a", version=10, **told)
+    changed["metadata"]["generation"] = 2  # cancelled just before our write
+    assert roll.saw(changed)
+    assert roll.saw(changed)
+    deleted = body("a", version=11, **told)
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert roll.saw(deleted)
+    assert roll.saw(deleted)
+
+
 def test_a_settled_run_keeps_no_body_and_knows_when_it_is_due() -> None:
     roll = Roll(1)
     entry = roll.saw(body("a", **ENDED))
@@ -265,7 +280,7 @@ def test_a_lease_whose_epoch_is_no_number_counts_as_none(annotation: str) -> Non
 # --- Events -----------------------------------------------------------------------------------------------------------
 
 
-BEGUN = [("Normal", "AttemptStarted"), ("Normal", "Provisioning")]
+AGAIN = [("Normal", "AttemptStarted"), ("Normal", "Provisioning")]
 
 
 def status(phase: Any, reason: str = "", epoch: int | None = None) -> AgentRunStatus:
@@ -275,12 +290,13 @@ def status(phase: Any, reason: str = "", epoch: int | None = None) -> AgentRunSt
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (AgentRunStatus(), status("Provisioning", "Provisioning", 1), BEGUN),
+        (AgentRunStatus(), status("Provisioning", "Provisioning", 1), [("Normal", "Provisioning")]),
+        (status("Provisioning", "QuotaExceeded"), status("Provisioning", "", 1), [("Normal", "AttemptStarted")]),
         (status("Running"), status("Failed", "AcceptanceFailed"), [("Warning", "Failed")]),
         (status("Running"), status("Running"), []),
         (status("Provisioning", "Provisioning"), status("Provisioning", "Evicted"), [("Warning", "Evicted")]),
         (status("Provisioning", "ImagePullFailed"), status("Provisioning", "Provisioning"), []),
-        (status("Running", "Running", 1), status("Provisioning", "Provisioning", 2), BEGUN),
+        (status("Running", "Running", 1), status("Provisioning", "Provisioning", 2), AGAIN),
     ],
 )
 def test_one_event_for_each_thing_that_happened(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:

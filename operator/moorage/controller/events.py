@@ -69,10 +69,10 @@ class Events:
 
 
 def told(old: AgentRunStatus, new: AgentRunStatus) -> Iterator[tuple[str, str, str]]:
-    """Type, reason and message of each thing worth an Event: a new phase, a new attempt, a new trouble."""
+    """Type, reason and message of each thing worth an Event: a new phase, another attempt, a new trouble."""
     phase, reason = new.phase or "Pending", word(new.reason or "")
     message = new.message or ""
-    if new.epoch is not None and new.epoch != old.epoch:
+    if new.epoch is not None and new.epoch != old.epoch and (new.attempt != 1 or phase == old.phase):
         yield "Normal", "AttemptStarted", f"attempt {new.attempt} under epoch {new.epoch}"
     if phase != old.phase:
         kind = "Warning" if phase in WARNINGS else "Normal"

@@ -123,8 +123,8 @@ class Gatherer:
         Raises Conflict where new ones keep coming.
         """
         named: frozenset[str] = frozenset()
-        for _ in range(MOST_LOOKS):
-            children = await self._substrate.observe(key)
+        for look in range(MOST_LOOKS):
+            children = await self._substrate.observe(key, fresh=look > 0)
             journal = await self._journal(key)
             if unseen(journal.view, children) <= named:
                 return children, journal

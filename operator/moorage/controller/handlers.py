@@ -26,9 +26,11 @@ def watch(
     operator: Operator,
     *,
     look: Callable[[str, str, str], None],
+    heard: Callable[[str | None, Any], bool],
     classes_changed: Callable[[], None] | None,
 ) -> None:
     """Register the handlers. `look`: a Workspace, Agent or ModelProvider (kind, namespace, name) was seen.
+    `heard` is told of each child's change first, and says whether it is news.
     `classes_changed` None: RuntimeClasses may not be watched (namespaced mode).
     """
 
@@ -38,11 +40,13 @@ def watch(
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod(event: Any, **_: Any) -> None:
-        operator.child_changed(event["type"], event["object"])
+        if heard(event["type"], event["object"]):
+            operator.child_changed(event["type"], event["object"])
 
     @kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry)
     async def lease(event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":  # renewals are the gateway's, every 15 s for each live run
+            heard("DELETED", event["object"])
             operator.child_changed(None, event["object"])
 
     for kind, (_, plural) in PLACES.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -27,7 +28,7 @@ from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
 from moorage.controller.usability import Usability
-from moorage.sandbox.kube import METADATA_ONLY, KubeApi, KubeError, path_of
+from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import NameTaken, RunKey
 from moorage.sandbox.spec import SandboxSettings
@@ -83,7 +84,7 @@ async def run_operator(
     roll = Roll(settings.max_live_runs)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
-    substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock.now_ms)
+    substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
     events = Events(deps.api, deps.clock, settings.pod_name)
     engine = Engine(
         gatherer=Gatherer(
@@ -122,7 +123,7 @@ async def run_operator(
     registry = kopf.OperatorRegistry()
     usability = Usability(deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance)
     classes_changed = None if settings.watch_namespaces else objects.classes_changed
-    watch(registry, operator, look=usability.look, classes_changed=classes_changed)
+    watch(registry, operator, look=usability.look, heard=partial(_heard, substrate), classes_changed=classes_changed)
     guard_policies(registry, guard.drifted)
     _login(registry, deps.configuration)
     jobs = [
@@ -142,6 +143,12 @@ async def run_operator(
     await _together(jobs, stop)
     operator.queue.close()
     usability.queue.close()
+
+
+def _heard(substrate: PodSubstrate, kind: str | None, child: Body) -> bool:
+    """Tell the substrate of its run's child; whether that is news."""
+    key = run_of_child(child)
+    return key is None or substrate.heard(kind, child, key.uid)
 
 
 async def _together(jobs: list[Any], stop: asyncio.Event) -> None:

@@ -54,12 +54,14 @@ class Roll:
         self._entries: dict[tuple[str, str], Entry] = {}
 
     def saw(self, body: Mapping[str, Any]) -> Entry | None:
-        """Take note of an AgentRun as the watch or a write showed it; None where an newer one is known already."""
+        """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
+        already, or that very one with nothing left to tell: the echo of our own write.
+        """
         meta = body.get("metadata") or {}
         key = key_of(body)
         known = self._entries.get((key.tenant, key.name))
         version = _version(meta)
-        if known is not None and known.key.uid == key.uid and version < known.version:
+        if known is not None and known.key.uid == key.uid and _stale(body, version, known.version):
             return None
         standing = _standing(body) if known is None or known.key.uid != key.uid else known.standing
         if settled(body):
@@ -201,6 +203,13 @@ def _created(meta: Mapping[str, Any]) -> int:
         return parse_time(str(meta.get("creationTimestamp")))
     except ValueError:
         return 0
+
+
+def _stale(body: Mapping[str, Any], version: int, known: int) -> bool:
+    """Nothing new. Somebody's change that our own write overtook shows as a generation that isn't told yet."""
+    meta, status = body.get("metadata") or {}, body.get("status")
+    told = isinstance(status, Mapping) and status.get("observedGeneration") == meta.get("generation")
+    return version < known or (version == known and version > 0 and told and not meta.get("deletionTimestamp"))
 
 
 def _version(meta: Mapping[str, Any]) -> int:

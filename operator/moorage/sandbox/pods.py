@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,11 +10,13 @@ from typing import Any, Final
 from moorage.api import names
 from moorage.api.meta import parse_time
 from moorage.api.wire import ResolvedRun
+from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxView
 from moorage.sandbox import spec as objects
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Stale, path_of
 from moorage.sandbox.podview import view_of
 from moorage.sandbox.port import Children, Conflict, NameTaken, Refused, RunKey, Unavailable, Which
+from moorage.sandbox.recent import Recent, version_of
 from moorage.sandbox.spec import SandboxSettings
 from moorage.sandbox.tenant import TenantObjects
 
@@ -23,15 +24,24 @@ LEASES: Final = "coordination.k8s.io/v1"
 
 
 class PodSubstrate:
-    """`now_ms` is the wall clock; everything else is read live."""
+    """What stands is read live, but for runs that were begun here in the last seconds (see moorage.sandbox.recent)."""
 
-    def __init__(
-        self, api: KubeApi, settings: SandboxSettings, tenants: TenantObjects, now_ms: Callable[[], int]
-    ) -> None:
-        self._api, self._settings, self._tenants, self._now_ms = api, settings, tenants, now_ms
+    def __init__(self, api: KubeApi, settings: SandboxSettings, tenants: TenantObjects, clock: Clock) -> None:
+        self._api, self._settings, self._tenants, self._clock = api, settings, tenants, clock
+        self._recent = Recent(clock.monotonic_ms)
 
-    async def observe(self, run: RunKey) -> Children:
+    def heard(self, kind: str | None, child: Body, run_uid: str) -> bool:
+        """The watch's word of a pod, or of a Lease that is DELETED; True where it is news."""
+        if kind == "DELETED":
+            self._recent.gone(run_uid)
+            return True
+        return self._recent.sandbox(run_uid, view_of(child), version_of(child))
+
+    async def observe(self, run: RunKey, *, fresh: bool = True) -> Children:
         """Pods by label, volume and Lease by name; only what the run itself owns counts."""
+        return (None if fresh else self._recent.children(run)) or await self._observe(run)
+
+    async def _observe(self, run: RunKey) -> Children:
         selector = f"{names.RUN}={names.label_value(run.uid)}"
         with _translated():
             pods, claim, lease = await asyncio.gather(
@@ -53,14 +63,16 @@ class PodSubstrate:
         return raised
 
     async def _raise(self, run: RunKey, epoch: int, holder: str) -> int:
-        now = _micro_time(self._now_ms())
+        now = _micro_time(self._clock.now_ms())
         if epoch == 1:  # most often there is none yet, and a create tells at once
             try:
-                await self._api.create(_leases(run), objects.lease(run, epoch, holder, now))
+                made = await self._api.create(_leases(run), objects.lease(run, epoch, holder, now))
             except Exists:
                 pass
             else:
+                self._recent.began(run, lease_view(made))
                 return epoch
+        self._recent.gone(run.uid)
         found = await self._api.get(_lease(run))
         if found is None:
             await self._api.create(_leases(run), objects.lease(run, epoch, holder, now))
@@ -84,6 +96,7 @@ class PodSubstrate:
                 if found is None or found["metadata"].get("deletionTimestamp"):
                     raise Conflict("the old volume is still being removed") from None
                 _demand_owned(found, run, f"PersistentVolumeClaim {names.volume_name(run.uid, run.name)}")
+        self._recent.volume(run)
 
     async def start(self, run: RunKey, spec: ResolvedRun, which: Which) -> SandboxView:
         """Create or adopt: the name follows from run, epoch, role and serial, so a second create finds the first."""
@@ -92,27 +105,32 @@ class PodSubstrate:
         with _translated():
             await self._tenants.ensure(run.tenant)
             try:
-                return view_of(await self._api.create(path_of("v1", "pods", run.tenant), body))
+                found = await self._api.create(path_of("v1", "pods", run.tenant), body)
             except Exists:
-                found = await self._api.get(path_of("v1", "pods", run.tenant, name))
-                if found is None:
+                there = await self._api.get(path_of("v1", "pods", run.tenant, name))
+                if there is None:
                     raise Conflict(f"pod {name} went away meanwhile") from None
-                _demand_owned(found, run, f"pod {name}")
-                return view_of(found)
+                _demand_owned(there, run, f"pod {name}")
+                found = there
+        self._recent.sandbox(run.uid, view_of(found), version_of(found))
+        return view_of(found)
 
     async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
         """Delete with a precondition on the UID. Without `force` the pod stays until its processes are gone."""
+        self._recent.gone(run.uid)
         grace_s = 0 if force else max(1, grace_ms // 1000)
         with _translated():
             await self._api.delete(path_of("v1", "pods", run.tenant, name), uid, grace_s=grace_s)
 
     async def release_volume(self, run: RunKey) -> None:
         """Delete the claim; the volume's own policy decides on the disk."""
+        self._recent.gone(run.uid)
         with _translated():
             await self._delete(run, _claim(run))
 
     async def release(self, run: RunKey) -> None:
         """Delete pods, claim and Lease."""
+        self._recent.gone(run.uid)
         children = await self.observe(run)
         await asyncio.gather(*(self.stop(run, v.name, v.uid, 0) for v in children.sandboxes))
         with _translated():

@@ -70,8 +70,10 @@ class Unavailable(RuntimeError):
 class Substrate(Protocol):
     """Where a run's children live. All calls are idempotent."""
 
-    async def observe(self, run: RunKey) -> Children:
-        """Read everything of the run's that stands, live, not from a cache."""
+    async def observe(self, run: RunKey, *, fresh: bool = True) -> Children:
+        """Everything of the run's that stands, read live. Without `fresh` it may be what was heard in the last seconds:
+        that never lacks what is known to stand, but something else may have come or gone since.
+        """
 
     async def raise_epoch(self, run: RunKey, epoch: int, holder: str) -> int:
         """Make the Lease's epoch at least `epoch` by compare-and-swap; return it. Conflict when it moved meanwhile."""

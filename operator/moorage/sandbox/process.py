@@ -85,8 +85,8 @@ class ProcessSubstrate:
         self._isolated, self._mirror = isolated, mirror
         self._runs: dict[str, _Run] = {}
 
-    async def observe(self, run: RunKey) -> Children:
-        """See the port."""
+    async def observe(self, run: RunKey, *, fresh: bool = True) -> Children:  # noqa: ARG002  the port's shape
+        """See the port; there is nothing between."""
         held = self._of(run)
         lease = LeaseView(held.lease[0], held.lease[1], _now_ms(), LEASE_MS) if held.lease else None
         views = tuple(each.view for each in held.sandboxes.values())
