@@ -356,3 +356,16 @@ async def test_whether_runs_can_use_it_is_in_the_status_of_what_they_refer_to(wo
     assert world.count("workspaces/status", "agents/status", "modelproviders/status") == before, (
         "it stands there already"
     )
+
+
+async def test_a_run_with_the_longest_goal_ends_well_and_carries_nothing_of_kopf(world: OperatorWorld) -> None:
+    """kopf's last-handled annotation would copy the spec, and outgrow what an object's annotations may hold."""
+    await world.start()
+    await world.apply_run("fix", goal="g" * (250 * 1024))
+    pod = await world.until_pod()
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("fix", "Succeeded")
+    meta = (await world.run("fix"))["metadata"]
+    assert meta.get("annotations", {}) == {}
+    assert meta.get("finalizers", []) == []
