@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from e2e.cluster.locks import held
 
 _PARTIAL = "partial-"
 # every name that the harness gives to something in the cache folder itself: nothing else there is ever deleted
-_PARTS = ("programs", "images", "buildah", "wheels", "tools", "logs", "go", "apt.lock", "installed-packages")
+FOR_BUILDING = ("go",)
+PARTS = ("programs", "images", "buildah", "wheels", "tools", "logs", "apt.lock", "installed-packages", *FOR_BUILDING)
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def size(cache: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in cache.rglob("*")) if cache.is_dir() else 0
 
 
-def remove(cache: Path) -> None:
+def remove(cache: Path, names: Sequence[str] = PARTS) -> None:
     """Delete what the harness keeps in the cache folder, and the folder when nothing else is in it.
 
     Raises:
@@ -43,7 +44,7 @@ def remove(cache: Path) -> None:
     locks = [*cache.glob("*.lock"), *cache.glob("*/*.lock"), *cache.glob("*/lock")]
     if busy := [path for path in locks if held(path)]:
         raise HarnessError(f"another harness is at work ({busy[0]} is locked): try again when it has ended")
-    for part in (cache / name for name in _PARTS):
+    for part in (cache / name for name in names):
         unmount_below(part)
         if part.is_dir():
             shutil.rmtree(part)

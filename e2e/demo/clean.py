@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from e2e.cluster import caches, debian
 from e2e.cluster.backend import source
 from e2e.cluster.console import Console
 from e2e.cluster.current import CurrentCluster
 from e2e.cluster.kind import KindCluster
+from e2e.cluster.layout import Layout
 from e2e.cluster.paths import cache_root, state_root
+from e2e.cluster.processes import read_pid_file
 from e2e.demo import local
 
 
@@ -39,10 +42,12 @@ def _clusters(console: Console, env: Mapping[str, str]) -> None:
 def _built(console: Console, env: Mapping[str, str]) -> None:
     cache = cache_root(env)
     size = f"{caches.size(cache) / 2**30:.1f} GiB"
-    users = [each.name for each in source(console, env=env).layout.siblings()]
+    users = [each.name for each in source(console, env=env).layout.siblings() if runs_from(cache, each)]
     installed = _installed(env)
     if env.get("KEEP"):
-        console.say(f"kept: programs and images in {cache}, {size} (without KEEP=1 they go too)")
+        with console.step(f"remove what was only needed to build, from {cache}"):
+            caches.remove(cache, caches.FOR_BUILDING)
+        console.say(f"kept: programs and images in {cache} (without KEEP=1 they go too)")
     elif users:
         console.say(f"kept: programs and images in {cache}, {size}, which cluster {', '.join(users)} runs from")
     else:
@@ -50,6 +55,13 @@ def _built(console: Console, env: Mapping[str, str]) -> None:
             caches.remove(cache)
     if installed:
         console.say(f"left, since others may need them by now, Debian's packages {' '.join(installed)}")
+
+
+def runs_from(cache: Path, cluster: Layout) -> bool:
+    """Whether a process of a cluster is a program of this cache."""
+    processes = map(read_pid_file, cluster.pids.glob("*.pid"))
+    programs = [Path(f"/proc/{process.pid}/exe").readlink() for process in processes if process and process.alive()]
+    return any(program.is_relative_to(cache.resolve()) for program in programs)
 
 
 def _installed(env: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ from e2e.cluster.locks import exclusive, held
 from e2e.cluster.processes import ProcessName, identify, write_pid_file
 from e2e.demo import local
 from e2e.demo.agenda import Agenda
+from e2e.demo.clean import runs_from
 
 DEAD = ProcessName(1, 1, "another boot")
 
@@ -144,3 +145,11 @@ def test_a_long_step_shows_that_it_lives_and_how_long_it_may_take() -> None:
             time.sleep(0.001)
     assert "build: still at it after 0.0 s of about 7 min 00 s" in out.getvalue()
     assert "outer: still" not in out.getvalue()
+
+
+def test_a_cache_is_in_use_where_a_clusters_process_is_a_program_of_it(cluster: Callable[..., Layout]) -> None:
+    python = Path(f"/proc/{os.getpid()}/exe").readlink()
+    living, dead = cluster("living", up=True, alive=True), cluster("dead", up=True, alive=False)
+    assert runs_from(python.parent, living)
+    assert not runs_from(living.state, living)
+    assert not runs_from(python.parent, dead)
