@@ -78,3 +78,26 @@ async def test_of_two_that_raise_the_same_lease_one_loses_the_swap(
     lease = (await substrate.observe(run)).lease
     assert lease is not None
     assert (lease.epoch, lease.holder) == (2, "faster")
+
+
+@pytest.mark.rule("T3")
+async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_gone(
+    api: KubeApi, namespace: str
+) -> None:
+    """An agent that ignores its SIGTERM has half a minute left, and on a lost node no end at all."""
+    tenants = TenantObjects(api, SANDBOXES, now_ms)
+    await tenants.ensure(namespace)
+    policy = path_of("networking.k8s.io/v1", "networkpolicies", namespace, names.SANDBOX)
+    labels = names.sandbox_labels("gone", "runner", 1)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "dying", "labels": labels},
+        "spec": {"containers": [{"name": "agent", "image": "localhost/moorage/base:1"}]},
+    }
+    pod = await api.create(path_of("v1", "pods", namespace), body)
+    await tenants.release(namespace, now_ms() + 1)
+    assert await api.get(policy) is not None
+    await api.delete(path_of("v1", "pods", namespace, "dying"), pod["metadata"]["uid"], grace_s=0)
+    await tenants.release(namespace, now_ms() + 1)
+    assert await api.get(policy) is None

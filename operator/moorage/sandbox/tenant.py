@@ -48,10 +48,17 @@ class TenantObjects:
         self._in_order[namespace] = self._now_ms()
 
     async def release(self, namespace: str, decided_at: int) -> None:
-        """The last run was gone at that time (ms). A run that came since keeps them: it has asked for them."""
+        """The last run was gone at that time (ms). A run that came since keeps them: it has asked for them.
+
+        So does a sandbox that still stands, since an agent may work on while its pod is being removed (T3).
+        """
         async with self._locks[namespace]:
-            if self._wanted.get(namespace, -1) < decided_at:
+            if self._wanted.get(namespace, -1) < decided_at and not await self._sandboxes(namespace):
                 await self._remove(namespace)
+
+    async def _sandboxes(self, namespace: str) -> list[Body]:
+        selector = f"{names.MANAGED_BY}={names.PRODUCT},{names.ROLE}"
+        return await self._api.items(path_of("v1", "pods", namespace), labels=selector)
 
     async def _remove(self, namespace: str) -> None:
         self._in_order.pop(namespace, None)
