@@ -93,7 +93,10 @@ class Scan:
 
     async def _tidy(self, tenants: Tenants, in_use: frozenset[str], decided_at: int) -> None:
         for namespace in await tenants.tenants():
-            if namespace in in_use:
-                await tenants.ensure(namespace, fresh_ms=0)
-            else:
-                await tenants.release(namespace, decided_at)
+            try:
+                if namespace in in_use:
+                    await tenants.ensure(namespace, fresh_ms=0)
+                else:
+                    await tenants.release(namespace, decided_at)
+            except (KubeError, NameTaken) as e:  # one that refuses keeps no other from being tidied (T3)
+                self._log.warning("tenant_not_tidied", tenant=namespace, reason=type(e).__name__, message=str(e))

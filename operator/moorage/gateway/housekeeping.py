@@ -7,6 +7,8 @@ an orphan; git forgets only what no ref has held for the retention.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from moorage.gateway.gate import Gate
 from moorage.gateway.roll import all_rows
@@ -25,21 +27,28 @@ class Housekeeping:
         self._settings = gate.deps.settings
 
     async def forever(self) -> None:
-        """Until cancelled. A round that fails is told, and the next one comes."""
+        """Until cancelled. What fails is told, and the next round comes."""
         while True:
             await asyncio.sleep(self._settings.housekeeping_ms / 1000)
-            try:
+            with self._told(None):
                 await self.once()
-            except (StoreError, WorkspaceError, OSError) as error:
-                self._gate.deps.log.warning("housekeeping_failed", reason=type(error).__name__)
 
     async def once(self) -> None:
-        """One round over all tenants and mirrors."""
+        """One round over all tenants and mirrors. One that fails is told, and keeps no other waiting."""
         rows = await all_rows(self._gate.deps.store)
         for tenant in sorted({row.tenant for row in rows}):
-            await self._blobs(tenant)
+            with self._told(tenant):
+                await self._blobs(tenant)
         for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
-            await self._mirror(key)
+            with self._told(key.tenant):
+                await self._mirror(key)
+
+    @contextmanager
+    def _told(self, tenant: str | None) -> Iterator[None]:
+        try:
+            yield
+        except (StoreError, WorkspaceError, OSError) as error:
+            self._gate.deps.log.warning("housekeeping_failed", tenant=tenant, reason=type(error).__name__)
 
     async def _blobs(self, tenant: str) -> None:
         """Orphans go; references that lead nowhere are reported: nothing can bring them back."""

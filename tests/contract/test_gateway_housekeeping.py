@@ -1,0 +1,49 @@
+"""One tenant's or one mirror's trouble keeps no other waiting for the gateway's housekeeping (J8, I10)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.gateway_script import Operator, resolved
+
+from moorage.gateway.gate import Gate
+from moorage.gateway.housekeeping import Housekeeping
+from moorage.store.blobs import BlobStore
+from moorage.store.errors import StoreUnavailable
+from moorage.workspace.errors import WorkspaceError
+from moorage.workspace.mirror import MirrorKey, Mirrors
+
+
+class Broken:
+    """All as it is, but what concerns team-a."""
+
+    def __init__(self, whole: BlobStore | Mirrors) -> None:
+        self._whole = whole
+        self.packed: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    async def collect_orphans(self, tenant: str, *args: Any) -> Any:
+        if tenant == "team-a":
+            raise StoreUnavailable("its folder can't be read")
+        return await self._whole.collect_orphans(tenant, *args)
+
+    async def gc(self, key: MirrorKey, *_: Any, **__: Any) -> None:
+        if key.tenant == "team-a":
+            raise WorkspaceError("its objects are damaged")
+        self.packed.append(key.tenant)
+
+
+@pytest.mark.rule("J8", "I10")
+async def test_a_tenant_that_cannot_be_tidied_keeps_no_other_waiting(gateway, upstream, clock) -> None:
+    for uid, tenant in (("u1", "team-a"), ("u2", "team-b")):
+        gateway.secrets.give(tenant, "git", username="ada", password="x")
+        await Operator(gateway, resolved(upstream, uid=uid, tenant=tenant)).admit()
+    orphan = await gateway.deps.blobs.put("team-b", b"nobody needs this")
+    clock.advance(3_600_001)
+    mirrors = Broken(gateway.deps.mirrors)
+    deps = replace(gateway.deps, blobs=Broken(gateway.deps.blobs), mirrors=mirrors)
+    await Housekeeping(Gate(deps)).once()
+    assert orphan.sha256 not in await gateway.deps.blobs.digests("team-b")
+    assert mirrors.packed == ["team-b"]
