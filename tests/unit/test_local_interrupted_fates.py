@@ -1,6 +1,7 @@
 """What becomes of an interrupted local run when another is started, and who owns one (R7, W2)."""
 
 import asyncio
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,25 @@ def test_a_run_has_one_owner_and_a_successor_hears_what_it_left(tmp_path: Path) 
     second.done()
     second.let_go()
     assert owners.known() == []
+
+
+def test_nobody_who_looks_finds_a_run_before_its_owner_has_locked_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners, seen = Owners(tmp_path / "owners"), []
+    lock = fcntl.flock
+
+    def slow(descriptor: int, how: int) -> None:
+        seen.append(owners.known())
+        lock(descriptor, how)
+
+    monkeypatch.setattr("moorage.app.owners.fcntl.flock", slow)
+    owned = owners.new(OLD, OWNER)
+    assert seen == [[]]
+    assert owners.known() == [OLD]
+    assert owners.take(OLD) is None
+    owned.done()
+    assert list((tmp_path / "owners").iterdir()) == []
 
 
 def test_half_a_word_of_a_dead_owner_is_none(tmp_path: Path) -> None:

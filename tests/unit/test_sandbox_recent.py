@@ -64,3 +64,13 @@ def test_it_is_not_kept_for_long() -> None:
     assert recent.children(RUN) is None
     recent.began(RunKey("other", "t", "b"), LEASE)
     assert recent.sandbox("u", POD, "7")
+
+
+def test_a_late_answer_does_not_undo_what_the_watch_said_meanwhile() -> None:
+    recent = begun(Time())
+    ended = replace(POD, phase=SandboxPhase.ENDED)
+    assert recent.sandbox("u", ended, "10")
+    assert not recent.sandbox("u", POD, "9")
+    found = recent.children(RUN)
+    assert found is not None
+    assert found.sandboxes == (ended,)

@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+UNBORN = "."  # begins the name of a file that isn't locked yet
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -76,7 +78,8 @@ class Owners:
 
     def known(self) -> list[str]:
         """UIDs of all runs with an owner, dead or alive."""
-        return sorted(each.name for each in self._folder.iterdir()) if self._folder.is_dir() else []
+        there = self._folder.iterdir() if self._folder.is_dir() else ()
+        return sorted(each.name for each in there if not each.name.startswith(UNBORN))
 
     def take(self, uid: str) -> Owned | None:
         """Own that run, new or interrupted; None while somebody else does."""
@@ -92,12 +95,14 @@ class Owners:
             os.close(descriptor)  # its last owner removed it before we had the lock
 
     def new(self, uid: str, owner: Owner) -> Owned:
-        """Own a run that is about to begin."""
-        owned = self.take(uid)
+        """Own a run that is about to begin: nobody who looks finds its file before it is locked."""
+        owned = self.take(f"{UNBORN}{uid}")
         if owned is None:
             raise AssertionError(f"a fresh UID has an owner: {uid}")
-        owned.tell(owner)
-        return owned
+        born = Owned(uid, self._folder / uid, owned.descriptor)
+        born.tell(owner)
+        owned.path.rename(born.path)
+        return born
 
 
 def new_socket() -> Path:

@@ -28,6 +28,7 @@ class KubeObjects:
         self._api, self._namespaces = api, tuple(namespaces)
         self._classes: frozenset[str] | None = None
         self._classes_known = False
+        self._classes_seen = 0  # how often they changed: what is listed meanwhile may lack the change
 
     async def run(self, tenant: str, name: str) -> Body | None:
         """The AgentRun, live."""
@@ -48,9 +49,10 @@ class KubeObjects:
     async def runtime_classes(self) -> frozenset[str] | None:
         """Listed once, and again after `classes_changed`."""
         if not self._classes_known:
+            seen = self._classes_seen
             with _away():
                 self._classes = await self._list_classes()
-            self._classes_known = self._classes is not None
+            self._classes_known = self._classes is not None and seen == self._classes_seen
         return self._classes
 
     async def _list_classes(self) -> frozenset[str] | None:
@@ -65,6 +67,7 @@ class KubeObjects:
     def classes_changed(self) -> None:
         """A RuntimeClass came or went."""
         self._classes_known = False
+        self._classes_seen += 1
 
     async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
         """A merge patch of the status subresource, only of that very object."""

@@ -48,11 +48,11 @@ class Recent:
             picture.volume = True
 
     def sandbox(self, uid: str, view: SandboxView, version: str) -> bool:
-        """A pod of that run is seen as such; True where that is news."""
+        """A pod of that run is seen as such; True where that is news. The watch may be ahead of a create's answer."""
         picture = self._pictures.get(uid)
         if picture is None:
             return True
-        if picture.versions.get(view.uid) == version:
+        if not _newer(version, picture.versions.get(view.uid)):
             return False
         picture.sandboxes[view.uid], picture.versions[view.uid] = view, version
         return True
@@ -74,6 +74,13 @@ class Recent:
         limit = self._now_ms() - KEPT_MS
         while self._pictures and next(iter(self._pictures.values())).born < limit:
             del self._pictures[next(iter(self._pictures))]
+
+
+def _newer(version: str, known: str | None) -> bool:
+    """Resource versions of one object; what is no number is compared for equality alone."""
+    if known is None or not (version.isdecimal() and known.isdecimal()):
+        return version != known
+    return int(version) > int(known)
 
 
 def version_of(body: Mapping[str, Any]) -> str:
