@@ -62,9 +62,16 @@ def _install(packages: list[str], console: Console, log: Path) -> None:
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     patient = ("-o", "DPkg::Lock::Timeout=300")
     with console.step(f"install {', '.join(packages)}"):
-        run_logged(["dpkg", "--configure", "-a"], log, env=quiet)  # an apt that was killed leaves packages half-way
-        run_logged(["apt-get", *patient, "update"], log, env=quiet)
-        run_logged(["apt-get", *patient, "install", "-y", "--no-install-recommends", *packages], log, env=quiet)
+        run_logged(
+            ["dpkg", "--configure", "-a"], log, env=quiet, shares_locks=False
+        )  # an apt that was killed leaves packages half-way
+        run_logged(["apt-get", *patient, "update"], log, env=quiet, shares_locks=False)
+        run_logged(
+            ["apt-get", *patient, "install", "-y", "--no-install-recommends", *packages],
+            log,
+            env=quiet,
+            shares_locks=False,
+        )
 
 
 def _present(sign: str) -> bool:

@@ -50,9 +50,21 @@ def run(
 
 
 def run_logged(
-    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    argv: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    shares_locks: bool = True,
 ) -> None:
     """Run a long program with its output appended to `log`.
+
+    Args:
+        argv: the command.
+        log: where its output goes.
+        env: variables beside our own.
+        cwd: where it runs.
+        shares_locks: whether it goes on holding our `locks.exclusive` if we are killed; False for what starts daemons.
 
     Raises:
         CommandFailedError: it exited with another code than 0; the message ends with the log's last lines.
@@ -63,7 +75,14 @@ def run_logged(
         out.write(f"$ {' '.join(command)}\n".encode())
         out.flush()
         done = subprocess.run(
-            command, env=_merged(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
+            command,
+            env=_merged(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            check=False,
+            close_fds=not shares_locks,
         )
     if done.returncode:
         raise CommandFailedError(f"{command[0]} exited {done.returncode} (log: {log}):\n{tail(log)}")

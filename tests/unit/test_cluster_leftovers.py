@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -153,3 +154,22 @@ def test_a_cache_is_in_use_where_a_clusters_process_is_a_program_of_it(cluster: 
     assert runs_from(python.parent, living)
     assert not runs_from(living.state, living)
     assert not runs_from(python.parent, dead)
+
+
+def test_what_a_killed_harness_left_running_keeps_its_lock(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from e2e.cluster.locks import exclusive; from e2e.cluster.shell import run_logged\n"
+        "folder = Path(sys.argv[1])\n"
+        "with exclusive(folder / 'lock'):\n"
+        "    run_logged(['sh', '-c', 'echo $$ > pid; exec sleep 60'], folder / 'log', cwd=folder)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) as harness:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+            time.sleep(0.01)
+        harness.kill()
+    orphan = int((tmp_path / "pid").read_text())
+    assert held(tmp_path / "lock")
+    os.kill(orphan, signal.SIGKILL)
+    while held(tmp_path / "lock"):
+        time.sleep(0.01)
