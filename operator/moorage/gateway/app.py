@@ -22,8 +22,10 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.core.journal import errors as journal_errors
+from moorage.gateway.bases import Bases
 from moorage.gateway.changes import ChangesRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
+from moorage.gateway.evidence import EvidenceRoom
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
@@ -44,11 +46,13 @@ __all__ = ["GatewayDeps", "create_app"]
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     gate = Gate(deps)
+    bases = Bases(gate)
     rooms = (
-        RunsRoom(gate),
+        RunsRoom(gate, bases),
         ReadersRoom(gate),
+        EvidenceRoom(gate),
         ChangesRoom(gate),
-        SandboxRoom(gate),
+        SandboxRoom(gate, bases),
         GitRoom(gate),
         ModelRoom(gate),
         HealthRoom(gate),

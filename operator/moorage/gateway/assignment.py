@@ -11,21 +11,22 @@ from moorage.api.wire import Assignment, GitAssignment, ResumePoint, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
+from moorage.gateway.bases import Bases, refuse_ended
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
-from moorage.gateway.gate import BASE_PIN, Caller, Gate, base_of, branch_of, mirror_key
+from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
-from moorage.gateway.upstream import PASSING, refusal_of, upstream_of
-from moorage.workspace.errors import NotFound, WorkspaceError
+from moorage.gateway.upstream import PASSING, refusal_of
+from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
 
 GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
 
 
 class Assignments:
-    """Prepares the mirror and says what is to be done."""
+    """Says what is to be done."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, gate: Gate, bases: Bases) -> None:
+        self._gate, self._bases = gate, bases
         self._mirrors = gate.deps.mirrors
         self._unreachable_since: dict[tuple[str, int], int] = {}
 
@@ -38,8 +39,7 @@ class Assignments:
         refuse_ended_attempt(run)
         await self._note_start(caller)
         try:
-            async with run.preparing:
-                base = await self._base(run)
+            base = await self._bases.base(run)
         except (WorkspaceError, UpstreamRefused, Unavailable) as error:
             raise await self._failed(caller, error) from None
         self._unreachable_since.pop((run.uid, caller.epoch), None)
@@ -61,44 +61,6 @@ class Assignments:
             raise Refusal("there is nothing to verify yet", status=409, reason="NothingProposed")
         git = self._git(run, base, None).model_copy(update={"commit": caller.pod.commit})
         return _assignment(caller, git)
-
-    # --- the mirror ---------------------------------------------------------------------------------------------------
-
-    async def _base(self, run: Run) -> str:
-        """The base, its objects in the mirror. The remote is asked only where they aren't there yet."""
-        key, known = mirror_key(run), await base_of(self._mirrors, run)
-        if known is not None and await self._there(run, known):
-            return known
-        upstream = await upstream_of(run.spec, self._gate.deps.secrets)
-        await self._refuse_taken(run)
-        delivery = run.spec.delivery
-        if known is None and upstream is not None and delivery is not None and delivery.push:
-            await self._mirrors.check_branch_free(upstream, delivery.branch)
-        fetched = await self._mirrors.ensure(key, upstream)
-        base = known or fetched.revision
-        if known is not None and not await self._mirrors.has_commit(key, known):
-            raise UpstreamRefused(f"the base {known} is gone from the remote", reason="GitRefNotFound")
-        await self._mirrors.pin(key, run.uid, BASE_PIN, base)
-        return base
-
-    async def _there(self, run: Run, commit: str) -> bool:
-        try:
-            return await self._mirrors.has_commit(mirror_key(run), commit)
-        except NotFound:
-            return False
-
-    async def _refuse_taken(self, run: Run) -> None:
-        """W2: one writer per branch. Of two live runs, the one that was admitted later is refused."""
-        if run.spec.delivery is None or not run.spec.delivery.push:
-            return
-        for row in await self._gate.deps.store.list_pending(run.tenant):
-            earlier = (row.created_at, row.run_uid) < (run.now.row.created_at, run.uid)
-            if row.identity.workspace != run.spec.workspace.key or not earlier:
-                continue
-            other, branch = (await self._gate.ledger.open(row.run_uid)).spec, run.spec.delivery.branch
-            if other.delivery is not None and other.delivery.push and other.delivery.branch == branch:
-                why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
-                raise UpstreamRefused(why, reason="BranchTaken")
 
     async def _failed(self, caller: Caller, error: WorkspaceError | Refusal) -> Refusal:
         """Ask again for as long as waiting may mend it; then the agent has failed before it began."""
@@ -139,8 +101,7 @@ class Assignments:
 def refuse_idle(run: Run) -> None:
     """Raise where a sandbox has nothing to do any more."""
     state = run.state
-    if state.end is not None:
-        raise Refusal(f"the run has ended: {state.end.reason}", status=409, reason="RunEnded")
+    refuse_ended(run)
     if state.phase is RunPhase.CANCELLING:
         raise Refusal("the run is being cancelled", status=409, reason="Cancelling")
 

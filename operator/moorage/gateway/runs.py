@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, ResolvedRun
+from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, ResolvedRun, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
+from moorage.gateway.bases import Bases
 from moorage.gateway.credentials import demand_credentials
 from moorage.gateway.delivery import Delivery
 from moorage.gateway.errors import Invalid, Refusal
@@ -31,8 +33,8 @@ ENDED = {
 class RunsRoom:
     """Doors below /v1/runs that only the operator may open, and the view that readers may see too."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, gate: Gate, bases: Bases) -> None:
+        self._gate, self._bases = gate, bases
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
         self._delivery = Delivery(gate)
@@ -60,7 +62,7 @@ class RunsRoom:
             raise Invalid("uid: the path and the body name different runs")
         if not await self._known(spec.uid):
             await demand_credentials(spec, self._gate.deps.secrets)
-        return self._view(await self._ledger.admit(spec))
+        return await self._view(await self._ledger.admit(spec))
 
     async def _known(self, uid: str) -> bool:
         try:
@@ -71,7 +73,7 @@ class RunsRoom:
 
     async def look(self, request: Request) -> Response:
         """GET RunView."""
-        return self._view(await self._gate.run_for_reader(request))
+        return await self._view(await self._gate.run_for_reader(request))
 
     async def index(self, request: Request) -> Response:
         """GET RunList: with `pending=true`, the runs that somebody must still push on or clean up after (R7)."""
@@ -91,7 +93,7 @@ class RunsRoom:
             RecordType.EPOCH_RAISED, body.model_dump(mode="json"), body.epoch, attempt=body.attempt
         )
         await self._ledger.raise_fence(run, body.epoch, draft)
-        return self._view(run)
+        return await self._view(run)
 
     async def register(self, request: Request) -> Response:
         """POST PodRegistration: journaled first, then known to authentication; both may be repeated (F2)."""
@@ -115,7 +117,10 @@ class RunsRoom:
                 commit=body.commit,
             )
         )
-        return self._view(run)
+        view = await self._view(run)
+        if body.role is Role.RUNNER:
+            view.background = BackgroundTask(self._bases.ahead, run)
+        return view
 
     async def report(self, request: Request) -> Response:
         """POST ReportRequest: facts that the operator saw in the cluster."""
@@ -127,7 +132,7 @@ class RunsRoom:
         await self._ledger.append(run, body.epoch or None, operator_drafts(body.records))
         if run.state.end is not None:
             self._gate.heartbeats.forget(run.uid)
-        return self._view(run)
+        return await self._view(run)
 
     async def deliver(self, request: Request) -> Response:
         """POST DeliverRequest: push, or settle an earlier push whose end isn't known (E5)."""
@@ -135,25 +140,29 @@ class RunsRoom:
         body = await read_model(request, DeliverRequest, self._limit)
         await self._gate.demand_epoch(run, body.epoch, "deliver")
         await self._delivery.deliver(run, body.epoch, body.commit)
-        return self._view(run)
+        return await self._view(run)
 
     async def release(self, request: Request) -> Response:
         """POST: the run's refs go, its journal is sealed and stays (W5)."""
         run = await self._gate.run_for_operator(request)
         if run.state.end is None:
             raise Refusal("the run has not ended: cancel it first", status=409, reason="NotEnded")
-        refs = await self._gate.deps.mirrors.drop_run(mirror_key(run), run.uid)
+        async with run.preparing:  # what is still being fetched for it would be pinned afterwards
+            refs = await self._gate.deps.mirrors.drop_run(mirror_key(run), run.uid)
         await self._ledger.seal(run, "released")
         self._gate.heartbeats.forget(run.uid)
         return answer(Released(refs=refs))
 
-    def _view(self, run: Run) -> Response:
+    async def _view(self, run: Run) -> Response:
+        state = run.state
+        signed = await self._gate.heads.signed(run.uid, state.offset, state.head)
         view = RunView(
             spec=run.spec,
-            state=run.state,
+            state=state,
             up_since=self._ledger.up_since,
             heartbeat=self._gate.heartbeats.last(run.uid),
             released=run.now.row.sealed,
+            signature=signed.signature if signed else None,
         )
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
 

@@ -29,6 +29,7 @@ from moorage.api.wire import (
 )
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
+from moorage.gateway.bases import Bases
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
 from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of, mirror_key
 from moorage.gateway.heartbeat import LeaseTarget
@@ -46,12 +47,12 @@ LEFT_OUT_NAMED = 256  # names of left-out files in a record; their number is tol
 class SandboxRoom:
     """Doors below /v1/self."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, bases: Bases) -> None:
         self._gate = gate
         self._ledger = gate.ledger
         self._mirrors = gate.deps.mirrors
         self._settings = gate.deps.settings
-        self._assignments = Assignments(gate)
+        self._assignments = Assignments(gate, bases)
         self._orders = OrderBook(gate)
 
     def routes(self) -> list[BaseRoute]:
