@@ -30,10 +30,11 @@ async def pinned(world: World, run: Run) -> str | None:
 
 
 async def soon_pinned(world: World, run: Run) -> str:
-    async with asyncio.timeout(20):
-        while (found := await pinned(world, run)) is None:
-            await asyncio.sleep(0.02)
-    return found
+    for _ in range(1000):
+        if found := await pinned(world, run):
+            return found
+        await asyncio.sleep(0.02)
+    raise TimeoutError("nothing is fetched ahead")
 
 
 async def asked(world: World, sandbox: Sandbox) -> Any:
