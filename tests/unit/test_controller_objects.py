@@ -11,7 +11,7 @@ class Classes:
         self.answers = [["runc"], ["runc", "gvisor"]]
         self.objects = KubeObjects(self)
 
-    async def items(self, path: str, **_: object) -> list[Body]:
+    async def items(self, *_: object, **__: object) -> list[Body]:
         if len(self.answers) == 2:
             self.objects.classes_changed()
         return [{"metadata": {"name": name}} for name in self.answers.pop(0)]

@@ -1,14 +1,11 @@
 """A pass: gather, decide, apply, and one status write when something is worth telling. Nothing is remembered between
-passes but when a status was last written.
+passes but what the writing of statuses needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from moorage.api.agentrun import AgentRunStatus
 from moorage.clock import Clock
 from moorage.controller.apply import Applier, Known
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
@@ -16,11 +13,12 @@ from moorage.controller.gather import Gathered, Gatherer
 from moorage.controller.measures import Measures
 from moorage.controller.ports import Objects, Telling
 from moorage.controller.roll import Roll, Standing
+from moorage.controller.statuses import Statuses
 from moorage.core.run.actions import Admit, Plan
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
-from moorage.core.run.status import project, write_delay
+from moorage.core.run.status import project
 from moorage.core.run.words import fail
 from moorage.sandbox.port import NameTaken, Refused, RunKey
 from moorage.telemetry.metrics import OperatorMetrics
@@ -51,10 +49,10 @@ class Engine:
         telling: Telling,
         metrics: OperatorMetrics,
     ) -> None:
-        self._gatherer, self._applier, self._objects = gatherer, applier, objects
-        self._roll, self._clock, self._telling, self._metrics = roll, clock, telling, metrics
+        self._gatherer, self._applier = gatherer, applier
+        self._roll, self._clock, self._metrics = roll, clock, metrics
         self._measures = Measures(metrics, roll)
-        self._written: dict[RunKey, int] = {}
+        self._statuses = Statuses(objects, roll, clock, telling)
 
     async def run_pass(self, key: RunKey) -> Outcome:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
@@ -113,32 +111,14 @@ class Engine:
         """Write the status if it is time; else say in how many milliseconds it will be."""
         if after.closed_without_journal:
             return None
-        now = self._clock.now_ms()
-        new = project(after, plan, gathered.previous, now)
+        new = project(after, plan, gathered.previous, self._clock.now_ms())
         ended = after.journal.agent_end if after.journal else None
-        delay = write_delay(gathered.previous, new, self._written.get(key), ended.at if ended else None, now)
-        if delay == 0:
-            await self._write(key, gathered.previous, new)
-            return None
-        return delay
-
-    async def _write(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
-        body = await self._objects.write_status(key, _merge(old, new))
-        self._written[key] = self._clock.now_ms()
-        if body is not None:
-            self._roll.saw(body)
-            self._telling.changed(key, old, new)
+        return await self._statuses.tell(key, gathered.previous, new, ended.at if ended else None)
 
     def _forget(self, key: RunKey) -> None:
-        self._written.pop(key, None)
+        self._statuses.forget(key)
         self._measures.forget(key)
         self._roll.forget(key)
-
-
-def _merge(old: AgentRunStatus, new: AgentRunStatus) -> Mapping[str, Any]:
-    """A merge patch: what is no longer said is taken away."""
-    said = new.wire()
-    return {**dict.fromkeys(old.wire()), **said}
 
 
 def _standing(o: Observed, plan: Plan) -> Standing:

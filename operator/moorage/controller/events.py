@@ -16,6 +16,7 @@ from moorage.sandbox.port import RunKey
 
 KEPT = 1_000  # Events waiting to be sent; beyond, the newest are dropped
 WARNINGS = frozenset({"Failed", "Recovering"})
+UNWRITABLE = "StatusRefused"
 BENIGN = frozenset({"Provisioning", "Verifying", "Delivering", "Running", "Pending", "Queued", "Cancelling"})
 
 
@@ -29,9 +30,19 @@ class Events:
     def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
         """Put what happened into the mailbox; drop it where that is full."""
         for kind, reason, message in told(old, new):
-            body = self._event(run, kind, reason, message, new)
-            if not self._mail.full():
-                self._mail.put_nowait((run.tenant, body))
+            self._send(run, kind, reason, message, new)
+
+    def unwritable(self, run: RunKey, why: str) -> None:
+        """The one thing that can be told of an object which takes no status."""
+        todo = "delete it and apply one that this version takes"
+        self._send(
+            run, "Warning", UNWRITABLE, f"this AgentRun can't be told its status: {todo}; {why}", AgentRunStatus()
+        )
+
+    def _send(self, run: RunKey, kind: str, reason: str, message: str, status: AgentRunStatus) -> None:
+        body = self._event(run, kind, reason, message, status)
+        if not self._mail.full():
+            self._mail.put_nowait((run.tenant, body))
 
     async def post(self) -> None:
         """Send until cancelled. A lost Event is no fault: the journal has it."""

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from moorage.api.agentrun import AgentRunStatus
+from moorage.api.merge import patched
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
@@ -53,11 +54,10 @@ class ManifestObjects:
         return None
 
     async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
-        """See the port: a merge patch."""
+        """See the port."""
         if key_of(self.body) != run:
             return None
-        merged = {**(self.body.get("status") or {}), **status}
-        self._put({"status": {name: value for name, value in merged.items() if value is not None}})
+        self._put({"status": patched(self.body.get("status") or {}, status)})
         return self.body
 
     def cancel(self) -> None:
@@ -101,6 +101,9 @@ class _Telling:
         """See the port."""
         del run, old
         self.told(new)
+
+    def unwritable(self, run: RunKey, why: str) -> None:
+        """See the port; what is in memory can be written."""
 
 
 class LocalRun:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from moorage.api.names import API_VERSION
-from moorage.controller.ports import Body
+from moorage.controller.ports import Body, Unwritable
 from moorage.controller.roll import key_of
 from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, KubeApi, KubeError, Missing, Stale, path_of
 from moorage.sandbox.port import RunKey, Unavailable
@@ -19,6 +19,7 @@ PLACES = {
     "ModelProvider": (API_VERSION, "modelproviders"),
     "ConfigMap": ("v1", "configmaps"),
 }
+INVALID = 422
 
 
 class KubeObjects:
@@ -77,6 +78,10 @@ class KubeObjects:
                 return await self._api.patch(path, {"metadata": {"uid": run.uid}, "status": status})
             except (Missing, Stale):
                 return None
+            except KubeError as e:
+                if e.status == INVALID:
+                    raise Unwritable(str(e)) from e
+                raise
 
     async def delete(self, run: RunKey) -> None:
         """By UID."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.sandbox.port import RunKey
 
 Body = Mapping[str, Any]
+
+
+class Unwritable(RuntimeError):
+    """The API server takes no status: what an older schema let in doesn't fit today's. The message says what it is."""
 
 
 class Objects(Protocol):
@@ -28,7 +31,10 @@ class Objects(Protocol):
         """The installed ones; None where they may not be listed."""
 
     async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
-        """Put `status` in the place of the old one; the object as it stands then, None where that very run is gone."""
+        """Put `status` in the place of the old one: the object as it stands then, None where that very run is gone.
+
+        `status` is a merge patch. Raises Unwritable.
+        """
 
     async def delete(self, run: RunKey) -> None:
         """The AgentRun itself away; harmless when it is gone."""
@@ -43,10 +49,5 @@ class Telling(Protocol):
     def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
         """A status was written."""
 
-
-@dataclass(frozen=True)
-class Silent:
-    """Nobody hears."""
-
-    def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
-        """Nothing."""
+    def unwritable(self, run: RunKey, why: str) -> None:
+        """None can be written: the object is invalid as it is stored, and only its author can mend it."""
