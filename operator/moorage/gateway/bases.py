@@ -7,6 +7,7 @@ it is tried again when the sandbox asks, and answered then.
 
 from __future__ import annotations
 
+from moorage.api.wire import ResolvedRun
 from moorage.gateway.errors import Refusal, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Run
@@ -68,7 +69,8 @@ class Bases:
             earlier = (row.created_at, row.run_uid) < (run.now.row.created_at, run.uid)
             if row.identity.workspace != run.spec.workspace.key or not earlier:
                 continue
-            other, branch = (await self._gate.ledger.open(row.run_uid)).spec, run.spec.delivery.branch
+            other = ResolvedRun.model_validate(await self._gate.deps.store.spec(row.run_uid))
+            branch = run.spec.delivery.branch
             if other.delivery is not None and other.delivery.push and other.delivery.branch == branch:
                 why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
                 raise UpstreamRefused(why, reason="BranchTaken")

@@ -31,7 +31,10 @@ class RunView:
 
 @dataclass(frozen=True)
 class RunBrief:
-    """One line of a list: enough to see whether its AgentRun still exists and whether anything is left to do."""
+    """One line of a list: enough to see whether its AgentRun still exists and whether anything is left to do.
+
+    `phase` is as exact as the store's status (S4): whatever comes before an end is Running, but Paused and Recovering.
+    """
 
     uid: str
     tenant: str

@@ -1,0 +1,32 @@
+"""A journal that is broken is refused by itself, and is nobody else's trouble (J5, R7, I10)."""
+
+from pathlib import Path
+
+import pytest
+from tests.gateway_script import PASSWORD, Operator, ok, refused, resolved
+
+from moorage.api.wire import ResolvedDelivery
+from moorage.store.memory import MemoryStore
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+
+
+@pytest.mark.rule("J5", "R7")
+async def test_a_broken_journal_hides_no_other_run_and_keeps_none_from_starting(
+    tmp_path: Path, upstream: GitServer, clock: StepClock
+) -> None:
+    store = MemoryStore()
+    async with LocalGateway(tmp_path, store=store, clock=clock) as gateway:
+        gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+        await Operator(gateway, resolved(upstream, uid="u1")).start(pod="p1")
+        events = store._runs["u1"].events
+        events[0] = events[0]._replace(body=events[0].body.replace(b"RUN_ADMITTED", b"RUN_ADMITTEE"))
+        gateway.restart()
+        clock.advance(1_000)
+        other = resolved(upstream, uid="u2", name="other", delivery=ResolvedDelivery(branch="moorage/other"))
+        runner = await Operator(gateway, other).start(pod="p2")
+        assert (await ok(await runner.get("/v1/self")))["git"]["branch"] == "moorage/other"
+        refused(await gateway.operator.get("/v1/runs/u1"), 500, "JournalCorrupted")
+        briefs = (await ok(await gateway.operator.get("/v1/runs?pending=true")))["runs"]
+        assert [(brief["uid"], brief["phase"]) for brief in briefs] == [("u1", "Running"), ("u2", "Running")]
