@@ -16,6 +16,7 @@ from tests.property.run_world import a_spec
 
 from moorage.sandbox.port import RunKey
 from moorage.sandbox.process import Handlers, ProcessSubstrate, descendants
+from moorage.testing.clock import StepClock
 
 ISOLATED = shutil.which("bwrap") is not None
 
@@ -37,7 +38,9 @@ def told() -> Told:
 
 
 @pytest.fixture(params=[pytest.param(True, marks=pytest.mark.skipif(not ISOLATED, reason="no bwrap")), False])
-async def substrate(request: pytest.FixtureRequest, tmp_path: Path, told: Told) -> AsyncIterator[ProcessSubstrate]:
+async def substrate(
+    request: pytest.FixtureRequest, tmp_path: Path, told: Told, clock: StepClock
+) -> AsyncIterator[ProcessSubstrate]:
     """With a gateway that takes connections and never answers: the runner waits, as for a slow one."""
     socket = tmp_path / "gateway.sock"
 
@@ -47,7 +50,9 @@ async def substrate(request: pytest.FixtureRequest, tmp_path: Path, told: Told) 
         writer.close()
 
     server = await asyncio.start_unix_server(silent, socket)
-    made = ProcessSubstrate(tmp_path / "runs", socket, told.handlers(), isolated=request.param, mirror=lambda _: None)
+    made = ProcessSubstrate(
+        tmp_path / "runs", socket, told.handlers(), clock, isolated=request.param, mirror=lambda _: None
+    )
     try:
         yield made
     finally:
@@ -96,6 +101,33 @@ async def test_no_process_outlives_its_sandbox(substrate: ProcessSubstrate, run:
             break
         await asyncio.sleep(0.02)
     assert processes_of(run) == []
+
+
+@pytest.mark.rule("F6")
+async def test_it_tells_no_time_of_its_own(substrate: ProcessSubstrate, run: RunKey, clock: StepClock) -> None:
+    await substrate.raise_epoch(run, 1, "me")
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    assert (view.created_at, view.started_at) == (clock.now_ms(), clock.now_ms())
+    clock.advance(3_600_000)
+    lease = (await substrate.observe(run)).lease
+    assert lease is not None
+    assert lease.renewed_at == clock.now_ms()
+
+
+async def test_nothing_is_sent_to_a_process_that_has_ended(
+    substrate: ProcessSubstrate, run: RunKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be somebody else's by then, and with it a whole tree."""
+    view = await begun(substrate, run, a_spec(uid=run.uid))
+    sent, kill = [], os.kill
+
+    def noted(pid: int, sign: signal.Signals) -> None:
+        sent.append(sign)
+        kill(pid, signal.SIGKILL)  # whoever is told to stop does so at once
+
+    monkeypatch.setattr("moorage.sandbox.process.os.kill", noted)
+    await substrate.stop(run, view.name, view.uid, 10_000)
+    assert sent == [signal.SIGTERM]
 
 
 FORKS = """

@@ -292,7 +292,9 @@ async def _run_of(
         return path if path.is_dir() else None
 
     handlers = Handlers(machine.tokens.issued, ended)
-    substrate = ProcessSubstrate(machine.runs, machine.socket, handlers, isolated=machine.isolated, mirror=mirror)
+    substrate = ProcessSubstrate(
+        machine.runs, machine.socket, handlers, machine.clock, isolated=machine.isolated, mirror=mirror
+    )
     run = LocalRun(
         objects,
         substrate,

@@ -18,7 +18,6 @@ import platform
 import secrets
 import shutil
 import signal
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from pathlib import Path
 import moorage
 from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
+from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
 from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
@@ -77,18 +77,19 @@ class ProcessSubstrate:
         folder: Path,
         socket: Path,
         handlers: Handlers,
+        clock: Clock,
         *,
         isolated: bool,
         mirror: Callable[[ResolvedRun], Path | None],
     ) -> None:
-        self._folder, self._socket, self._handlers = folder, socket, handlers
+        self._folder, self._socket, self._handlers, self._clock = folder, socket, handlers, clock
         self._isolated, self._mirror = isolated, mirror
         self._runs: dict[str, _Run] = {}
 
     async def observe(self, run: RunKey, *, fresh: bool = True) -> Children:  # noqa: ARG002  the port's shape
         """See the port; there is nothing between."""
         held = self._of(run)
-        lease = LeaseView(held.lease[0], held.lease[1], _now_ms(), LEASE_MS) if held.lease else None
+        lease = LeaseView(held.lease[0], held.lease[1], self._clock.now_ms(), LEASE_MS) if held.lease else None
         views = tuple(each.view for each in held.sandboxes.values())
         return Children(lease=lease, sandboxes=views, volume=held.volume is not None)
 
@@ -123,7 +124,7 @@ class ProcessSubstrate:
         found = self._of(run).sandboxes.get(name)
         if found is None or found.view.uid != uid or found.view.phase is SandboxPhase.ENDED:
             return
-        found.view = replace(found.view, stop_by=_now_ms() + grace_ms)
+        found.view = replace(found.view, stop_by=self._clock.now_ms() + grace_ms)
         if grace_ms and not force:
             self._signal(found.process, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
@@ -165,26 +166,34 @@ class ProcessSubstrate:
         return self._runs[run.uid]
 
     async def _spawn(self, run: RunKey, spec: ResolvedRun, which: Which, name: str) -> _Process:
+        uid, token = str(uuid.uuid4()), secrets.token_urlsafe(32)
+        places = self._laid_out(run, spec, which, name, token)
+        self._handlers.issued(uid, run.tenant, token)
+        process = await self._begun(places)
+        return _Process(self._view(name, uid, which), process, places.control)
+
+    def _laid_out(self, run: RunKey, spec: ResolvedRun, which: Which, name: str, token: str) -> Places:
+        """The sandbox's folders, its token in them. An interrupted run starts the same sandbox again."""
         own = self._folder / run.uid / name
-        control = own / "control"
-        control.mkdir(parents=True, exist_ok=True)
         volume = self._of(run).volume if which.role is Role.RUNNER else own / "volume"
         if volume is None:
             raise Refused("VolumeMissing", "the run's volume is gone")
-        volume.mkdir(parents=True, exist_ok=True)
-        token = secrets.token_urlsafe(32)
-        (control / "termination.log").unlink(missing_ok=True)  # an interrupted run starts this sandbox again
+        control = own / "control"
+        for folder in (control, volume):
+            folder.mkdir(parents=True, exist_ok=True)
+        (control / "termination.log").unlink(missing_ok=True)
         (control / "token").touch(mode=0o600)
         (control / "token").write_text(token)
-        uid = str(uuid.uuid4())
-        argv, env = self._command(Places(volume, control, self._socket, self._mirror(spec)))
-        self._handlers.issued(uid, run.tenant, token)
+        return Places(volume, control, self._socket, self._mirror(spec))
+
+    async def _begun(self, places: Places) -> asyncio.subprocess.Process:
+        argv, env = self._command(places)
         try:
-            with (own / "output.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
+            with (places.control.parent / "output.log").open("ab") as log:
+                return await asyncio.create_subprocess_exec(
                     *argv,
                     env=env,
-                    cwd=volume,
+                    cwd=places.volume,
                     stdin=asyncio.subprocess.PIPE,  # the lifeline: open for as long as we live, never written
                     stdout=log,
                     stderr=log,
@@ -192,8 +201,10 @@ class ProcessSubstrate:
                 )
         except OSError as error:
             raise Refused("ProcessNotStarted", f"{argv[0]}: {error.strerror}", permanent=True) from error
-        now = _now_ms()
-        view = SandboxView(
+
+    def _view(self, name: str, uid: str, which: Which) -> SandboxView:
+        now = self._clock.now_ms()
+        return SandboxView(
             name=name,
             uid=uid,
             epoch=which.epoch,
@@ -207,7 +218,6 @@ class ProcessSubstrate:
             created_at=now,
             started_at=now,
         )
-        return _Process(view, process, control)
 
     def _command(self, places: Places) -> tuple[list[str], dict[str, str]]:
         if self._isolated:
@@ -238,8 +248,11 @@ class ProcessSubstrate:
 
     def _signal(self, process: asyncio.subprocess.Process, sign: signal.Signals) -> None:
         """SIGTERM is for the runner: bubblewrap would die of it and take the tree along. SIGKILL is for the whole tree:
-        a process-id namespace dies as one, without it each descendant is found and killed.
+        a process-id namespace dies as one, without it each descendant is found and killed. Nothing is sent to one that
+        has ended: its number may be somebody else's by now.
         """
+        if process.returncode is not None:
+            return
         targets = [process.pid]
         if self._isolated and sign is signal.SIGTERM:
             targets = [_child_of(process.pid) or process.pid]
@@ -315,7 +328,3 @@ def _last_words(log: Path, code: int) -> tuple[str, str]:
         if code < 0:
             return "Killed", f"the sandbox was ended by signal {-code}"
         return "Error", f"the sandbox ended with exit code {code}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
