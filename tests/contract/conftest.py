@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.gateway_script import PASSWORD, commit, git
+from tests.workspace_place import place, source
 
 from moorage.store.memory import MemoryStore
 from moorage.store.port import DurableExecutionStore
@@ -13,6 +14,8 @@ from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+
+__all__ = ["place", "source"]  # fixtures
 
 
 @pytest.fixture

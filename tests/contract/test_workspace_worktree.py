@@ -2,113 +2,26 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
+from tests.workspace_place import BRANCH, KEY, RUN
 
-import moorage
-from moorage.testing.gitdoor import GitDoor
-from moorage.testing.trees import ENV, git, snapshot
+from moorage.testing.trees import git, snapshot
 from moorage.workspace.errors import (
     BadRef,
     DiskFull,
-    LockHeld,
     NetworkUnreachable,
     PathRefused,
     RefMissing,
     Refused,
-    SubmodulesUnsupported,
 )
-from moorage.workspace.mirror import LocalUpstream, MirrorKey, Mirrors, ReceivePolicy
+from moorage.workspace.mirror import LocalUpstream, ReceivePolicy
 from moorage.workspace.paths import resolve
 from moorage.workspace.port import WorkspaceKind, WorkspaceProvider, WorkspaceRequest
 from moorage.workspace.provider import WorktreeProvider
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
-
-KILLED = """
-import asyncio, sys
-from pathlib import Path
-from moorage.workspace.worktree import RunWorktree
-
-async def main(root, url, epoch, base, branch):
-    place = dict(run="run-1", epoch=int(epoch), base=base, branch=branch)
-    worktree = await RunWorktree.prepare(Path(root), url, **place)
-    for number in range(1000):
-        (worktree.tree / f"file-{epoch}-{number}").write_text("work")
-        await worktree.push_checkpoint(await worktree.checkpoint(number, int(epoch)))
-        print(number, flush=True)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-KEY = MirrorKey("team-a", "shop")
-RUN = "run-1"
-BRANCH = "moorage/run-1"
-
-
-@pytest.fixture
-def source(tmp_path):
-    work = tmp_path / "source"
-    work.mkdir()
-    git(work, "init", "-q", "-b", "main")
-    (work / "a.txt").write_text("one\n")
-    (work / "lib").mkdir()
-    (work / "lib/b.py").write_text("b = 1\n")
-    (work / ".gitignore").write_text("*.log\nbuild/\n")
-    (work / "run.sh").write_text("#!/bin/sh\n")
-    (work / "run.sh").chmod(0o755)
-    (work / "outside").symlink_to("/etc/passwd")
-    git(work, "add", "-A")
-    git(work, "commit", "-qm", "base")
-    return work
-
-
-class Place:
-    """One run's way from its mirror to its volume."""
-
-    def __init__(self, door: GitDoor, tmp_path: Path, base: str) -> None:
-        self.door, self.base, self.root = door, base, tmp_path / "volume"
-        self.live: RunWorktree | None = None
-
-    async def prepare(self, epoch: int = 1, resume: str | None = None, **options) -> RunWorktree:
-        self.door.policy = ReceivePolicy(RUN, epoch, BRANCH)
-        self.release()
-        self.live = await RunWorktree.prepare(
-            self.root,
-            self.door.url,
-            run=RUN,
-            epoch=epoch,
-            base=self.base,
-            branch=BRANCH,
-            resume=resume,
-            options=WorktreeOptions(**options),
-        )
-        return self.live
-
-    def release(self) -> None:
-        if self.live:
-            self.live.close()
-
-    async def stored(self, ref: str) -> str | None:
-        return await self.door.mirrors.ref(KEY, ref)
-
-    def lose_volume(self) -> None:
-        shutil.rmtree(self.root)
-
-
-@pytest.fixture
-async def place(tmp_path, source):
-    mirrors = Mirrors(tmp_path / "mirrors", timeout=30.0)
-    state = await mirrors.ensure(KEY, LocalUpstream(source))
-    await mirrors.pin(KEY, RUN, "base", state.revision)
-    async with GitDoor(mirrors, KEY, RUN, ReceivePolicy(RUN, 1, BRANCH)).serving() as door:
-        one = Place(door, tmp_path, state.revision)
-        yield one
-        one.release()
 
 
 @pytest.mark.rule("W2")
@@ -233,107 +146,6 @@ async def test_nothing_is_reset_when_the_drift_cannot_be_saved(place):
 
 
 @pytest.mark.rule("W4")
-async def test_what_a_killed_predecessor_left_is_taken_over(place):
-    worktree = await place.prepare()
-    repo, tree = worktree.shadow.repo, worktree.tree
-    (tree / "lost.txt").write_text("x\n")
-    for lock in ("index.lock", "HEAD.lock", "config.lock", "packed-refs.lock", f"refs/heads/{BRANCH}.lock"):
-        (repo / lock).parent.mkdir(parents=True, exist_ok=True)
-        (repo / lock).touch()
-    (repo / "worktrees/tree/index.lock").touch()
-    (repo / "worktrees/tree/locked").write_text("by a ghost")
-    worktree.shadow.index.with_name("index.lock").touch()
-    (repo / "objects/pack/tmp_pack_x").write_text("half")
-    (repo / "config").write_text("[core\nbroken")
-    agents = worktree.volume.state / "agent/home/poetry.lock"
-    agents.parent.mkdir(parents=True)
-    agents.touch()
-    again = await place.prepare(epoch=2)
-    assert again.drift is not None
-    assert git(again.tree, "status", "--porcelain") == ""
-    assert git(again.tree, "symbolic-ref", "HEAD") == f"refs/heads/{BRANCH}"
-    git(again.tree, "commit", "-q", "--allow-empty", "-m", "the agent can commit")
-    assert agents.exists()
-
-
-def remove_packs(worktree: RunWorktree) -> None:
-    for path in [*worktree.shadow.repo.glob("objects/pack/*")]:
-        path.unlink()
-
-
-def replace_git_file(worktree: RunWorktree) -> None:
-    (worktree.tree / ".git").unlink()
-    git(worktree.tree, "init", "-q")
-
-
-def branch_elsewhere(worktree: RunWorktree) -> None:
-    git(worktree.tree, "checkout", "-q", "-b", "other")
-    git(worktree.tree, "worktree", "add", "-q", str(worktree.volume.root / "elsewhere"), BRANCH)
-
-
-def spoil_indexes(worktree: RunWorktree) -> None:
-    worktree.shadow.index.write_bytes(b"DIRCgarbage")
-    (worktree.shadow.repo / "worktrees/tree/index").write_bytes(b"")
-
-
-DAMAGES = {
-    "no worktree record": lambda w: shutil.rmtree(w.shadow.repo / "worktrees"),
-    "no .git file": lambda w: (w.tree / ".git").unlink(),
-    "another repository in its place": replace_git_file,
-    "detached HEAD": lambda w: git(w.tree, "checkout", "-q", "--detach"),
-    "unborn branch": lambda w: git(w.tree, "checkout", "-q", "--orphan", "void"),
-    "branch checked out elsewhere": branch_elsewhere,
-    "no repository": lambda w: shutil.rmtree(w.shadow.repo),
-    "no objects": remove_packs,
-    "indexes spoiled": spoil_indexes,
-    "broken HEAD": lambda w: (w.shadow.repo / "HEAD").write_bytes(b"\0" * 41),
-}
-
-
-@pytest.mark.rule("W4")
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_damaged_worktree_is_made_again_and_its_files_are_saved(place, damage):
-    worktree = await place.prepare()
-    (worktree.tree / "lost.txt").write_text("precious\n")
-    DAMAGES[damage](worktree)
-    again = await place.prepare(epoch=2)
-    assert git(again.tree, "symbolic-ref", "HEAD") == f"refs/heads/{BRANCH}"
-    assert git(again.tree, "status", "--porcelain") == ""
-    assert again.drift is not None
-    assert git(place.door.mirrors.path(KEY), "show", f"{again.drift.commit}:lost.txt") == "precious"
-    (again.tree / "a.txt").write_text("on it goes\n")
-    await again.push_checkpoint(await again.checkpoint(1, 2))
-
-
-async def test_a_tree_that_is_gone_is_checked_out_again(place, source):
-    worktree = await place.prepare()
-    shutil.rmtree(worktree.tree)
-    again = await place.prepare(epoch=2)
-    assert snapshot(again.tree) == snapshot(source)
-
-
-async def test_two_runners_never_work_on_one_volume(place, monkeypatch):
-    monkeypatch.setattr("moorage.workspace.worktree._LOCK_WAIT_SECONDS", 0.1)
-    first = await place.prepare()
-    place.live = None
-    with pytest.raises(LockHeld, match="another runner"):
-        await place.prepare(epoch=2)
-    first.close()
-    first.close()
-    await place.prepare(epoch=2)
-
-
-async def test_a_successor_waits_for_what_a_killed_runner_left_running(place, tmp_path):
-    """The orphan stands for a git process of the killed runner: it holds what it inherited, and no more."""
-    first = await place.prepare()
-    orphan = await asyncio.create_subprocess_exec("sleep", "0.6", pass_fds=first.shadow.inherit)
-    began = time.monotonic()
-    await place.prepare(epoch=2)
-    assert time.monotonic() - began >= 0.4
-    await orphan.wait()
-
-
-@pytest.mark.rule("W4")
 async def test_odd_files_are_kept_or_left_out_by_name(place):
     worktree = await place.prepare()
     (worktree.tree / os.fsdecode(b'caf\xe9 \n\t"x')).write_text("latin\n")
@@ -393,36 +205,6 @@ async def test_the_agents_configuration_changes_no_checkpoint(place):
     want = snapshot(tree)
     place.lose_volume()
     assert snapshot((await place.prepare(epoch=2, resume=one.commit)).tree) == want
-
-
-@pytest.mark.rule("W4")
-async def test_submodules_are_refused_unless_asked_for(place, source, tmp_path):
-    (source / ".gitmodules").write_text('[submodule "x"]\n\tpath = x\n\turl = https://example.com/x.git\n')
-    git(source, "add", "-A")
-    git(source, "update-index", "--add", "--cacheinfo", f"160000,{place.base},x")
-    git(source, "commit", "-qm", "submodule")
-    state = await place.door.mirrors.ensure(KEY, LocalUpstream(source))
-    place.base = state.revision
-    with pytest.raises(SubmodulesUnsupported, match="submodules: true"):
-        await place.prepare()
-    worktree = await place.prepare(submodules=True)
-    assert list((worktree.tree / "x").iterdir()) == []
-    (worktree.tree / "a.txt").write_text("two\n")
-    proposal = await worktree.propose("done")
-    assert "160000" in git(worktree.tree, "ls-tree", proposal.commit, "x")
-
-
-@pytest.mark.rule("W4")
-async def test_lfs_pointers_stay_pointers_and_are_reported(place, source):
-    (source / ".gitattributes").write_text("*.psd filter=lfs diff=lfs merge=lfs -text\n")
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12\n"
-    (source / "art.psd").write_text(pointer)
-    git(source, "add", "-A")
-    git(source, "commit", "-qm", "lfs")
-    place.base = (await place.door.mirrors.ensure(KEY, LocalUpstream(source))).revision
-    worktree = await place.prepare()
-    assert worktree.lfs_pointers == ("art.psd",)
-    assert (worktree.tree / "art.psd").read_text() == pointer
 
 
 async def test_shallow_partial_and_sparse(place, source):
@@ -575,31 +357,6 @@ async def test_checkpoints_asked_for_at_once_are_taken_one_by_one(place):
     assert taken[3] is None
 
 
-@pytest.mark.rule("R1", "R3", "W4")
-async def test_a_runner_that_is_killed_at_any_moment_has_a_successor(place, source, tmp_path):
-    """A process of its own is killed with all its git children while it prepares, checkpoints and pushes, over and over
-    on one volume; each time the next one finds a volume that it can use, and no byte of the agent's is gone."""
-    want = snapshot(source)
-    for epoch, delay in enumerate((0.3, 0.45, 0.6, 0.0, 0.02, 0.04, 0.06), 2):
-        place.door.policy = ReceivePolicy(RUN, epoch, BRANCH)
-        args = (str(place.root), place.door.url, str(epoch), place.base, BRANCH)
-        env = {**ENV, "PYTHONPATH": str(Path(moorage.__file__).parent.parent)}
-        runner = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", KILLED, *args, env=env, stdout=subprocess.PIPE
-        )
-        if delay < 0.1:  # in the middle of the second checkpoint or its push; else while it starts and prepares
-            assert await runner.stdout.readline() == b"0\n"
-        await asyncio.sleep(delay)
-        runner.kill()
-        await runner.communicate()
-    last = await place.prepare(epoch=99)
-    assert snapshot(last.tree) == want
-    assert git(last.tree, "status", "--porcelain") == ""
-    store = place.door.mirrors.path(KEY)
-    assert git(store, "for-each-ref", "refs/moorage/runs/run-1/8")
-    git(store, "rev-list", "--objects", "--all", "--quiet")
-
-
 async def test_bad_requests_have_names(place):
     for base in ("main", "0" * 39 + "1"):
         place.base = base
@@ -607,29 +364,6 @@ async def test_bad_requests_have_names(place):
             await place.prepare()
     with pytest.raises(BadRef):
         await RunWorktree.prepare(place.root, place.door.url, run=RUN, epoch=1, base="0" * 40, branch="-x")
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="changes owners")
-@pytest.mark.rule("W4")
-async def test_a_volume_of_another_user_is_no_dubious_ownership(place):
-    worktree = await place.prepare()
-    for path in [place.root, *place.root.rglob("*")]:
-        os.lchown(path, 1000, 1000)
-    again = await place.prepare(epoch=2)
-    (again.tree / "a.txt").write_text("two\n")
-    assert (await again.checkpoint(1, 2)).changed
-    environment = {**ENV, **worktree.agent_environment}
-    for path in [place.root, *place.root.rglob("*")]:
-        os.lchown(path, 1000, 1000)
-    done = await asyncio.to_thread(
-        subprocess.run,
-        ["git", "status", "--porcelain"],
-        cwd=again.tree,
-        env=environment,
-        capture_output=True,
-        check=False,
-    )
-    assert done.stdout == b" M a.txt\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,16 +124,20 @@ class Shadow:
         flags = ("--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=all")
         out = await self.git.run("status", *flags)
         entries = [entry for entry in out.stdout.split(b"\0") if entry]
-        return [_look(self.tree, entry[3:]) for entry in entries if entry[1:2] != b" "]
+        gone = {entry[3:] for entry in entries if entry[1:2] == b"D"}  # also where a link leads to one of its name
+        paths = [entry[3:] for entry in entries if entry[1:2] != b" "]
+        return [Change(path, 0, 0) if path in gone else _look(self.tree, path) for path in paths]
 
     async def stage(self, cap: int) -> tuple[bool, list[LeftOut]]:
         """Bring the index to the tree's state. False: it was there already."""
         changes = await self.changes()
-        take, left = choose(changes, cap)
+        beyond = {change.path for change in changes if not change.mode and _beyond_link(self.tree, change.path)}
+        await self._forget(beyond)
+        take, left = choose([change for change in changes if change.path not in beyond], cap)
         left += await self._update(take)
         if any(path == b".gitignore" or path.endswith(b"/.gitignore") for path in take):
             await self.drop_ignored()
-        return bool(take), left
+        return bool(take or beyond), left
 
     async def drop_ignored(self) -> None:
         """Take out of the index what is ignored by now and in no commit of the agent's or the base."""
@@ -141,8 +145,7 @@ class Shadow:
         ignored = {path for path in out.stdout.split(b"\0") if path}
         for commit in ("refs/moorage/base", "worktrees/tree/HEAD") if ignored else ():
             ignored -= await self._paths_of(commit)
-        if ignored:
-            await self.git.run("update-index", "-z", "--force-remove", "--stdin", stdin=b"\0".join([*ignored, b""]))
+        await self._forget(ignored)
 
     async def write_tree(self) -> str:
         """The tree of the index."""
@@ -163,9 +166,20 @@ class Shadow:
         out = await self.git.run("update-index", *flags, stdin=b"\0".join([*paths, b""]))
         return [LeftOut(os.fsencode(path), "a name that git refuses") for path in _IGNORING.findall(out.stderr)]
 
+    async def _forget(self, paths: Collection[bytes]) -> None:
+        """Take paths out of the index without a look at the tree."""
+        if paths:
+            await self.git.run("update-index", "-z", "--force-remove", "--stdin", stdin=b"\0".join([*paths, b""]))
+
     async def _paths_of(self, commit: str) -> set[bytes]:
         out = await self.git.run("ls-tree", "-r", "-z", "--name-only", commit, ok=(0, 128))
         return set(out.stdout.split(b"\0"))
+
+
+def _beyond_link(tree: Path, path: bytes) -> bool:
+    """A folder above is a link now: git won't look past it, and neither may we."""
+    parts = path.split(b"/")[:-1]
+    return any(os.path.islink(os.path.join(os.fsencode(tree), *parts[: n + 1])) for n in range(len(parts)))  # noqa: PTH114, PTH118  bytes
 
 
 def _look(tree: Path, path: bytes) -> Change:
