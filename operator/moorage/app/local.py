@@ -42,6 +42,7 @@ from moorage.core.run.resolve import retention
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
+from moorage.points import Point, reached
 from moorage.sandbox.port import RunKey, Unavailable
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
 from moorage.store.errors import StoreError
@@ -70,6 +71,7 @@ async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: b
                 else:
                     body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
                     result = await _to_its_end(machine, asked, body)
+            reached(Point.TOLD_BEFORE)
             owned.done()
         except RunRefused:  # before anything was admitted
             owned.done()

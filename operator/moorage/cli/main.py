@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from moorage import points
 from moorage.cli import reading, running
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
@@ -73,5 +74,6 @@ def invoke(argv: Sequence[str], session: Session) -> int:
 
 def main() -> None:
     """Run this process's command line."""
+    points.arm(os.environ)
     session = Session(terminal(), load_app, os.environ, plugin=Path(sys.argv[0]).name == PLUGIN)
     sys.exit(invoke(sys.argv[1:], session))

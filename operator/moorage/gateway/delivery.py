@@ -21,6 +21,7 @@ from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
+from moorage.points import Point, reached
 from moorage.workspace.errors import BranchExists, WorkspaceError
 from moorage.workspace.mirror import PushKind, PushOutcome
 from moorage.workspace.upstream import AnyUpstream, Closure, closure
@@ -83,7 +84,9 @@ class Delivery:
         if foreseen is not None:
             await self._append(run, epoch, self._meant(run, intent), self._closed(run, intent.effect_id, foreseen))
             return
+        reached(Point.INTENT_BEFORE)
         await self._append(run, epoch, self._meant(run, intent))  # E1: durable before anything leaves
+        reached(Point.INTENT_AFTER)
         await self._dispatch(run, epoch, intent, upstream)
 
     async def _upstream(self, run: Run) -> AnyUpstream:
@@ -107,6 +110,7 @@ class Delivery:
     async def _dispatch(self, run: Run, epoch: int, intent: Intent, upstream: AnyUpstream) -> None:
         sent = {"effect_id": intent.effect_id}
         await self._append(run, epoch, self._note(RecordType.EFFECT_DISPATCHED, sent, intent.effect_id))
+        reached(Point.PUSH_BEFORE)
         try:
             outcome = await self._mirrors.push_upstream(
                 mirror_key(run), upstream, intent.commit, intent.branch, intent.old
@@ -115,7 +119,9 @@ class Delivery:
             trouble = trouble_of(error)
             await self._receipt(run, intent, ("not_dispatched" if trouble.passing else "rejected", str(trouble)))
             return
+        reached(Point.PUSH_WITHIN)
         await self._receipt(run, intent, await self._verdict(intent, upstream, outcome))
+        reached(Point.PUSH_AFTER)
 
     async def _verdict(self, intent: Intent, upstream: AnyUpstream, outcome: PushOutcome) -> Verdict:
         """A conflict with ourselves, whose first answer got lost, is no conflict."""

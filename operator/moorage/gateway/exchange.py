@@ -17,6 +17,7 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
+from moorage.points import Point, reached
 
 TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
 NOT_RETURNED = frozenset(
@@ -82,6 +83,7 @@ class Exchange:
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         """Send the request on; the answer, its body still to come."""
         await self._note_request()
+        reached(Point.MODEL_BEFORE)
         self._began = self._clock.monotonic_ms()
         try:
             answer = await self._gate.deps.http.send(self._outgoing(model, credential), stream=True)
@@ -116,6 +118,7 @@ class Exchange:
                 if reader.feed(chunk) and not noted:
                     noted = True
                     await self._note_answer(told, reader.reading)
+                reached(Point.MODEL_STREAM)
                 yield chunk
                 if not noted and _stopped(self._caller.run):
                     problem = "Stopped"
@@ -175,11 +178,13 @@ class Exchange:
             "duration_ms": self._clock.monotonic_ms() - self._began,
         }
         self._measure(told, usage)
+        reached(Point.MODEL_WITHIN)
         if self._caller.run.state.end is not None:
             self._gate.deps.log.warning("model_answer_after_the_end", run_uid=self._caller.run.uid)
             return
         content = b"" if self._kept.over else self._kept.content()
         await self._note(RecordType.MODEL_RESPONSE, payload, content, None)
+        reached(Point.MODEL_AFTER)
 
     async def _note(self, kind: RecordType, payload: Mapping[str, Any], content: bytes, epoch: int | None) -> None:
         run, ask = self._caller.run, self._ask

@@ -41,6 +41,7 @@ from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
+from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import OffsetConflict, RunSealed, StoreError
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
@@ -213,14 +214,17 @@ class Ledger:
         identity = RunIdentity(
             tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=spec.workspace.key
         )
+        reached(Point.ADMIT_BEFORE)
         await self.store.persist(
             NewExecution(identity=identity, name=spec.name, spec_hash=spec_hash, spec=content, created_at=now)
         )
         run = await self.open(spec.uid)
+        reached(Point.ADMIT_WITHIN)
         if run.state.phase is RunPhase.PENDING:
             ref = await self.attach(run, spec.model_dump_json().encode())
             draft = self.observed(RecordType.RUN_ADMITTED, {"spec_hash": spec_hash}, attachments={"spec": ref})
             await self.append(run, None, [draft])
+        reached(Point.ADMIT_AFTER)
         return run
 
     async def append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
@@ -228,8 +232,14 @@ class Ledger:
 
         Raise Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
         """
+        ends = any(draft.type in ENDS for draft in drafts)
         async with run.writing:
-            return await self._append(run, epoch, drafts)
+            if ends:
+                reached(Point.TERMINAL_BEFORE)
+            result = await self._append(run, epoch, drafts)
+            if ends:
+                reached(Point.TERMINAL_AFTER)
+            return result
 
     async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
         status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)
@@ -257,18 +267,22 @@ class Ledger:
             if epoch == at.state.epoch:
                 return
             trial = Trial(at)
+            reached(Point.EPOCH_BEFORE)
             with self._timed(run):
                 result = await self.store.raise_fence(run.uid, epoch, [draft], guard=trial)
             await self._advance(run, result, trial)
+            reached(Point.EPOCH_AFTER)
 
     async def seal(self, run: Run, reason: str) -> None:
         """J7: the run is over and let go of: a tombstone ends its journal."""
         async with run.writing:
             await self._load(run)
+            reached(Point.SEAL_BEFORE)
             with self._timed(run):
                 await self.store.delete(run.uid, at=self._clock.now_ms(), reason=reason)
             run.at = None
             await self._load(run)
+            reached(Point.SEAL_AFTER)
         self._ring(run)
 
     async def refuse_fenced(self, run: Run, epoch: int, door: str, pod_uid: str) -> Fenced:

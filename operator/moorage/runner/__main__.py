@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from moorage import points
 from moorage.api.wire import Role
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
 from moorage.runner.exitcodes import Exit, leave
@@ -28,6 +29,7 @@ CODES: dict[type[GatewayError], Exit] = {Fenced: Exit.FENCED, NotWanted: Exit.NO
 def main() -> int:
     """Do what the gateway assigns; the exit code and the termination log say how it ended."""
     become_subreaper()
+    points.arm(os.environ)
     try:
         settings = RunnerSettings.from_environment(os.environ)
     except ValueError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moorage.api.wire import Assignment, CheckpointReport
 from moorage.drivers.port import Child
+from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
@@ -60,6 +61,7 @@ class RunnerHost:
             usage=dict(usage or {}),
         )
         await self._client.checkpoint(report)
+        reached(Point.SAFE_POINT_AFTER)
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
         self._tokens += sum((usage or {}).values())

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from moorage.api.wire import Assignment, CheckResult, ReportedRecord, ReportRequest, ResolvedCheck, VerificationReport
+from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
 from moorage.runner.disk import disk_named
 from moorage.runner.host import AgentPaths
@@ -44,11 +45,13 @@ class Verification:
         checks: list[CheckResult] = []
         problem = None
         key = await self._begin(commit)
+        reached(Point.ACCEPTANCE_BEFORE)
         try:
             with disk_named():
                 await self._check(commit, checks)
         except (WorkspaceError, OSError, ValueError) as error:  # ValueError: a NUL byte in a command
             problem = plain(f"{type(error).__name__}: {error}")[:2000]
+        reached(Point.ACCEPTANCE_WITHIN)
         await self.client.verification(
             VerificationReport(
                 epoch=self.assignment.epoch,
@@ -60,6 +63,7 @@ class Verification:
                 recorded_at=now_ms(),
             )
         )
+        reached(Point.ACCEPTANCE_AFTER)
 
     async def _begin(self, commit: str) -> str:
         """Tell the hash of a key that only this process knows, before anything of the repository's runs beside it."""

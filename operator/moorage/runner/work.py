@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from moorage.api.wire import Assignment, Orders, ResultReport
 from moorage.drivers.port import Outcome, Task
 from moorage.drivers.registry import UnknownDriver, load
+from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient, GatewayError
 from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
@@ -288,7 +289,9 @@ class Work:
             files=files,
             recorded_at=now_ms(),
         )
+        reached(Point.RESULT_BEFORE)
         await self.client.result(report)
+        reached(Point.RESULT_AFTER)
 
 
 def _leaving(stop: Orders | None) -> Leave:

@@ -28,6 +28,7 @@ from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
+from moorage.points import Point, inherited, reached
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
 from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
 
@@ -103,8 +104,10 @@ class ProcessSubstrate:
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:  # noqa: ARG002  the port's shape
         """See the port."""
         held = self._of(run)
+        reached(Point.VOLUME_BEFORE)
         held.volume = self._folder / run.uid / "volume"
         held.volume.mkdir(parents=True, exist_ok=True)
+        reached(Point.VOLUME_AFTER)
 
     async def start(self, run: RunKey, spec: ResolvedRun, which: Which) -> SandboxView:
         """See the port. Raises Refused where the system won't start a process."""
@@ -114,7 +117,9 @@ class ProcessSubstrate:
             return held.sandboxes[name].view
         if which.role is Role.RUNNER:
             await self.ensure_volume(run, spec)
+        reached(Point.SANDBOX_BEFORE)
         started = await self._spawn(run, spec, which, name)
+        reached(Point.SANDBOX_AFTER)
         held.sandboxes[name] = started
         started.watcher = asyncio.create_task(self._watch(run, started))
         return started.view
@@ -137,8 +142,10 @@ class ProcessSubstrate:
         """See the port."""
         held = self._of(run)
         if held.volume is not None:
+            reached(Point.RELEASE_BEFORE)
             await asyncio.to_thread(shutil.rmtree, held.volume, ignore_errors=True)
             held.volume = None
+            reached(Point.RELEASE_AFTER)
 
     async def release(self, run: RunKey) -> None:
         """See the port."""
@@ -236,7 +243,7 @@ class ProcessSubstrate:
             log=str(places.control / "termination.log"),
             shared=places.shared,
         )
-        return list(program()), env
+        return list(program()), env | inherited(os.environ)
 
     async def _watch(self, run: RunKey, found: _Process) -> None:
         code = await found.process.wait()

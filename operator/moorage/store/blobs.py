@@ -20,6 +20,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_INLINE
 from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
+from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
 P = ParamSpec("P")
@@ -175,9 +176,11 @@ class FileBlobs:
             ) from e
 
     def _put(self, path: Path, content: bytes) -> None:
+        reached(Point.BLOB_BEFORE)
         if not (self._refresh(path) and path.read_bytes() == content):
             self._write(path, content)
         _sync_folder(path.parent)
+        reached(Point.BLOB_AFTER)
 
     def _refresh(self, path: Path) -> bool:
         with self._aging:
@@ -196,6 +199,7 @@ class FileBlobs:
                 file.flush()
                 os.utime(descriptor, ns=self._times())
                 os.fsync(descriptor)
+            reached(Point.BLOB_WITHIN)
             Path(temporary).replace(path)
         except BaseException:
             _unlink(Path(temporary))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import Draft, Stored
+from moorage.points import Point, reached
 from moorage.store import postgres_rows as sql
 from moorage.store.appending import AppendPlan, record_ids
 from moorage.store.errors import StoreUnavailable, UnknownRun
@@ -92,10 +93,13 @@ class Writer:
         db, held = await self._begin(group)
         done = False
         try:
+            reached(Point.APPEND_BEFORE)
             outcomes = [_planned(change, held.get(change.run_uid)) for change in group]
+            reached(Point.APPEND_WITHIN)
             async with translated():
                 await sql.commit(db, held.values())
             done = True
+            reached(Point.APPEND_AFTER)
         finally:
             if not done:
                 await self._link.drop(db)

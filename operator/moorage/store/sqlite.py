@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.points import Point, reached
 from moorage.store import appending, sqlite_rows
 from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
 from moorage.store.group_commit import GroupCommit
@@ -99,7 +100,7 @@ class SqliteStore:
             plan = appending.plan_append(row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
             return self._commit(run, row, plan)
 
-        return await self._writes.run(work)
+        return _durable(await self._writes.run(work))
 
     async def raise_fence(
         self, run_uid: str, epoch: int, drafts: Sequence[Draft] = (), *, guard: Guard | None = None
@@ -112,7 +113,7 @@ class SqliteStore:
             plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts), guard=guard)
             return self._commit(run, row, plan)
 
-        return await self._writes.run(work)
+        return _durable(await self._writes.run(work))
 
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
         """See the port."""
@@ -235,8 +236,10 @@ class SqliteStore:
             return work()
 
     def _commit(self, run: int, row: Execution, plan: appending.AppendPlan) -> AppendResult:
+        reached(Point.APPEND_BEFORE)
         sqlite_rows.insert_events(self._db, run, plan)
         sqlite_rows.update_execution(self._db, run, row, plan.result.execution)
+        reached(Point.APPEND_WITHIN)
         return plan.result
 
     def _existing(self, run: int, drafts: Sequence[Draft]) -> dict[str, Stored]:
@@ -252,3 +255,8 @@ class SqliteStore:
         if (session := sqlite_rows.find_session(self._db, tenant, session_id)) is None:
             raise UnknownSession(tenant, session_id)
         return session
+
+
+def _durable(result: AppendResult) -> AppendResult:
+    reached(Point.APPEND_AFTER)
+    return result

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from moorage.points import Point, reached
 from moorage.workspace.errors import (
     Corrupt,
     GitFailed,
@@ -164,8 +165,11 @@ class RunWorktree:
             return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
         parent, head = self.last, await self._agent_head() or self.head
         message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head)
+        reached(Point.CHECKPOINT_BEFORE)
         commit = self._commit(tree, dict.fromkeys([parent, head]), message)
+        reached(Point.CHECKPOINT_WITHIN)
         self._set_last(commit, tree, head)
+        reached(Point.CHECKPOINT_AFTER)
         self._staged = False
         return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left))
 
@@ -173,10 +177,13 @@ class RunWorktree:
         """Bring a checkpoint to the gateway; when this returns it is synced there (P5). Raises Refused, …"""
         if checkpoint.changed:
             await self.push({checkpoint_ref(self.run, checkpoint.epoch): checkpoint.commit})
+            reached(Point.SAFE_POINT_BEFORE)
 
     async def push_candidate(self, proposal: Proposal) -> None:
         """Bring the commit to deliver to the gateway, as this attempt's candidate."""
+        reached(Point.PROPOSAL_BEFORE)
         await self.push({candidate_ref(self.run, self.epoch): proposal.commit}, force=True)
+        reached(Point.PROPOSAL_AFTER)
 
     async def push(self, refs: Mapping[str, str], *, force: bool = False) -> None:
         """Push commits to refs of the gateway. Raises Refused with the gateway's words, NetworkUnreachable, …"""
@@ -254,6 +261,7 @@ class RunWorktree:
 
     async def _take_over(self, resume: str | None) -> None:
         start = resume or self.base
+        reached(Point.WORKTREE_BEFORE)
         new = not self.volume.repo.exists()
         self.volume.make_fit(self.remote_url, self.options)
         await self._fetch({_BASE: self.base, _LAST: start}, new=new)
@@ -261,7 +269,9 @@ class RunWorktree:
         if any(self.tree.iterdir()):
             await self._index_for_existing()
             self.drift = await self.save_drift(self.epoch)
+        reached(Point.WORKTREE_WITHIN)
         await self._restore()
+        reached(Point.WORKTREE_AFTER)
         self.lfs_pointers = await self._lfs() if attributed else ()
 
     async def _fetch(self, wanted: Mapping[str, str], *, new: bool = False) -> None:

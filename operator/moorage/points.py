@@ -1,0 +1,89 @@
+"""K1: names for the boundaries at which a process may die, so that tests can make it die exactly there.
+
+Production names a point where a boundary is crossed and does nothing else about it: with nothing armed a point is one
+look at an attribute. What happens at an armed point is decided by the module that the environment variable
+`MOORAGE_POINTS` names, loaded once when a process starts; in an installation nothing sets it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+VARIABLE = "MOORAGE_POINTS"
+Hook = Callable[["Point"], None]
+
+
+class Point(StrEnum):
+    """`<boundary>/<stage>`: before it, within it (begun and not durable, or done and not told), after it."""
+
+    ADMIT_BEFORE = "admission/before"
+    ADMIT_WITHIN = "admission/within"  # the row is there, its first record isn't
+    ADMIT_AFTER = "admission/after"
+    EPOCH_BEFORE = "epoch/before"
+    EPOCH_AFTER = "epoch/after"
+    APPEND_BEFORE = "append/before"  # in the transaction, nothing written yet
+    APPEND_WITHIN = "append/within"  # rows written, not committed
+    APPEND_AFTER = "append/after"  # durable, nobody told
+    TERMINAL_BEFORE = "terminal/before"
+    TERMINAL_AFTER = "terminal/after"
+    SEAL_BEFORE = "seal/before"
+    SEAL_AFTER = "seal/after"
+    BLOB_BEFORE = "blob/before"
+    BLOB_WITHIN = "blob/within"  # written and synced under another name
+    BLOB_AFTER = "blob/after"
+    MODEL_BEFORE = "model/before"  # the request is journaled and hasn't left
+    MODEL_STREAM = "model/stream"  # a part of the answer is about to be passed on
+    MODEL_WITHIN = "model/within"  # the answer is here and isn't journaled
+    MODEL_AFTER = "model/after"
+    INTENT_BEFORE = "intent/before"
+    INTENT_AFTER = "intent/after"
+    PUSH_BEFORE = "push/before"  # journaled as dispatched, nothing sent
+    PUSH_WITHIN = "push/within"  # the remote has answered, there is no receipt
+    PUSH_AFTER = "push/after"
+    VOLUME_BEFORE = "volume/before"
+    VOLUME_AFTER = "volume/after"
+    SANDBOX_BEFORE = "sandbox/before"
+    SANDBOX_AFTER = "sandbox/after"  # its process runs, nobody knows it yet
+    RELEASE_BEFORE = "release/before"
+    RELEASE_AFTER = "release/after"
+    TOLD_BEFORE = "told/before"  # the run has ended, its owner hasn't said so yet
+    WORKTREE_BEFORE = "worktree/before"
+    WORKTREE_WITHIN = "worktree/within"  # what was found is saved, the tree isn't put back
+    WORKTREE_AFTER = "worktree/after"
+    CHECKPOINT_BEFORE = "checkpoint/before"
+    CHECKPOINT_WITHIN = "checkpoint/within"  # its commit is written, no ref names it
+    CHECKPOINT_AFTER = "checkpoint/after"  # on the volume, not yet in the gateway
+    SAFE_POINT_BEFORE = "safe-point/before"  # in the gateway, not yet counted
+    SAFE_POINT_AFTER = "safe-point/after"
+    PROPOSAL_BEFORE = "proposal/before"
+    PROPOSAL_AFTER = "proposal/after"
+    RESULT_BEFORE = "result/before"
+    RESULT_AFTER = "result/after"
+    ACCEPTANCE_BEFORE = "acceptance/before"
+    ACCEPTANCE_WITHIN = "acceptance/within"  # the commands have ended, nobody was told
+    ACCEPTANCE_AFTER = "acceptance/after"
+
+
+class _Armed:
+    """The one thing in this program that is the process's and no object's: a kill is, too."""
+
+    hook: Hook | None = None
+
+
+def reached(point: Point) -> None:
+    """This process is there now."""
+    if _Armed.hook is not None:
+        _Armed.hook(point)
+
+
+def arm(environ: Mapping[str, str]) -> None:
+    """Once, when a process starts: let the module that the environment names decide what happens at points."""
+    if named := environ.get(VARIABLE):
+        _Armed.hook = importlib.import_module(named).hook(environ)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a child that is not kept in must be told to be armed as well."""
+    return {name: value for name, value in environ.items() if name.startswith(VARIABLE)}

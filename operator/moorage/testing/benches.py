@@ -1,0 +1,153 @@
+"""Where runs are tortured: a small job of our own with every door in it, and a copy of a user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moorage.testing.gitserver import GitServer
+from moorage.testing.models import Reply, Script, StandIn, ToolCall
+from moorage.testing.models.script import Usage
+from moorage.testing.torture import Bench
+from moorage.testing.trees import ENV, git
+
+BRANCH = "moorage/steps"
+STEPS = 3
+STEP = f"""
+n=$(ls [0-9].txt 2>/dev/null | wc -l)
+test $n -ge {STEPS} || {{ n=$((n + 1)); echo $n > $n.txt; echo $n >> all; }}
+"""
+"""One step more, whatever was done before; past the last one nothing."""
+MOST_ATTEMPTS = 100  # R6 would end a run that is killed as often as these are
+USER, PASSWORD, MODEL_KEY = "ada", "s3cret-of-ada", "sk-stand-in"
+
+
+def script() -> Script:
+    """A model that takes all the steps and says so."""
+    usage = Usage(input_tokens=100, output_tokens=10)
+    step = Reply(text="One more.", tools=(ToolCall(name="bash", input={"command": STEP}),), usage=usage)
+    return Script(replies=(*[step] * STEPS, Reply(text="All done.", usage=usage)))
+
+
+@contextlib.asynccontextmanager
+async def small(folder: Path, name: str) -> AsyncIterator[Bench]:
+    """A run of the driver `builtin` over a stand-in model, from and to a git server that counts what it gets.
+
+    Its sandboxes are ordinary processes, so that points in the runner can be reached, too.
+    """
+    root = folder / name
+    root.mkdir(parents=True)
+    with GitServer(root / "srv", USER, PASSWORD) as remote:
+        _seed(remote, root)
+        async with StandIn(script()).serving() as model:
+            manifest = root / "run.yaml"
+            manifest.write_text(yaml.safe_dump_all(_documents(remote.url("shop.git"), model.url)))
+
+            def pushes() -> list[str]:
+                return [each.new for each in remote.updates if each.ref == f"refs/heads/{BRANCH}"]
+
+            yield Bench(root, manifest, _environment(root), pushes)
+    shutil.rmtree(root)
+
+
+def _seed(remote: GitServer, root: Path) -> None:
+    remote.root.mkdir()
+    bare = remote.create("shop.git")
+    work = root / "seed"
+    git(root, "clone", "-q", str(bare), str(work))
+    git(work, "checkout", "-q", "-b", "main")
+    (work / "README").write_text("steps\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-qm", "Begin")
+    git(work, "push", "-q", "origin", "main")
+
+
+def _documents(remote: str, model: str) -> list[dict[str, Any]]:
+    api = "moorage.dev/v1alpha1"
+    spec = {
+        "workspace": {"remoteGit": {"url": remote, "credentialsSecretRef": {"name": "git"}}},
+        "goal": "Count.",
+        "agent": {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "name": "stand-in"}},
+        "acceptance": [{"name": "all", "run": f"test $(wc -l < all) = {STEPS}", "timeout": "1m"}],
+        "constraints": {"maxIterations": 50},
+        "recovery": {"maxAttempts": MOST_ATTEMPTS},
+        "delivery": {"branch": BRANCH},
+    }
+    provider = {
+        "protocol": "anthropic-messages",
+        "baseURL": model,
+        "credentialsSecretRef": {"name": "model", "key": "key"},
+    }
+    return [
+        _secret("git", username=USER, password=PASSWORD),
+        _secret("model", key=MODEL_KEY),
+        {"apiVersion": api, "kind": "ModelProvider", "metadata": {"name": "models"}, "spec": provider},
+        {"apiVersion": api, "kind": "AgentRun", "metadata": {"name": "steps"}, "spec": spec},
+    ]
+
+
+def _secret(name: str, **values: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values}
+
+
+def _environment(root: Path) -> Mapping[str, str]:
+    """A user's, without bubblewrap."""
+    programs, temporary = root / "programs", root / "tmp"
+    programs.mkdir()
+    temporary.mkdir()
+    (programs / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "bwrap").chmod(0o755)
+    path = f"{programs}:{ENV['PATH']}"
+    return {"PATH": path, "HOME": str(root), "LANG": "C.UTF-8", "TMPDIR": str(temporary)}
+
+
+# --- a user's own -----------------------------------------------------------------------------------------------------
+
+
+class NotTorturable(ValueError):
+    """A manifest whose run can't be repeated without being noticed outside; says what to change."""
+
+
+@contextlib.asynccontextmanager
+async def copied(manifest: Path, name: str) -> AsyncIterator[Bench]:
+    """A user's manifest over a clone of its local repository: theirs is read and never written."""
+    with tempfile.TemporaryDirectory(prefix=f"moorage-{name}-") as folder:
+        yield _copy(manifest, Path(folder))
+
+
+def _copy(manifest: Path, root: Path) -> Bench:
+    documents = [each for each in yaml.safe_load_all(manifest.read_text()) if each is not None]
+    run = next((each for each in documents if each.get("kind") == "AgentRun"), dict[str, Any]())
+    spec = run.get("spec") or {}
+    local = ((spec.get("workspace") or {}).get("local") or {}).get("path")
+    branch = (spec.get("delivery") or {}).get("branch")
+    if not local or not branch:
+        why = "only runs on a local repository that name their branch are tortured, on a clone of it"
+        raise NotTorturable(f"spec.workspace.local, spec.delivery.branch: {why}")
+    source, clone = (manifest.absolute().parent / Path(local).expanduser()).resolve(), root / "repository"
+    _git("clone", "--quiet", "--no-hardlinks", str(source), str(clone))
+    _git("-C", str(clone), "config", "core.logAllRefUpdates", "always")
+    spec["workspace"]["local"]["path"] = str(clone)
+    spec["recovery"] = {**(spec.get("recovery") or {}), "maxAttempts": MOST_ATTEMPTS}
+    copy = root / "run.yaml"
+    copy.write_text(yaml.safe_dump_all(documents))
+    return Bench(root, copy, dict(os.environ), lambda: _moves(clone, branch))
+
+
+def _moves(clone: Path, branch: str) -> Sequence[str]:
+    log = clone / ".git" / "logs" / "refs" / "heads" / branch
+    return [line.split()[1] for line in log.read_text().splitlines()] if log.is_file() else []
+
+
+def _git(*args: str) -> None:
+    done = subprocess.run(["git", *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotTorturable(f"git {args[0]}: {done.stderr.strip()}")

@@ -1,0 +1,192 @@
+"""K1: what must hold after a run whose processes died: read from its journal, whoever wrote it.
+
+`look` reads a state folder. `judge` compares what was seen after each death with the end, and the end with that of an
+undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from moorage.core.journal.chain import Broken, ChainVerifier
+from moorage.core.journal.record import Record, RecordType, decode
+from moorage.core.run.reducer import replay
+from moorage.core.run.state import RunState, Usage
+from moorage.store.sqlite import SqliteStore
+
+ENDS = frozenset({RecordType.RUN_SUCCEEDED, RecordType.RUN_FAILED, RecordType.RUN_CANCELLED})
+MOST_RUNS = 1_000
+
+
+class Kind(StrEnum):
+    """What may be wrong."""
+
+    DUPLICATE = "duplicate"
+    LOSS = "loss"
+    DIVERGENCE = "divergence"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that must not be, and what was seen."""
+
+    kind: Kind
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """One run as its journal has it. `problem`: where its chain breaks."""
+
+    uid: str
+    records: tuple[Record, ...]
+    problem: str | None = None
+
+    @property
+    def state(self) -> RunState:
+        """Reduced afresh."""
+        return replay(self.records)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What of a run's end is the same however often it was disturbed. `effects`: how those that were sent off ended."""
+
+    phase: str
+    reason: str
+    tree: str
+    accepted: bool
+    effects: tuple[str, ...]
+
+    @property
+    def unknown(self) -> bool:
+        """It says itself that it doesn't know."""
+        return "unknown" in self.effects
+
+
+def outcome(state: RunState) -> Outcome:
+    """Of a run that has ended."""
+    return Outcome(
+        phase=str(state.phase),
+        reason=state.end.reason if state.end else "",
+        tree=state.proposal.tree if state.proposal else "",
+        accepted=state.verification is not None and state.verification.passed,
+        effects=tuple(sorted(e.status for e in state.effects if e.status != "not_dispatched")),
+    )
+
+
+async def look(state: Path) -> tuple[Journal, ...]:
+    """All runs of a state folder, their chains verified; none as long as there is no store."""
+    file = state / "gateway" / "moorage.db"
+    if not file.is_file():
+        return ()
+    async with SqliteStore(file) as store:
+        changes = await store.changes(0, MOST_RUNS)
+        return tuple([await _journal(store, uid) for uid in sorted({each.run_uid for each in changes})])
+
+
+async def _journal(store: SqliteStore, uid: str) -> Journal:
+    head, verifier = (await store.get(uid)).head, ChainVerifier(run_uid=uid)
+    records: list[Record] = []
+    async for stored in store.stored(uid):
+        if broken := verifier.feed(stored):
+            return Journal(uid, tuple(records), str(broken.error()))
+        records.append(decode(stored))
+    verdict = verifier.result(head)
+    return Journal(uid, tuple(records), str(verdict.error()) if isinstance(verdict, Broken) else None)
+
+
+def judge(
+    seen: Sequence[tuple[Journal, ...]], undisturbed: Outcome, pushes: Sequence[str], *, same_tree: bool = True
+) -> list[Finding]:
+    """What is wrong. `seen`: after each death and the end; `pushes`: every commit that the remote's branch got."""
+    last = seen[-1]
+    if len(last) != 1:
+        return [Finding(Kind.DIVERGENCE, f"{len(last)} runs were made of one")]
+    (journal,) = last
+    found = [Finding(Kind.LOSS, f"the chain is broken: {journal.problem}")] if journal.problem else []
+    for earlier in seen[:-1]:
+        found += _losses(earlier, journal)
+    found += _duplicates(journal, pushes)
+    found += _divergence(journal, undisturbed, pushes, same_tree=same_tree)
+    return found
+
+
+def _losses(earlier: tuple[Journal, ...], now: Journal) -> Iterator[Finding]:
+    """I1, I4: what was durable stays, and nothing that was spent comes back."""
+    for journal in earlier:
+        had = [record.hash for record in journal.records]
+        if journal.uid != now.uid:
+            if had:
+                yield Finding(Kind.LOSS, f"run {journal.uid} was forgotten after {len(had)} records")
+            continue
+        if [record.hash for record in now.records[: len(had)]] != had:
+            yield Finding(Kind.LOSS, f"of {len(had)} records that were durable some are gone or changed")
+        elif had and (lower := _lower(journal.state.usage, now.state.usage)):
+            yield Finding(Kind.LOSS, f"the budget is lower than it was: {lower}")
+
+
+def _lower(before: Usage, after: Usage) -> list[str]:
+    fields = [name for name in vars(before) if isinstance(getattr(before, name), int)]
+    return [name for name in fields if getattr(after, name) < getattr(before, name)]
+
+
+def _duplicates(journal: Journal, pushes: Sequence[str]) -> Iterator[Finding]:
+    records = journal.records
+    if (ends := sum(record.type in ENDS for record in records)) != 1:
+        kind = Kind.DUPLICATE if ends else Kind.LOSS
+        yield Finding(kind, f"{ends} terminal records")
+    for number, times in Counter(_number(r) for r in records if r.type == RecordType.ITERATION_COMPLETE).items():
+        if times > 1:
+            yield Finding(Kind.DUPLICATE, f"iteration {number} was counted {times} times")
+    confirmed = [effect for effect in journal.state.effects if effect.status == "confirmed"]
+    if len(confirmed) > 1:
+        yield Finding(Kind.DUPLICATE, f"{len(confirmed)} effects were confirmed")
+    if len(pushes) > 1:
+        yield Finding(Kind.DUPLICATE, f"the remote's branch was moved {len(pushes)} times")
+    yield from _asked_again(records)
+
+
+def _number(record: Record) -> int:
+    return int((record.payload or {})["iteration"])
+
+
+def _asked_again(records: Sequence[Record]) -> Iterator[Finding]:
+    """R2: a request whose whole answer is in the journal never leaves again."""
+    asked: dict[str, str] = {}
+    answered: set[str] = set()
+    for record in records:
+        payload = record.payload or {}
+        if record.type == RecordType.MODEL_REQUEST and record.request_id:
+            digest = str(payload.get("bytes_hash"))
+            if digest in answered:
+                yield Finding(Kind.DUPLICATE, f"the model was asked again at record {record.seq}")
+            asked[record.request_id] = digest
+        elif record.type == RecordType.MODEL_RESPONSE and payload.get("complete") and record.request_id in asked:
+            answered.add(asked[record.request_id])
+
+
+def _divergence(journal: Journal, undisturbed: Outcome, pushes: Sequence[str], *, same_tree: bool) -> Iterator[Finding]:
+    state, is_now = journal.state, outcome(journal.state)
+    if state.open_effects:
+        yield Finding(Kind.DIVERGENCE, f"effects are left open: {[e.effect_id for e in state.open_effects]}")
+    if is_now.unknown:
+        return
+    for name in ("phase", "reason", "accepted", "effects", *(("tree",) if same_tree else ())):
+        was, now = getattr(undisturbed, name), getattr(is_now, name)
+        if was != now:
+            why = f" ({state.end.message})" if name == "phase" and state.end else ""
+            yield Finding(Kind.DIVERGENCE, f"{name} is {now!r}, undisturbed it was {was!r}{why}")
+    if is_now.phase == "Succeeded" and "confirmed" in is_now.effects and list(pushes) != [_delivered(state)]:
+        yield Finding(Kind.DIVERGENCE, f"it says that {_delivered(state)} was pushed, the remote got {list(pushes)}")
+
+
+def _delivered(state: RunState) -> str | None:
+    return state.end.commit if state.end else None
