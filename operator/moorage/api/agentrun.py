@@ -333,6 +333,9 @@ class JournalStatus(Told):
 
     offset: int = Field(description="Offset of the last record, from 0.")
     hash: Annotated[str, Bounded(64)] = Field(description="Hash of the last record: the end of the chain.")
+    signature: Annotated[str, Bounded(256)] | None = Field(
+        default=None, description="The gateway's signature of this head: `moorage verify` holds the journal against it."
+    )
 
 
 class RunWorkspaceStatus(Told):

@@ -14,6 +14,7 @@ import uvicorn
 from kubernetes.aio import client, config
 from prometheus_client import CollectorRegistry
 
+from moorage.app.keys import head_key
 from moorage.app.stores import open_stores
 from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
@@ -43,6 +44,9 @@ class Environment:
     store_dsn: str | None = field(default=None, repr=False)
     """The journal's PostgreSQL; None: SQLite in `data`. It holds a password."""
 
+    head_key: Path | None = None
+    """The file with the key that signs heads (J6); None: one of its own in `data`."""
+
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Environment:
         """Raise KeyError with the variable's name where one is missing."""
@@ -55,6 +59,7 @@ class Environment:
             issuer_keys=env.get("MOORAGE_TOKEN_CHECK") == "issuer-keys",
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
             store_dsn=env.get("MOORAGE_STORE_DSN") or None,
+            head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
         )
 
 
@@ -89,6 +94,7 @@ async def _serve(env: Environment) -> None:
             leases=ClusterLeases(api),
             http=http,
             clock=clock,
+            head_key=head_key(env.head_key) if env.head_key else kept.head_key,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log,
             settings=settings,

@@ -117,6 +117,7 @@ def gateway_of(
             leases=NoLeases(),
             http=outside,
             clock=clock,
+            head_key=kept.head_key,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=quiet(),
             settings=GatewaySettings(mirrors_borrowed=True, sandboxes_isolated=isolated),

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moorage.app.keys import head_key
 from moorage.clock import Clock
+from moorage.core.journal.heads import SigningKey
 from moorage.store.blobs import FileBlobs
 from moorage.store.port import DurableExecutionStore
 from moorage.store.sqlite import SqliteStore
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stores:
-    """Below one folder: `moorage.db` (where the journal is in SQLite), `blobs/`, `mirrors/`."""
+    """Below one folder: `moorage.db` (where the journal is in SQLite), `blobs/`, `mirrors/`, `head.key`."""
 
     store: DurableExecutionStore
     blobs: FileBlobs
     mirrors: Mirrors
+    head_key: SigningKey
 
 
 @asynccontextmanager
@@ -36,7 +39,9 @@ async def open_stores(folder: Path, clock: Clock, dsn: str | None = None) -> Asy
     """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with await _open_store(folder, dsn) as store:
-        yield Stores(store, FileBlobs(folder / "blobs", clock.now_ms), Mirrors(folder / "mirrors", now_ms=clock.now_ms))
+        key = await asyncio.to_thread(head_key, folder / "head.key")
+        blobs, mirrors = FileBlobs(folder / "blobs", clock.now_ms), Mirrors(folder / "mirrors", now_ms=clock.now_ms)
+        yield Stores(store, blobs, mirrors, key)
 
 
 async def _open_store(folder: Path, dsn: str | None) -> PostgresStore | SqliteStore:

@@ -24,6 +24,7 @@ from moorage.api.names import API_VERSION, GROUP
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.cli.forward import Forward, forwarded
+from moorage.core.journal.heads import SignedHead
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, path_of
 
 AUDIENCE = "moorage-gateway"
@@ -122,7 +123,8 @@ def _refused(error: KubeError, what: str) -> CliError:
 async def evidence(cluster: Cluster, run: str, note: Callable[[str], None]) -> AsyncIterator[Evidence]:
     """The gateway's reader doors for one run, by name. `note` hears of objects that had to be made."""
     name = run.rpartition("/")[2]
-    uid = await run_uid(cluster, name)
+    found = await agent_run(cluster, name)
+    uid = uid_of(cluster, name, found)
     token = await reader_token(cluster, note)
     path = f"{path_of('v1', 'pods', cluster.system_namespace, await gateway_pod(cluster))}/portforward"
     sockets_of: Callable[..., Any] = WsApiClient  # untyped in the library
@@ -135,7 +137,7 @@ async def evidence(cluster: Cluster, run: str, note: Callable[[str], None]) -> A
             headers={"authorization": f"Bearer {token}"},
         ) as http,
     ):
-        yield Evidence(http, uid, name, lambda: _failure(forward))
+        yield Evidence(http, uid, name, lambda: _failure(forward), published_head(found))
 
 
 async def _dial(sockets: Any, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -155,15 +157,35 @@ def _failure(forward: Forward) -> str:
     return str(error) if error is not None else ""
 
 
-async def run_uid(cluster: Cluster, name: str) -> str:
-    """UID of an AgentRun by its name. The evidence of a deleted one is kept, and found by the UID itself."""
+async def agent_run(cluster: Cluster, name: str) -> Body | None:
+    """The AgentRun of that name, where it is there. Raise as `asked`."""
     what = f"AgentRun {name} in namespace {cluster.namespace}"
-    found = await asked(cluster.api.get(path_of(API_VERSION, "agentruns", cluster.namespace, name)), what)
+    return await asked(cluster.api.get(path_of(API_VERSION, "agentruns", cluster.namespace, name)), what)
+
+
+def uid_of(cluster: Cluster, name: str, found: Body | None) -> str:
+    """UID of an AgentRun. The evidence of a deleted one is kept, and found by the UID itself."""
     if found is not None:
         return str(found["metadata"]["uid"])
     if UID.fullmatch(name):
         return name
+    what = f"AgentRun {name} in namespace {cluster.namespace}"
     raise NotFound(f"there is no {what}", "the evidence of a deleted run is found by its UID")
+
+
+def published_head(found: Body | None) -> SignedHead | None:
+    """J6: the head that the run's status names; None where it names none."""
+    told = ((found or {}).get("status") or {}).get("journal")
+    if found is None or not told:
+        return None
+    return SignedHead(
+        str(found["metadata"]["uid"]), int(told["offset"]), str(told["hash"]), told.get("signature") or ""
+    )
+
+
+async def run_uid(cluster: Cluster, name: str) -> str:
+    """UID of an AgentRun by its name."""
+    return uid_of(cluster, name, await agent_run(cluster, name))
 
 
 async def gateway_pod(cluster: Cluster) -> str:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from moorage.api.wire import ErrorBody
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
+from moorage.core.journal.heads import SignedHead
 
 TIMEOUTS = httpx.Timeout(30.0, read=60.0)
 FOLLOWING = httpx.Timeout(30.0, read=None)
@@ -25,12 +26,16 @@ def no_reason() -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP."""
+    """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP.
+
+    `published` is the head that the run's status names, where there is one (J6).
+    """
 
     client: httpx.AsyncClient
     uid: str
     name: str
     why: Reason = no_reason
+    published: SignedHead | None = None
 
     def journal(self) -> AsyncIterator[bytes]:
         """The exported journal, in chunks of any size."""
@@ -44,6 +49,32 @@ class Evidence:
     def diff(self) -> AsyncIterator[bytes]:
         """The candidate against its base."""
         return self._stream("diff", TIMEOUTS)
+
+    def blobs(self) -> AsyncIterator[bytes]:
+        """What the journal cites, as a tar."""
+        return self._stream("blobs", TIMEOUTS)
+
+    def result(self) -> AsyncIterator[bytes]:
+        """The proposed commit as a git bundle."""
+        return self._stream("result", TIMEOUTS)
+
+    async def head_key(self) -> bytes | None:
+        """The gateway's public key (PEM); None where it signs no heads."""
+        try:
+            answer = await self.client.get("/v1/keys/head", timeout=TIMEOUTS)
+        except httpx.TransportError as error:
+            raise self._away(error) from None
+        if answer.status_code == 404:
+            return None
+        if answer.is_error:
+            raise refused(answer, self.name, "key")
+        return answer.content
+
+    def _away(self, error: httpx.TransportError) -> Unreachable:
+        return Unreachable(
+            f"the gateway can't be reached: {self.why() or str(error) or type(error).__name__}",
+            "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
+        )
 
     async def _stream(
         self, door: str, patience: httpx.Timeout, query: dict[str, str] | None = None
@@ -60,10 +91,7 @@ class Evidence:
                 async for chunk in answer.aiter_bytes():
                     yield chunk
             except httpx.TransportError as error:
-                raise Unreachable(
-                    f"the gateway can't be reached: {self.why() or str(error) or type(error).__name__}",
-                    "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
-                ) from None
+                raise self._away(error) from None
 
 
 def refused(answer: httpx.Response, name: str, door: str) -> CliError:

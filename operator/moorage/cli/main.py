@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import reading, running
+from moorage.cli import proving, reading, running
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -19,6 +19,16 @@ from moorage.cli.session import Session, Where, looking, session_of
 
 PLUGIN = "kubectl-moorage"
 EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 130 interrupted."
+
+COMMANDS = (
+    running.run,
+    reading.logs,
+    reading.timeline,
+    reading.diff,
+    proving.verify,
+    reading.export,
+    proving.evidence,
+)
 
 
 def program() -> typer.Typer:
@@ -30,7 +40,7 @@ def program() -> typer.Typer:
         epilog=EPILOG,
     )
     cli.callback()(_top)
-    for command in (running.run, reading.logs, reading.timeline, reading.diff, reading.verify, reading.export, doctor):
+    for command in (*COMMANDS, doctor):
         cli.command()(command)
     for process in (running.operator, running.gateway):
         cli.command(rich_help_panel="Processes")(process)

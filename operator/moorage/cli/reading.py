@@ -1,4 +1,4 @@
-"""The commands that read what was kept of a run: logs, timeline, diff, verify, export."""
+"""The commands that read what was kept of a run: logs, timeline, diff, export."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import IO, Annotated
 
 import typer
 
-from moorage.cli.exits import CliError, NotFound, Usage
-from moorage.cli.render import Output, Terminal, timeline_table
+from moorage.cli.evidence import Evidence
+from moorage.cli.exits import CliError, Usage
+from moorage.cli.render import Output, Terminal, tell_verdict, timeline_table
 from moorage.cli.session import (
     Format,
     RunName,
@@ -89,30 +90,6 @@ def timeline(
 
 
 @looking
-def verify(
-    ctx: typer.Context,
-    *,
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="An exported journal, checked offline.", show_default=False)
-    ] = None,
-    output: Format = Output.TEXT,
-    where: Where,
-) -> None:
-    """Check the hash chain of a journal; exit code 1 names the first bad record."""
-    session = session_of(ctx)
-    if (run is None) == (file is None):
-        raise Usage("give either a RUN or -f FILE", "moorage verify RUN, or moorage verify -f exported.journal")
-
-    async def work() -> Verdict:
-        async with _exported(session, where, run or "") as exported:
-            return verify_export(_chunks(exported))
-
-    verdict = _verify_file(file) if file is not None else wait(work())
-    tell_verdict(session.terminal, verdict, output)
-
-
-@looking
 def export(
     ctx: typer.Context,
     *,
@@ -126,39 +103,11 @@ def export(
     async def work() -> Verdict:
         async with _exported(session, where, run) as exported:
             _write(exported, file)
-            return verify_export(_chunks(exported))
+            return verify_export(chunks_of(exported))
 
     verdict = wait(work())
     session.terminal.note(f"wrote {file}")
     tell_verdict(session.terminal, verdict, Output.TEXT)
-
-
-def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
-    """Print a verdict; a broken chain ends the command with exit code 1."""
-    chain, header = verdict.chain, verdict.header
-    intact = not isinstance(chain, Broken)
-    data = {
-        "run": header.name if header else None,
-        "namespace": header.tenant if header else None,
-        "runUid": header.run_uid if header else None,
-        "intact": intact,
-        "records": chain.offset + 1 if intact else chain.offset,
-        "head": None if isinstance(chain, Broken) else chain.hash,
-        "firstBadRecord": None
-        if not isinstance(chain, Broken)
-        else {"offset": chain.offset, "recordId": chain.record_id, "why": chain.why},
-    }
-    if output in {Output.JSON, Output.YAML}:
-        terminal.data(data, output)
-    elif output is Output.NAME:
-        terminal.write(f"agentrun/{data['run']}\n".encode())
-    elif not isinstance(chain, Broken):
-        terminal.out.print(f"intact: {chain.offset + 1} records, head {chain.hash}", highlight=False, soft_wrap=True)
-    if isinstance(chain, Broken):
-        raise CliError(
-            f"not intact: record {chain.offset} ({chain.record_id or 'unreadable'}) is the first bad one: {chain.why}",
-            f"records before it, if any, are sound: {chain.offset} of them" if chain.offset else "",
-        )
 
 
 async def _pass_on(chunks: AsyncIterator[bytes], terminal: Terminal) -> None:
@@ -169,37 +118,40 @@ async def _pass_on(chunks: AsyncIterator[bytes], terminal: Terminal) -> None:
 @contextlib.asynccontextmanager
 async def _exported(session: Session, where: Where, run: str) -> AsyncIterator[IO[bytes]]:
     """A run's exported journal as a file, from its start. Memory is bounded, whatever the journal's length."""
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
-        async with evidence_of(session, where, run) as evidence:
-            async for chunk in evidence.journal():
-                file.write(chunk)
+    async with evidence_of(session, where, run) as evidence, spooled(evidence) as file:
         yield file
 
 
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+@contextlib.asynccontextmanager
+async def spooled(evidence: Evidence) -> AsyncIterator[IO[bytes]]:
+    """The exported journal, from its start."""
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        async for chunk in evidence.journal():
+            file.write(chunk)
+        yield file
+
+
+def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+    """All of a file, from its start, in chunks."""
     file.seek(0)
     while chunk := file.read(CHUNK):
         yield chunk
 
 
-def _verify_file(path: Path) -> Verdict:
-    try:
-        with path.open("rb") as file:
-            return verify_export(_chunks(file))
-    except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
-    except OSError as error:
-        raise CliError(f"{path} can't be read: {error.strerror}") from None
-
-
 def _write(source: IO[bytes], path: Path) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
+    with writing(path) as file:
+        for chunk in chunks_of(source):
+            file.write(chunk)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is there whole or not at all: written beside its place, then renamed. Raises CliError."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}-", delete=False) as file:
             partial = Path(file.name)
             try:
-                for chunk in _chunks(source):
-                    file.write(chunk)
+                yield file
                 file.close()
                 partial.replace(path)
             except BaseException:
@@ -211,7 +163,7 @@ def _write(source: IO[bytes], path: Path) -> None:
 
 def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bool) -> None:
     """Print the timeline up to the first bad record, and fail if there is one."""
-    verdict = verify_export(_chunks(file))
+    verdict = verify_export(chunks_of(file))
     sound = verdict.chain.offset if isinstance(verdict.chain, Broken) else verdict.chain.offset + 1
     shown = list(_rows(file, sound, everything=everything)) if verdict.header else []
     if output is Output.TEXT:
@@ -230,7 +182,7 @@ def _rows(file: IO[bytes], limit: int, *, everything: bool) -> Iterator[Row]:
 
 def _records(file: IO[bytes], limit: int) -> Iterator[Record]:
     """The first `limit` records, which have been verified."""
-    lines = read_lines(_chunks(file))
+    lines = read_lines(chunks_of(file))
     parse_header(next(lines))
     for _, line in zip(range(limit), lines, strict=False):
         try:

@@ -23,6 +23,8 @@ from rich.text import Text
 from moorage.cli.exits import CliError
 from moorage.cli.ports import LocalResult, Progress
 from moorage.cli.timeline import Row
+from moorage.core.journal.chain import Broken
+from moorage.core.journal.export import Verdict
 
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
 PIPED_WIDTH = 160  # of tables that no terminal shows
@@ -143,3 +145,31 @@ def result_text(result: LocalResult) -> Text:
         text.append("\n  accepted by commands without a sandbox of their own: reported, not proved", "yellow")
     text.append(f"\n  journal  moorage timeline {result.name}")
     return text
+
+
+def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
+    """Print a verdict; a broken chain ends the command with exit code 1."""
+    chain, header = verdict.chain, verdict.header
+    intact = not isinstance(chain, Broken)
+    data = {
+        "run": header.name if header else None,
+        "namespace": header.tenant if header else None,
+        "runUid": header.run_uid if header else None,
+        "intact": intact,
+        "records": chain.offset + 1 if intact else chain.offset,
+        "head": None if isinstance(chain, Broken) else chain.hash,
+        "firstBadRecord": None
+        if not isinstance(chain, Broken)
+        else {"offset": chain.offset, "recordId": chain.record_id, "why": chain.why},
+    }
+    if output in {Output.JSON, Output.YAML}:
+        terminal.data(data, output)
+    elif output is Output.NAME:
+        terminal.write(f"agentrun/{data['run']}\n".encode())
+    elif not isinstance(chain, Broken):
+        terminal.out.print(f"intact: {chain.offset + 1} records, head {chain.hash}", highlight=False, soft_wrap=True)
+    if isinstance(chain, Broken):
+        raise CliError(
+            f"not intact: record {chain.offset} ({chain.record_id or 'unreadable'}) is the first bad one: {chain.why}",
+            f"records before it, if any, are sound: {chain.offset} of them" if chain.offset else "",
+        )

@@ -168,6 +168,7 @@ class Gatherer:
             gone=body is None or bool(meta.get("deletionTimestamp")),
             gateway_trouble=journal.trouble or "",
             released=view.released if view else True,
+            signature=view.signature if view else None,
         )
         return Gathered(observed, previous, view)
 

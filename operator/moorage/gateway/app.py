@@ -25,6 +25,7 @@ from moorage.core.journal import errors as journal_errors
 from moorage.gateway.bases import Bases
 from moorage.gateway.changes import ChangesRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
+from moorage.gateway.evidence import EvidenceRoom
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
@@ -49,6 +50,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
     rooms = (
         RunsRoom(gate, bases),
         ReadersRoom(gate),
+        EvidenceRoom(gate),
         ChangesRoom(gate),
         SandboxRoom(gate, bases),
         GitRoom(gate),

@@ -10,8 +10,10 @@ from starlette.requests import Request
 
 from moorage.api.wire import Role
 from moorage.clock import Clock
+from moorage.core.journal.heads import SigningKey
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
+from moorage.gateway.heads import Heads
 from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.ports import LeaseRenewer, Secrets
@@ -40,6 +42,7 @@ class GatewayDeps:
     leases: LeaseRenewer
     http: httpx.AsyncClient
     clock: Clock
+    head_key: SigningKey
     metrics: GatewayMetrics
     log: Any
     settings: GatewaySettings = field(default_factory=GatewaySettings)
@@ -65,6 +68,7 @@ class Gate:
     def __init__(self, deps: GatewayDeps) -> None:
         self.deps = deps
         self.ledger = Ledger(deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings)
+        self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(deps.leases, deps.clock, deps.metrics, deps.log, deps.settings.lease_renewal_ms)
 
     async def identify(self, request: Request) -> Identity:

@@ -52,6 +52,7 @@ class ReadersRoom:
 
     async def _export(self, uid: str) -> AsyncIterator[bytes]:
         row = await self._store.get(uid)
+        signed = await self._gate.heads.signed(uid, row.head.offset, row.head.hash or "")
         yield header_line(
             Header(
                 tenant=row.tenant,
@@ -60,6 +61,7 @@ class ReadersRoom:
                 spec_hash=row.spec_hash,
                 offset=row.head.offset,
                 hash=row.head.hash,
+                signature=signed.signature if signed else None,
             )
         )
         left = row.head.offset + 1

@@ -58,7 +58,7 @@ class RunsRoom:
             raise Invalid("uid: the path and the body name different runs")
         if not await self._known(spec.uid):
             await demand_credentials(spec, self._gate.deps.secrets)
-        return self._view(await self._ledger.admit(spec))
+        return await self._view(await self._ledger.admit(spec))
 
     async def _known(self, uid: str) -> bool:
         try:
@@ -69,7 +69,7 @@ class RunsRoom:
 
     async def look(self, request: Request) -> Response:
         """GET RunView."""
-        return self._view(await self._gate.run_for_reader(request))
+        return await self._view(await self._gate.run_for_reader(request))
 
     async def index(self, request: Request) -> Response:
         """GET RunList: with `pending=true`, the runs that somebody must still push on or clean up after (R7)."""
@@ -89,7 +89,7 @@ class RunsRoom:
             RecordType.EPOCH_RAISED, body.model_dump(mode="json"), body.epoch, attempt=body.attempt
         )
         await self._ledger.raise_fence(run, body.epoch, draft)
-        return self._view(run)
+        return await self._view(run)
 
     async def register(self, request: Request) -> Response:
         """POST PodRegistration: journaled first, then known to authentication; both may be repeated (F2)."""
@@ -113,7 +113,7 @@ class RunsRoom:
                 commit=body.commit,
             )
         )
-        view = self._view(run)
+        view = await self._view(run)
         if body.role is Role.RUNNER:
             view.background = BackgroundTask(self._bases.ahead, run)
         return view
@@ -128,7 +128,7 @@ class RunsRoom:
         await self._ledger.append(run, body.epoch or None, operator_drafts(body.records))
         if run.state.end is not None:
             self._gate.heartbeats.forget(run.uid)
-        return self._view(run)
+        return await self._view(run)
 
     async def deliver(self, request: Request) -> Response:
         """POST DeliverRequest: push, or settle an earlier push whose end isn't known (E5)."""
@@ -136,7 +136,7 @@ class RunsRoom:
         body = await read_model(request, DeliverRequest, self._limit)
         await self._gate.demand_epoch(run, body.epoch, "deliver")
         await self._delivery.deliver(run, body.epoch, body.commit)
-        return self._view(run)
+        return await self._view(run)
 
     async def release(self, request: Request) -> Response:
         """POST: the run's refs go, its journal is sealed and stays (W5)."""
@@ -149,13 +149,16 @@ class RunsRoom:
         self._gate.heartbeats.forget(run.uid)
         return answer(Released(refs=refs))
 
-    def _view(self, run: Run) -> Response:
+    async def _view(self, run: Run) -> Response:
+        state = run.state
+        signed = await self._gate.heads.signed(run.uid, state.offset, state.head)
         view = RunView(
             spec=run.spec,
-            state=run.state,
+            state=state,
             up_since=self._ledger.up_since,
             heartbeat=self._gate.heartbeats.last(run.uid),
             released=run.now.row.sealed,
+            signature=signed.signature if signed else None,
         )
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
 

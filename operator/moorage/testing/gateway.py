@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 
 from moorage.api.wire import SecretRef
 from moorage.clock import Clock, SystemClock
+from moorage.core.journal.heads import SigningKey
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
@@ -73,6 +74,7 @@ class LocalGateway:
         clock: Clock | None = None,
         leases: LeaseRenewer | None = None,
         settings: GatewaySettings | None = None,
+        head_key: SigningKey | None = None,
         log: Any = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
@@ -87,6 +89,7 @@ class LocalGateway:
             leases=leases or NoLeases(),
             http=httpx.AsyncClient(),
             clock=clock,
+            head_key=head_key or SigningKey.new(),
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log or structlog.get_logger(),
             settings=settings or GatewaySettings(),

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from moorage.workspace import doors
 from moorage.workspace import upstream as far
+from moorage.workspace.bundle import packed
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import (
     BadUrl,
@@ -171,6 +172,10 @@ class Mirrors:
         flags = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index")
         out = await git.run("diff", *flags, base, head, "--", truncate=True)
         return Patch(out.stdout, out.truncated)
+
+    def bundle(self, key: MirrorKey, base: str, commit: str) -> AsyncIterator[bytes]:
+        """The commit down to its base as a git bundle that can be looked at without the repository."""
+        return packed(self._git(key), base, commit)
 
     async def diff_stat(self, key: MirrorKey, base: str, head: str) -> tuple[FileStat, ...]:
         """The changed files; a rename is a removal and an addition."""

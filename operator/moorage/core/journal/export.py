@@ -12,7 +12,7 @@ of bounded length; the first thing that it can't accept ends the reading, named 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import orjson
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_RECORD, Broken, ChainVerifier, Head, Intact
 from moorage.core.journal.errors import Malformed
-from moorage.core.journal.record import Stored
+from moorage.core.journal.record import Record, Stored
 
 FORMAT = 1
 MAX_LINE = 2 * MAX_RECORD
@@ -34,7 +34,10 @@ _HEX = re.compile(rb"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Whose journal it is and where it ended when it was exported. `hash` is None for an empty journal."""
+    """Whose journal it is and where it ended when it was exported. `hash` is None for an empty journal.
+
+    `signature` is the gateway's word for that head (J6), where whoever exported it had one.
+    """
 
     tenant: str
     run_uid: str
@@ -42,6 +45,7 @@ class Header:
     spec_hash: str
     offset: int
     hash: str | None
+    signature: str | None = None
 
     @property
     def head(self) -> Head:
@@ -97,9 +101,10 @@ def parse_header(line: Line) -> Header:
     offset, digest = raw.get("offset"), raw.get("hash")
     if not all(isinstance(t, str) for t in texts.values()):
         raise Malformed(f"{_place(line)}: the header lacks one of {', '.join(texts)}")
-    if type(offset) is not int or not isinstance(digest, str | None):
+    signature = raw.get("signature")
+    if type(offset) is not int or not isinstance(digest, str | None) or not isinstance(signature, str | None):
         raise Malformed(f"{_place(line)}: the header lacks offset or hash")
-    return Header(**texts, offset=offset, hash=digest)
+    return Header(**texts, offset=offset, hash=digest, signature=signature)
 
 
 def parse_record(line: Line) -> Stored:
@@ -120,8 +125,14 @@ class Verdict:
     chain: Intact | Broken
 
 
-def verify_export(chunks: Iterable[bytes]) -> Verdict:
-    """Verify an exported journal, given as chunks of bytes of any size. Never raises for what the bytes hold."""
+def verify_export(
+    chunks: Iterable[bytes], *, published: Head | None = None, see: Callable[[Record], None] | None = None
+) -> Verdict:
+    """Verify an exported journal, given as chunks of bytes of any size. Never raises for what the bytes hold.
+
+    `published` is a head that somebody else kept (J6): the journal must have passed through it. `see` is shown each
+    record that was found good; what it raises ends the reading.
+    """
     lines = read_lines(chunks)
     try:
         first = next(lines, None)
@@ -130,18 +141,30 @@ def verify_export(chunks: Iterable[bytes]) -> Verdict:
         header = parse_header(first)
     except Malformed as e:
         return Verdict(None, Broken(0, None, str(e)))
-    return Verdict(header, _follow(lines, header))
+    return Verdict(header, _follow(lines, header, published, see))
 
 
-def _follow(lines: Iterator[Line], header: Header) -> Intact | Broken:
+def _follow(
+    lines: Iterator[Line], header: Header, published: Head | None, see: Callable[[Record], None] | None
+) -> Intact | Broken:
     verifier = ChainVerifier(run_uid=header.run_uid)
     try:
         for line in lines:
             if broken := verifier.feed(parse_record(line)):
                 return Broken(broken.offset, broken.record_id, f"{_place(line)}: {broken.why}")
+            record = verifier.last
+            if record is None:
+                continue
+            if published and record.seq == published.offset and record.hash != published.hash:
+                return Broken(record.seq, record.record_id, f"the head in status disagrees: it says {published.hash}")
+            if see:
+                see(record)
     except Malformed as e:
         return verifier.fail(str(e))
-    return verifier.result(header.head)
+    verdict = verifier.result(header.head)
+    if published and isinstance(verdict, Intact) and verdict.offset < published.offset:
+        return Broken(verdict.offset + 1, None, f"the head in status disagrees: it says offset {published.offset}")
+    return verdict
 
 
 def _refuse_long(number: int, at: int, length: int) -> None:

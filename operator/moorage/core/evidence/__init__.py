@@ -1,0 +1,1 @@
+"""The evidence of a run as one file, and what must hold in it."""
