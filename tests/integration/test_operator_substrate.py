@@ -86,6 +86,7 @@ async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_go
 ) -> None:
     """An agent that ignores its SIGTERM has half a minute left, and on a lost node no end at all."""
     tenants = TenantObjects(api, SANDBOXES, now_ms)
+    assert not await tenants.needed(namespace)
     await tenants.ensure(namespace)
     policy = path_of("networking.k8s.io/v1", "networkpolicies", namespace, names.SANDBOX)
     labels = names.sandbox_labels("gone", "runner", 1)
@@ -98,6 +99,11 @@ async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_go
     pod = await api.create(path_of("v1", "pods", namespace), body)
     await tenants.release(namespace, now_ms() + 1)
     assert await api.get(policy) is not None
+    account = path_of("v1", "serviceaccounts", namespace, names.SANDBOX)
+    found = await api.get(account)
+    assert found is not None
+    await api.delete(account, found["metadata"]["uid"])
+    assert await tenants.needed(namespace)
     await api.delete(path_of("v1", "pods", namespace, "dying"), pod["metadata"]["uid"], grace_s=0)
     await tenants.release(namespace, now_ms() + 1)
     assert await api.get(policy) is None

@@ -86,38 +86,11 @@ async def run_operator(
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
     events = Events(deps.api, deps.clock, settings.pod_name)
-    engine = Engine(
-        gatherer=Gatherer(
-            objects=objects,
-            substrate=substrate,
-            gateway=deps.gateway,
-            roll=roll,
-            defaults=settings.defaults,
-            drivers=deps.drivers,
-        ),
-        applier=Applier(
-            substrate=substrate, gateway=deps.gateway, objects=objects, clock=deps.clock, metrics=deps.metrics
-        ),
-        objects=objects,
-        roll=roll,
-        clock=deps.clock,
-        telling=events,
-        metrics=deps.metrics,
-    )
+    engine = _engine(settings, deps, roll=roll, objects=objects, substrate=substrate, events=events)
     operator = Operator(
         engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
     )
-    scan = Scan(
-        gateway=deps.gateway,
-        objects=objects,
-        roll=roll,
-        clock=deps.clock,
-        tenants=tenants,
-        volumes=lambda: _volumes(deps.api, settings.watch_namespaces),
-        look=operator.look,
-        log=deps.log,
-        namespaces=settings.watch_namespaces,
-    )
+    scan = _scan(settings, deps, roll=roll, objects=objects, tenants=tenants, operator=operator)
     pulse = Pulse()
     guard = PolicyGuard(tenants, deps.log)
     registry = kopf.OperatorRegistry()
@@ -137,12 +110,64 @@ async def run_operator(
         _kopf(registry, settings, stop, ready),
     ]
     if listener is not None:
-        app = health_app(pulse, operator.queue.oldest_ms, deps.metrics.registry)
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
-        jobs.append(uvicorn.Server(config).serve([listener]))
+        jobs.append(_probes(listener, pulse, operator, deps.metrics))
     await _together(jobs, stop)
     operator.queue.close()
     usability.queue.close()
+
+
+def _engine(
+    settings: OperatorSettings, deps: Deps, *, roll: Roll, objects: KubeObjects, substrate: PodSubstrate, events: Events
+) -> Engine:
+    gatherer = Gatherer(
+        objects=objects,
+        substrate=substrate,
+        gateway=deps.gateway,
+        roll=roll,
+        defaults=settings.defaults,
+        drivers=deps.drivers,
+    )
+    applier = Applier(
+        substrate=substrate, gateway=deps.gateway, objects=objects, clock=deps.clock, metrics=deps.metrics
+    )
+    return Engine(
+        gatherer=gatherer,
+        applier=applier,
+        objects=objects,
+        roll=roll,
+        clock=deps.clock,
+        telling=events,
+        metrics=deps.metrics,
+    )
+
+
+def _scan(
+    settings: OperatorSettings,
+    deps: Deps,
+    *,
+    roll: Roll,
+    objects: KubeObjects,
+    tenants: TenantObjects,
+    operator: Operator,
+) -> Scan:
+    return Scan(
+        gateway=deps.gateway,
+        objects=objects,
+        roll=roll,
+        clock=deps.clock,
+        tenants=tenants,
+        volumes=lambda: _volumes(deps.api, settings.watch_namespaces),
+        look=operator.look,
+        log=deps.log,
+        namespaces=settings.watch_namespaces,
+    )
+
+
+async def _probes(listener: socket.socket, pulse: Pulse, operator: Operator, metrics: OperatorMetrics) -> None:
+    """Serve probes and metrics until cancelled."""
+    app = health_app(pulse, operator.queue.oldest_ms, metrics.registry)
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+    await uvicorn.Server(config).serve([listener])
 
 
 def _heard(substrate: PodSubstrate, kind: str | None, child: Body) -> bool:
@@ -237,7 +262,7 @@ class PolicyGuard:
         while True:
             namespace = await self._namespaces.get()
             try:
-                if namespace in await self._tenants.tenants():
+                if await self._tenants.needed(namespace):
                     await self._tenants.ensure(namespace, fresh_ms=0)
             except (KubeError, NameTaken) as e:
                 self._log.warning("policy_not_put_back", tenant=namespace, reason=type(e).__name__, message=str(e))

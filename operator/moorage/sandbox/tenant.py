@@ -56,6 +56,11 @@ class TenantObjects:
             if self._wanted.get(namespace, -1) < decided_at and not await self._sandboxes(namespace):
                 await self._remove(namespace)
 
+    async def needed(self, namespace: str) -> bool:
+        """Whether runs rely on them there: the account is ours, or, where somebody took even that, sandboxes stand."""
+        account = await self._api.get(path_of("v1", "serviceaccounts", namespace, names.SANDBOX))
+        return (account is not None and _ours(account)) or bool(await self._sandboxes(namespace))
+
     async def _sandboxes(self, namespace: str) -> list[Body]:
         selector = f"{names.MANAGED_BY}={names.PRODUCT},{names.ROLE}"
         return await self._api.items(path_of("v1", "pods", namespace), labels=selector)
