@@ -97,7 +97,7 @@ async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_go
         "spec": {"containers": [{"name": "agent", "image": "localhost/moorage/base:1"}]},
     }
     pod = await api.create(path_of("v1", "pods", namespace), body)
-    await tenants.release(namespace, now_ms() + 1)
+    assert not await tenants.release(namespace, now_ms() + 1)
     assert await api.get(policy) is not None
     account = path_of("v1", "serviceaccounts", namespace, names.SANDBOX)
     found = await api.get(account)
@@ -105,5 +105,5 @@ async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_go
     await api.delete(account, found["metadata"]["uid"])
     assert await tenants.needed(namespace)
     await api.delete(path_of("v1", "pods", namespace, "dying"), pod["metadata"]["uid"], grace_s=0)
-    await tenants.release(namespace, now_ms() + 1)
+    assert await tenants.release(namespace, now_ms() + 1)
     assert await api.get(policy) is None

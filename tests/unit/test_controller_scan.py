@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from moorage.controller.roll import Roll
-from moorage.controller.scan import Scan
+from moorage.controller.scan import Scan, pause_s
 from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError
 from moorage.sandbox.port import NameTaken, RunKey
@@ -26,7 +26,8 @@ class Objects:
 class Tenants:
     """Namespaces a to d; a and b refuse."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dying: bool = False) -> None:
+        self.dying = dying
         self.ensured: list[str] = []
         self.released: list[str] = []
 
@@ -35,10 +36,11 @@ class Tenants:
         self._refuse(namespace)
         self.ensured.append(namespace)
 
-    async def release(self, namespace: str, decided_at: int) -> None:
+    async def release(self, namespace: str, decided_at: int) -> bool:
         del decided_at
         self._refuse(namespace)
         self.released.append(namespace)
+        return not self.dying
 
     async def tenants(self) -> frozenset[str]:
         return frozenset("abcd")
@@ -48,10 +50,8 @@ class Tenants:
             raise REFUSALS[namespace]
 
 
-@pytest.mark.rule("T3")
-async def test_a_namespace_that_refuses_keeps_no_other_from_being_tidied() -> None:
-    tenants = Tenants()
-    scan = Scan(
+def scan_of(tenants: Tenants) -> Scan:
+    return Scan(
         gateway=Gateway(),
         objects=Objects(),
         roll=Roll(1),
@@ -61,5 +61,17 @@ async def test_a_namespace_that_refuses_keeps_no_other_from_being_tidied() -> No
         look=lambda _: None,
         log=structlog.get_logger(),
     )
-    await scan.once()
+
+
+@pytest.mark.rule("T3")
+async def test_a_namespace_that_refuses_keeps_no_other_from_being_tidied() -> None:
+    tenants = Tenants()
+    assert await scan_of(tenants).once()
     assert (tenants.ensured, tenants.released) == (["c"], ["d"])
+
+
+@pytest.mark.rule("T3")
+async def test_where_a_sandbox_still_stands_the_next_look_comes_soon_and_then_less_and_less_so() -> None:
+    assert not await scan_of(Tenants(dying=True)).once()
+    assert [pause_s(60, unfinished) for unfinished in (0, 1, 2, 3, 4, 5, 5_000)] == [60, 5, 10, 20, 40, 60, 60]
+    assert pause_s(1, 3) == 1

@@ -16,6 +16,7 @@ from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError
 from moorage.sandbox.port import NameTaken, RunKey, Unavailable
 
+SOON_S = 5.0  # after a round that could not finish its work, doubled for each in a row
 WAITS = (GatewayAway, GatewayRefused, Unavailable, KubeError, NameTaken)
 
 
@@ -25,8 +26,8 @@ class Tenants(Protocol):
     async def ensure(self, namespace: str, *, fresh_ms: int = ...) -> None:
         """Put it there, and back on drift."""
 
-    async def release(self, namespace: str, decided_at: int) -> None:
-        """The last run was gone at that time; nothing happens where one came since."""
+    async def release(self, namespace: str, decided_at: int) -> bool:
+        """The last run was gone at that time; nothing happens where one came since. False: ask again soon."""
 
     async def tenants(self) -> frozenset[str]:
         """Namespaces where it stands."""
@@ -53,16 +54,20 @@ class Scan:
         self._look, self._log, self._namespaces = look, log, namespaces
 
     async def run(self, every_s: float) -> None:
-        """Now and then, until cancelled."""
+        """Now and then, until cancelled; sooner for a while after a round that could not finish its work."""
+        unfinished = 0
         while True:
             try:
-                await self.once()
+                unfinished = 0 if await self.once() else unfinished + 1
             except WAITS as e:
                 self._log.info("scan_waits", reason=type(e).__name__, message=str(e))
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(pause_s(every_s, unfinished))
 
-    async def once(self) -> None:
-        """One look at everything. The gateway is read first: a run that is admitted meanwhile exists already."""
+    async def once(self) -> bool:
+        """One look at everything; False where a namespace waits for its last sandbox to go.
+
+        The gateway is read first: a run that is admitted meanwhile exists already.
+        """
         briefs = [b for b in await self._gateway.pending() if b.placement == "cluster" and self._mine(b)]
         began = self._clock.now_ms()
         existing = await self._objects.runs()
@@ -71,8 +76,9 @@ class Scan:
             if key not in existing or (brief.phase.terminal and self._due(key)):
                 self._look(key)
         await self._left_behind(existing)
-        if self._tenants is not None:
-            await self._tidy(self._tenants, frozenset(key.tenant for key in existing), began)
+        if self._tenants is None:
+            return True
+        return await self._tidy(self._tenants, frozenset(key.tenant for key in existing), began)
 
     def _due(self, key: RunKey) -> bool:
         entry = self._roll.get(key)
@@ -91,12 +97,19 @@ class Scan:
     def _mine(self, brief: RunBrief) -> bool:
         return not self._namespaces or brief.tenant in self._namespaces
 
-    async def _tidy(self, tenants: Tenants, in_use: frozenset[str], decided_at: int) -> None:
+    async def _tidy(self, tenants: Tenants, in_use: frozenset[str], decided_at: int) -> bool:
+        done = True
         for namespace in await tenants.tenants():
             try:
                 if namespace in in_use:
                     await tenants.ensure(namespace, fresh_ms=0)
                 else:
-                    await tenants.release(namespace, decided_at)
+                    done &= await tenants.release(namespace, decided_at)
             except (KubeError, NameTaken) as e:  # one that refuses keeps no other from being tidied (T3)
                 self._log.warning("tenant_not_tidied", tenant=namespace, reason=type(e).__name__, message=str(e))
+        return done
+
+
+def pause_s(every_s: float, unfinished: int) -> float:
+    """Seconds to the next look: a sandbox is mostly gone a moment later, and on a lost node it stays for long."""
+    return min(every_s, SOON_S * 2 ** min(unfinished - 1, 10)) if unfinished else every_s

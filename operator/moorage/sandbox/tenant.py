@@ -47,14 +47,19 @@ class TenantObjects:
         )
         self._in_order[namespace] = self._now_ms()
 
-    async def release(self, namespace: str, decided_at: int) -> None:
+    async def release(self, namespace: str, decided_at: int) -> bool:
         """The last run was gone at that time (ms). A run that came since keeps them: it has asked for them.
 
-        So does a sandbox that still stands, since an agent may work on while its pod is being removed (T3).
+        So does a sandbox that still stands, since an agent may work on while its pod is being removed (T3): False then,
+        to be asked again.
         """
         async with self._locks[namespace]:
-            if self._wanted.get(namespace, -1) < decided_at and not await self._sandboxes(namespace):
-                await self._remove(namespace)
+            if self._wanted.get(namespace, -1) >= decided_at:
+                return True
+            if await self._sandboxes(namespace):
+                return False
+            await self._remove(namespace)
+            return True
 
     async def needed(self, namespace: str) -> bool:
         """Whether runs rely on them there: the account is ours, or, where somebody took even that, sandboxes stand."""
