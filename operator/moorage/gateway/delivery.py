@@ -27,6 +27,7 @@ from moorage.workspace.mirror import PushKind, PushOutcome
 from moorage.workspace.upstream import AnyUpstream, Closure, closure
 
 KIND = "git_push"
+OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
 DETAIL_LIMIT = 1_000
 QUIET_MS = 10_000
 """A remote may still be at work on a push whose connection was cut: for so long, an absent branch proves nothing."""
@@ -211,7 +212,6 @@ class Delivery:
     async def _settle(self, run: Run, effect: Effect, verdict: Verdict, found: str | None = None) -> None:
         outcome, detail = verdict
         payload = {"effect_id": effect.effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], "found": found}
-        self._gate.deps.metrics.effects.labels(effect.kind, outcome).inc()
         note = self._note(RecordType.EFFECT_RECONCILED, payload, effect.effect_id, run.state.offset)
         await self._append(run, None, note)
 
@@ -238,7 +238,6 @@ class Delivery:
 
     def _closed(self, run: Run, effect_id: str, verdict: Verdict) -> Draft:
         outcome, detail = verdict
-        self._gate.deps.metrics.effects.labels(KIND, outcome).inc()
         payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT]}
         kind = RecordType.EFFECT_RECEIPT if run.state.end is None else RecordType.EFFECT_RECONCILED
         return self._note(kind, payload, effect_id)
@@ -252,7 +251,13 @@ class Delivery:
         return self._ledger.observed(kind, given, *key, effect_id=given.get("effect_id"))
 
     async def _append(self, run: Run, epoch: int | None, *drafts: Draft) -> None:
-        await self._ledger.append(run, epoch, drafts)
+        """An outcome counts once it is durable, and once."""
+        result = await self._ledger.append(run, epoch, drafts)
+        kinds = {effect.effect_id: effect.kind for effect in run.state.effects}
+        for record in result.appended:
+            if record.type in OUTCOMES and record.payload is not None:
+                kind = kinds.get(record.effect_id or "", KIND)
+                self._gate.deps.metrics.effects.labels(kind, str(record.payload["outcome"])).inc()
 
 
 def _target(run: Run, branch: str) -> str:
