@@ -74,14 +74,20 @@ class Doors:
     exported: bytes = field(default_factory=journal)
     status: int = 200
     asked: list[str] = field(default_factory=list)
+    said: list[dict[str, str]] = field(default_factory=list)
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/runs/{uid}/{door}", self._answer)])
+        return Starlette(routes=[Route("/v1/runs/{uid}/{door}", self._answer, methods=["GET", "POST"])])
 
     async def _answer(self, request: Request) -> Response:
         self.asked.append(str(request.url).removeprefix("http://gateway"))
         if self.status != 200:
             return JSONResponse({"reason": "Refused", "message": "because"}, self.status)
+        if request.method == "POST":
+            said = await request.json()
+            self.said.append(said)
+            target = "https://git.example/web.git#main"
+            return JSONResponse({"effect_id": said["effect"], "outcome": said["outcome"], "target": target})
         bodies = {"journal": self.exported, "logs": b"hello\xff\n", "diff": b"--- a\n+++ b\n"}
         return Response(bodies[request.path_params["door"]])
 
@@ -393,3 +399,19 @@ def test_a_result_shows_the_grade_of_its_sandbox(program: Program, manifest: Pat
     said = json.loads(program.out)
     assert said["sandbox"] == "none: an ordinary process"
     assert [each["reason"] for each in said["conditions"]] == ["Unisolated"]
+
+
+def test_resolve_asks_for_one_verdict_and_tells_the_gateway_who_asks(program: Program) -> None:
+    assert program("resolve", "tidy", "push-1") == Exit.USAGE
+    assert program("resolve", "tidy", "push-1", "--confirmed", "--rejected") == Exit.USAGE
+    assert program("resolve", "tidy", "pu", "--confirmed") == Exit.USAGE
+    assert program("resolve", "tidy", "push-1", "--rejected", "--note", "not there") == Exit.OK
+    assert program.text == "push-1 rejected: https://git.example/web.git#main\n"
+    said = {"effect": "push-1", "outcome": "rejected", "note": "not there", "user": ""}
+    assert program.composition.doors.said == [said]
+
+
+def test_a_refusal_to_resolve_is_told_with_what_it_takes(program: Program) -> None:
+    program.composition.doors.status = 403
+    assert program("resolve", "tidy", "push-1", "--confirmed") == Exit.DENIED
+    assert "because" in program.err

@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.cli.timeline import DESCRIPTIONS, MAX_TEXT, bounded, row
+from moorage.cli.timeline import DESCRIPTIONS, MAX_TEXT, bounded, recap, row
 from moorage.core.journal.record import Criticality, Record, RecordType
+from moorage.core.run.state import AttemptEnd, Checkpoint, Effect, RunState
 
 
 def record(kind: str, payload: dict[str, object] | None = None, turn: int | None = None) -> Record:
@@ -90,3 +93,21 @@ def test_no_text_of_a_record_drives_the_terminal(text: str) -> None:
 
 def test_an_escape_sequence_in_a_message_is_text() -> None:
     assert "\x1b" not in row(record(RecordType.RUN_FAILED, {"reason": "X", "message": "\x1b[2J\nboo"})).what
+
+
+def test_the_recap_tells_attempts_what_was_recovered_and_what_to_do() -> None:
+    effect = Effect("call-1", "http", "k", "https://pay.example", "unknown")
+    loss = AttemptEnd(1, "NodeLost", "", 3)
+    point = Checkpoint("c" * 40, "d" * 40, 2, 1)
+    state = RunState(
+        epoch=2, attempt=2, iteration=3, recovered=True, attempt_started=True, last_loss=loss, checkpoint=point
+    )
+    assert recap(state) == [
+        "attempts 2, epoch 2, iterations 3",
+        "recovered after NodeLost, from iteration 2 at cccccccccccc: grade R3, "
+        "its workspace is back, and every effect is accounted for",
+    ]
+    doubtful = recap(dataclasses.replace(state, effects=(effect,)))
+    assert "grade R2" in doubtful[1]
+    assert "moorage resolve RUN call-1 --confirmed|--rejected" in doubtful[2]
+    assert recap(RunState()) == []

@@ -18,6 +18,10 @@ Doors of the gateway (who may call: the role found by authentication):
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
     reader    GET  /v1/runs/{uid}/diff            -> text/x-diff of the run's candidate against its base
     reader    GET  /v1/runs/{uid}/logs            -> agent output so far (text), ?follow=true holds it open
+    reader    GET  /v1/runs/{uid}/blobs           -> tar of what the journal cites
+    reader    GET  /v1/runs/{uid}/result          -> git bundle of the proposed commit
+    resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect
+    anybody   GET  /v1/keys/head                  -> public key that heads are signed with (PEM)
     runner    GET  /v1/self                       -> Assignment (425 until the pod is registered)
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
@@ -358,6 +362,26 @@ class DeliverRequest(Wire):
 
     epoch: int
     commit: Sha
+
+
+class ResolveRequest(Wire):
+    """E4: a person has looked at the target. `effect` is an effect's id, or a beginning of it that no other has.
+
+    `user` is who the client says is asking; whose token it was is recorded beside it.
+    """
+
+    effect: str = Field(min_length=4, max_length=128)
+    outcome: Literal["confirmed", "rejected"]
+    note: str = Field(default="", max_length=500)
+    user: str = Field(default="", max_length=200)
+
+
+class Resolved(Wire):
+    """What the effect is known as now; `target` is where it went."""
+
+    effect_id: str
+    outcome: str
+    target: str
 
 
 class Change(Wire):

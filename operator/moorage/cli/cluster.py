@@ -41,6 +41,27 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Account:
+    """A service account of a run's namespace that speaks to the gateway for people: what it is for, what it may do
+    (resource, verb), and the command by which an administrator makes it.
+    """
+
+    name: str
+    may: str
+    rights: tuple[tuple[str, str], ...]
+    made_by: str
+
+
+READING = Account(READER, "read runs", (("agentruns", "get"),), "kubectl moorage doctor --readers")
+RESOLVING = Account(
+    "moorage-resolver",
+    "resolve effects",
+    (("agentruns", "get"), ("agentruns/effects", "update")),
+    "kubectl moorage resolve RUN EFFECT",
+)
+
+
+@dataclass(frozen=True)
 class Target:
     """Which cluster and namespace; None is what the kubeconfig says."""
 
@@ -120,12 +141,18 @@ def _refused(error: KubeError, what: str) -> CliError:
 
 
 @contextlib.asynccontextmanager
-async def evidence(cluster: Cluster, run: str, note: Callable[[str], None]) -> AsyncIterator[Evidence]:
-    """The gateway's reader doors for one run, by name. `note` hears of objects that had to be made."""
+async def evidence(
+    cluster: Cluster, run: str, note: Callable[[str], None], account: Account | None = None
+) -> AsyncIterator[Evidence]:
+    """The gateway's reader doors for one run, by name, as `account` (default: the reader). `note` hears of objects
+    that had to be made.
+    """
+    account = account or READING
     name = run.rpartition("/")[2]
     found = await agent_run(cluster, name)
     uid = uid_of(cluster, name, found)
-    token = await reader_token(cluster, note)
+    token = await reader_token(cluster, note, account)
+    user = await user_name(cluster) if account is not READING else ""
     path = f"{path_of('v1', 'pods', cluster.system_namespace, await gateway_pod(cluster))}/portforward"
     sockets_of: Callable[..., Any] = WsApiClient  # untyped in the library
     async with (
@@ -137,7 +164,7 @@ async def evidence(cluster: Cluster, run: str, note: Callable[[str], None]) -> A
             headers={"authorization": f"Bearer {token}"},
         ) as http,
     ):
-        yield Evidence(http, uid, name, lambda: _failure(forward), published_head(found))
+        yield Evidence(http, uid, name, lambda: _failure(forward), published_head(found), user)
 
 
 async def _dial(sockets: Any, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -211,45 +238,54 @@ def _ready(pod: Body) -> bool:
     return not going and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-async def reader_token(cluster: Cluster, note: Callable[[str], None]) -> str:
+async def reader_token(cluster: Cluster, note: Callable[[str], None], account: Account | None = None) -> str:
     """A token of the namespace's reader for the gateway, good for ten minutes. A missing reader is made first."""
+    account = account or READING
     try:
-        return await _mint(cluster)
+        return await _mint(cluster, account)
     except Denied as error:
-        raise Denied(error.message, f"you need create on serviceaccounts/token of {READER}: edit has it") from None
+        hint = f"you need create on serviceaccounts/token of {account.name}: edit has it"
+        raise Denied(error.message, hint) from None
     except NotFound:
-        await make_reader(cluster)
-        note(f"made ServiceAccount, Role and RoleBinding {READER} in {cluster.namespace}: they may read runs there")
-        return await _mint(cluster)
+        await make_reader(cluster, account)
+        made = f"made ServiceAccount, Role and RoleBinding {account.name} in {cluster.namespace}"
+        note(f"{made}: they may {account.may} there")
+        return await _mint(cluster, account)
 
 
-async def _mint(cluster: Cluster) -> str:
+async def user_name(cluster: Cluster) -> str:
+    """Who we are to the API server."""
+    path = path_of("authentication.k8s.io/v1", "selfsubjectreviews")
+    answer = await asked(cluster.api.create(path, {}), "SelfSubjectReview")
+    return str(answer["status"]["userInfo"]["username"])
+
+
+async def _mint(cluster: Cluster, account: Account) -> str:
     where = cluster.namespace
     body = {"spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS}}
-    path = f"{path_of('v1', 'serviceaccounts', where, READER)}/token"
-    answer = await asked(cluster.api.create(path, body), f"token of ServiceAccount {where}/{READER}")
+    path = f"{path_of('v1', 'serviceaccounts', where, account.name)}/token"
+    answer = await asked(cluster.api.create(path, body), f"token of ServiceAccount {where}/{account.name}")
     return str(answer["status"]["token"])
 
 
-async def make_reader(cluster: Cluster) -> None:
+async def make_reader(cluster: Cluster, account: Account | None = None) -> None:
     """What ADR 11 asks for in the run's namespace, with the rights of whoever runs this."""
-    where = cluster.namespace
+    where, account = cluster.namespace, account or READING
     try:
-        for kind, path, body in _reader(where):
-            await asked(_ensured(cluster.api, path, body), f"{kind} {where}/{READER}")
+        for kind, path, body in _objects(where, account):
+            await asked(_ensured(cluster.api, path, body), f"{kind} {where}/{account.name}")
     except Denied as error:
-        hint = f"an administrator makes it once: kubectl moorage doctor --readers -n {where}"
-        raise Denied(error.message, hint) from None
+        raise Denied(error.message, f"an administrator makes it once: {account.made_by} -n {where}") from None
 
 
-def _reader(namespace: str) -> tuple[tuple[str, str, Body], ...]:
+def _objects(namespace: str, account: Account) -> tuple[tuple[str, str, Body], ...]:
     """Kind, place and body of each object; the account last, since its being there means that all is."""
-    meta = {"name": READER, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "moorage"}}
-    rule = {"apiGroups": [GROUP], "resources": ["agentruns"], "verbs": ["get"]}
-    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": READER}
-    subject = {"kind": "ServiceAccount", "name": READER, "namespace": namespace}
+    meta = {"name": account.name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "moorage"}}
+    rules = [{"apiGroups": [GROUP], "resources": [what], "verbs": [verb]} for what, verb in account.rights]
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account.name}
+    subject = {"kind": "ServiceAccount", "name": account.name, "namespace": namespace}
     return (
-        ("Role", path_of(RBAC, "roles", namespace), {"metadata": meta, "rules": [rule]}),
+        ("Role", path_of(RBAC, "roles", namespace), {"metadata": meta, "rules": rules}),
         (
             "RoleBinding",
             path_of(RBAC, "rolebindings", namespace),

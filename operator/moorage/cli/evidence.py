@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import httpx
 from pydantic import ValidationError
 
-from moorage.api.wire import ErrorBody
+from moorage.api.wire import ErrorBody, Resolved, ResolveRequest
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.core.journal.heads import SignedHead
 
@@ -28,7 +29,7 @@ def no_reason() -> str:
 class Evidence:
     """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP.
 
-    `published` is the head that the run's status names, where there is one (J6).
+    `published` is the head that the run's status names, where there is one (J6); `user` is who is asking.
     """
 
     client: httpx.AsyncClient
@@ -36,6 +37,7 @@ class Evidence:
     name: str
     why: Reason = no_reason
     published: SignedHead | None = None
+    user: str = ""
 
     def journal(self) -> AsyncIterator[bytes]:
         """The exported journal, in chunks of any size."""
@@ -69,6 +71,20 @@ class Evidence:
         if answer.is_error:
             raise refused(answer, self.name, "key")
         return answer.content
+
+    async def resolve(self, effect: str, outcome: Literal["confirmed", "rejected"], note: str) -> Resolved:
+        """Say what became of an effect. Raises CliError."""
+        body = ResolveRequest(effect=effect, outcome=outcome, note=note, user=self.user)
+        path = f"/v1/runs/{self.uid}/resolve"
+        try:
+            answer = await self.client.post(path, content=body.model_dump_json(), timeout=TIMEOUTS)
+        except httpx.TransportError as error:
+            raise self._away(error) from None
+        if answer.status_code == 403:
+            raise Denied(_message(answer), "the role edit of the chart has it")
+        if answer.is_error:
+            raise refused(answer, self.name, "effect")
+        return Resolved.model_validate_json(answer.content)
 
     def _away(self, error: httpx.TransportError) -> Unreachable:
         return Unreachable(

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import proving, reading, running
+from moorage.cli import proving, reading, resolving, running
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -28,6 +28,7 @@ COMMANDS = (
     proving.verify,
     reading.export,
     proving.evidence,
+    resolving.resolve,
 )
 
 

@@ -23,11 +23,13 @@ from moorage.cli.session import (
     session_of,
     wait,
 )
-from moorage.cli.timeline import Row, row
+from moorage.cli.timeline import Row, recap, row
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import Malformed
 from moorage.core.journal.export import Verdict, parse_header, parse_record, read_lines, verify_export
 from moorage.core.journal.record import Record, RecordType, decode
+from moorage.core.run.phases import IllegalMove
+from moorage.core.run.reducer import Replay
 
 CHUNK = 256 * 1024
 IN_MEMORY = 4 * 1024 * 1024  # an exported journal up to this size stays off the disk
@@ -168,10 +170,23 @@ def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bo
     shown = list(_rows(file, sound, everything=everything)) if verdict.header else []
     if output is Output.TEXT:
         terminal.out.print(timeline_table(shown))
+        for line in _recap(file, sound):
+            terminal.note(line)
     else:
         terminal.data([each.as_json() for each in shown], output)
     if isinstance(verdict.chain, Broken):
         tell_verdict(terminal, verdict, Output.TEXT)
+
+
+def _recap(file: IO[bytes], limit: int) -> list[str]:
+    """Nothing, where the records don't follow from each other: then the rows alone are shown."""
+    replayed = Replay()
+    try:
+        for record in _records(file, limit) if limit else ():
+            replayed.feed(record)
+    except (IllegalMove, KeyError, TypeError, ValueError):
+        return []
+    return recap(replayed.state)
 
 
 def _rows(file: IO[bytes], limit: int, *, everything: bool) -> Iterator[Row]:

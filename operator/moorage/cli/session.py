@@ -136,19 +136,27 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def evidence_of(session: Session, where: Where, run: str) -> AsyncIterator[Evidence]:
-    """The gateway's reader doors for a run, wherever it is."""
-    opened = _on_cluster(session, where, run) if where.on_cluster(session) else _on_machine(session, where, run)
+async def evidence_of(session: Session, where: Where, run: str, *, resolving: bool = False) -> AsyncIterator[Evidence]:
+    """The gateway's reader doors for a run, wherever it is; with `resolving` as somebody who may resolve effects."""
+    cluster = where.on_cluster(session)
+    opened = _on_cluster(session, where, run, resolving) if cluster else _on_machine(session, where, run)
     async with opened as found:
         yield found
 
 
 @contextlib.asynccontextmanager
-async def _on_cluster(session: Session, where: Where, run: str) -> AsyncIterator[Evidence]:
-    from moorage.cli.cluster import Target, connected, evidence  # noqa: PLC0415  takes most of a second to load
+async def _on_cluster(session: Session, where: Where, run: str, resolving: bool) -> AsyncIterator[Evidence]:
+    from moorage.cli.cluster import (  # noqa: PLC0415  takes most of a second to load
+        READING,
+        RESOLVING,
+        Target,
+        connected,
+        evidence,
+    )
 
+    account = RESOLVING if resolving else READING
     target = Target(where.kubeconfig, where.context, where.namespace, where.system_namespace)
-    async with connected(target) as cluster, evidence(cluster, run, session.terminal.note) as found:
+    async with connected(target) as cluster, evidence(cluster, run, session.terminal.note, account) as found:
         yield found
 
 
@@ -159,7 +167,7 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
         raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
     async with past_runs(session, folder) as local:
         name, uid = await _chosen(local, run)
-        yield Evidence(local.client, uid, name)
+        yield Evidence(local.client, uid, name, user=session.env.get("USER", ""))
 
 
 @contextlib.asynccontextmanager

@@ -11,9 +11,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from moorage.core.journal.record import Record, RecordType
+from moorage.core.run.state import RunState
+from moorage.core.run.status import grade
 
 Payload = Mapping[str, Any]
 MAX_TEXT = 160
+GRADES: Mapping[str, str] = {
+    "R1": "a new attempt owns the run and has not started yet",
+    "R2": "its workspace is back, and what became of some effect is not known",
+    "R3": "its workspace is back, and every effect is accounted for",
+    "R4": "and its result passed acceptance in a sandbox of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,23 @@ def row(record: Record) -> Row:
         seen_by=record.source,
         assurance=record.assurance,
     )
+
+
+def recap(s: RunState) -> list[str]:
+    """What all rows come to: attempts, what was recovered and how far that is proved, and what is left to a person."""
+    said = [f"attempts {s.attempt}, epoch {s.epoch}, iterations {s.iteration}"] if s.attempt else []
+    proved = grade(s)
+    if proved is not None:
+        why = f" after {s.last_loss.reason}" if s.last_loss else ""
+        point = f", from iteration {s.checkpoint.iteration} at {_short(s.checkpoint.commit)}" if s.checkpoint else ""
+        said.append(f"recovered{why}{point}: grade {proved}, {GRADES[proved]}")
+    if s.drift:
+        said.append(f"unsaved work was kept aside {s.drift} times: see the rows")
+    said += [
+        f"unknown: {e.kind} to {e.target}; look there, then: moorage resolve RUN {e.effect_id} --confirmed|--rejected"
+        for e in s.unknown_effects
+    ]
+    return [bounded(line) for line in said]
 
 
 def bounded(text: str) -> str:
@@ -179,7 +204,7 @@ def _verdict(p: Payload) -> str:
 
 
 def _intent(p: Payload) -> str:
-    return f"means to {str(p.get('kind', 'act')).replace('_', ' ')} to {p.get('target')}"
+    return f"means to {str(p.get('kind', 'act')).replace('_', ' ')} to {p.get('target')} ({p.get('effect_id')})"
 
 
 def _dispatched(p: Payload) -> str:

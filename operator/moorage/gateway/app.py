@@ -33,6 +33,7 @@ from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.http import refusal
 from moorage.gateway.model import ModelRoom
 from moorage.gateway.readers import ReadersRoom
+from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
 from moorage.gateway.upstream import refusal_of
@@ -51,6 +52,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         RunsRoom(gate, bases),
         ReadersRoom(gate),
         EvidenceRoom(gate),
+        ResolveRoom(gate),
         ChangesRoom(gate),
         SandboxRoom(gate, bases),
         GitRoom(gate),

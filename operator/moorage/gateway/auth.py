@@ -49,6 +49,9 @@ class Authenticator(Protocol):
     async def may_read(self, identity: Identity, namespace: str) -> bool:
         """Whether the caller may `get agentruns` in that namespace."""
 
+    async def may_resolve(self, identity: Identity, namespace: str) -> bool:
+        """Whether the caller may `update agentruns/effects` in that namespace."""
+
 
 class StaticAuthenticator:
     """Tokens handed out by the process itself: local runs and tests. The mapping is the caller's and may grow."""
@@ -69,6 +72,10 @@ class StaticAuthenticator:
     async def may_read(self, identity: Identity, namespace: str) -> bool:
         """Readers see their own namespace; one without a namespace sees all (there is one user on this machine)."""
         return identity.kind is Kind.READER and identity.namespace in {None, namespace}
+
+    async def may_resolve(self, identity: Identity, namespace: str) -> bool:  # noqa: ARG002  the port's signature
+        """Only whoever may read all is the one user of this machine; readers of one namespace look and no more."""
+        return identity.kind is Kind.READER and identity.namespace is None
 
 
 def token_of(request: HTTPConnection) -> str:

@@ -86,16 +86,31 @@ class TokenReviewAuthenticator:
     async def may_read(self, identity: Identity, namespace: str) -> bool:
         """SubjectAccessReview for `get agentruns`, its answer remembered as long as a token's."""
         key = "\0".join((identity.user, *identity.groups, namespace))
-        return await self._answers.get(key, lambda: self._ask(identity, namespace))
+        return await self._answers.get(key, lambda: self._ask(identity, reading(namespace)))
 
-    async def _ask(self, identity: Identity, namespace: str) -> bool:
-        wanted = client.V1ResourceAttributes(group="moorage.dev", resource="agentruns", verb="get", namespace=namespace)
+    async def may_resolve(self, identity: Identity, namespace: str) -> bool:
+        """SubjectAccessReview for `update agentruns/effects`, asked anew each time."""
+        return identity.kind is Kind.READER and await self._ask(identity, resolving(namespace))
+
+    async def _ask(self, identity: Identity, wanted: client.V1ResourceAttributes) -> bool:
         spec = client.V1SubjectAccessReviewSpec(
             user=identity.user, groups=list(identity.groups), resource_attributes=wanted
         )
         body = client.V1SubjectAccessReview(spec=spec)
         review = await asked(self._access.create_subject_access_review(body, _request_timeout=CALL_TIMEOUT_S))
         return bool(review.status and review.status.allowed)
+
+
+def reading(namespace: str) -> client.V1ResourceAttributes:
+    """What readers of evidence must be allowed to do."""
+    return client.V1ResourceAttributes(group="moorage.dev", resource="agentruns", verb="get", namespace=namespace)
+
+
+def resolving(namespace: str) -> client.V1ResourceAttributes:
+    """What those must be allowed to do who say what became of an effect. The subresource exists for RBAC alone."""
+    return client.V1ResourceAttributes(
+        group="moorage.dev", resource="agentruns", subresource="effects", verb="update", namespace=namespace
+    )
 
 
 def identify(user: Any, operator_subject: str) -> Identity:

@@ -21,7 +21,7 @@ from kubernetes.aio import client
 
 from moorage.clock import Clock
 from moorage.gateway.auth import Identity, Kind
-from moorage.gateway.cluster import SERVICE_ACCOUNT, Remembered, asked
+from moorage.gateway.cluster import SERVICE_ACCOUNT, Remembered, asked, reading, resolving
 from moorage.gateway.errors import Unauthenticated
 from moorage.gateway.settings import GatewaySettings
 
@@ -80,10 +80,14 @@ class IssuerAuthenticator:
         if namespace not in self._namespaces:
             return False
         key = "\0".join((identity.user, *identity.groups, namespace))
-        return await self._answers.get(key, lambda: self._ask(identity, namespace))
+        return await self._answers.get(key, lambda: self._ask(identity, namespace, reading(namespace)))
 
-    async def _ask(self, identity: Identity, namespace: str) -> bool:
-        wanted = client.V1ResourceAttributes(group="moorage.dev", resource="agentruns", verb="get", namespace=namespace)
+    async def may_resolve(self, identity: Identity, namespace: str) -> bool:
+        """LocalSubjectAccessReview for `update agentruns/effects`; never for a namespace that isn't served."""
+        served = namespace in self._namespaces and identity.kind is Kind.READER
+        return served and await self._ask(identity, namespace, resolving(namespace))
+
+    async def _ask(self, identity: Identity, namespace: str, wanted: client.V1ResourceAttributes) -> bool:
         spec = client.V1SubjectAccessReviewSpec(
             user=identity.user, groups=list(identity.groups), resource_attributes=wanted
         )

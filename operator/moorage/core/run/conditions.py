@@ -105,10 +105,15 @@ def _effects_closed(s: RunState) -> Condition:
     if unknown:
         asked = "; the target is asked again" if s.unsettled_effects else ""
         why = f"may or may not have happened: {named(unknown)}; look there: nothing is done twice{asked}"
-        return _truth("EffectsClosed", "False", "EffectUnknown", why)
+        return _truth("EffectsClosed", "False", "EffectUnknown", f"{why}; {_to_resolve(unknown)}")
     if s.open_effects:
         return _truth("EffectsClosed", "False", "EffectsOpen", f"{len(s.open_effects)} under way")
-    return _truth("EffectsClosed", "True", "NoneOpen")
+    said = ", ".join(f"{e.effect_id} {e.status}, {e.detail}" for e in s.effects if e.detail.startswith("resolved by "))
+    return _truth("EffectsClosed", "True", "NoneOpen", said)
+
+
+def _to_resolve(unknown: tuple[Effect, ...]) -> str:
+    return f"then say so: kubectl moorage resolve RUN {unknown[0].effect_id} --confirmed|--rejected"
 
 
 def _accepted(o: Observed, s: RunState) -> Condition:
