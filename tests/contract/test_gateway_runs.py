@@ -23,7 +23,7 @@ from tests.gateway_script import (
     worktree,
 )
 
-from moorage.api.wire import ResolvedDelivery, SecretRef
+from moorage.api.wire import Admission, FenceRequest, ResolvedDelivery, SecretRef
 from moorage.core.run.view import RUN_VIEW
 from moorage.gateway.delivery import QUIET_MS
 from moorage.gateway.gate import Gate
@@ -236,6 +236,26 @@ async def test_a_run_is_admitted_once_and_with_one_spec(gateway, upstream) -> No
     assert await operator.types() == ["RUN_ADMITTED"]
     view = RUN_VIEW.validate_python(await operator.view())
     assert view.spec == operator.spec
+
+
+@pytest.mark.rule("F1", "F2", "F3")
+async def test_admission_brings_the_first_fence_in_one_step_and_never_lowers_it(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+
+    async def admit(epoch: int):
+        fence = FenceRequest(epoch=epoch, attempt=1, holder="h")
+        body = Admission(**operator.spec.model_dump(), fence=fence)
+        return await gateway.operator.put("/v1/runs/u1", content=body.model_dump_json())
+
+    first = await ok(await admit(1))
+    assert (first["state"]["phase"], first["state"]["epoch"]) == ("Provisioning", 1)
+    gateway.restart()
+    assert (await ok(await admit(1)))["state"] == first["state"]
+    assert await operator.types() == ["RUN_ADMITTED", "EPOCH_RAISED"]
+    assert RUN_VIEW.validate_python(await operator.view()).spec == operator.spec
+    assert (await ok(await admit(3)))["state"]["epoch"] == 3
+    refused(await admit(2), 409, "Fenced")
+    assert (await operator.state())["epoch"] == 3
 
 
 @pytest.mark.rule("F2")

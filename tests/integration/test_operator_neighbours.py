@@ -94,8 +94,12 @@ async def test_two_operators_at_once_make_one_run(world: OperatorWorld, tmp_path
     try:
         for at in range(5):
             await world.apply_run(f"fix-{at}")
-        for at in range(5):
-            await world.until_phase(f"fix-{at}", "Provisioning")
+
+        async def five() -> bool:
+            return len(await world.pods()) >= 5
+
+        await world.until(five, "five pods")
+        await asyncio.sleep(1.0)
         pods = await world.pods()
         assert len(pods) == 5
         for pod in pods:

@@ -6,7 +6,7 @@ start and die, runners report, verifiers judge. Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,6 +132,7 @@ class World:
     deleted: bool = False
     beat: Heartbeat | None = None
     gateway_reachable: bool = True
+    untouched: bool = False  # True: the next pass is the first one of the operator that saw the object come
     started: dict[tuple[int, str, int], str] = field(default_factory=dict)
 
     @property
@@ -158,6 +159,7 @@ class World:
             volume=self.volume,
             heartbeat=self.beat,
             gone=self.gone,
+            untouched=self.untouched,
             released=self.gateway.released,
         )
 
@@ -166,11 +168,14 @@ class World:
 
     # --- the operator -------------------------------------------------------------------------------------------------
 
-    def apply(self, action: a.Action) -> None:  # noqa: C901  one case per action
+    def apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912  one case per action
         match action:
             case a.Admit(spec):
                 self.gateway.append("admit", T.RUN_ADMITTED, {"spec_hash": "h"}, 0, self.now)
                 self.spec = spec
+            case a.Begin():
+                for part in self.begin(action):
+                    part()
             case a.RaiseEpoch(epoch, attempt, reason):
                 self.raise_lease(epoch)
                 self.raise_fence(epoch, attempt, reason)
@@ -195,6 +200,24 @@ class World:
                 self.pods, self.volume, self.lease, self.gateway.released = {}, False, None, True
             case a.DeleteObject():
                 self.deleted = True
+
+    def begin(self, action: a.Begin) -> tuple[Callable[[], None], ...]:
+        """What goes side by side, to be called in any order, or in part."""
+
+        def admit() -> None:
+            self.apply(a.Admit(action.spec))
+            self.raise_fence(action.epoch, 1, "Start")
+
+        return admit, lambda: self.raise_lease(action.epoch), lambda: self.apply(a.EnsureVolume())
+
+    def begin_and_die(self, done: int) -> None:
+        """A first pass that dies amid it: the parts whose bit is set have happened."""
+        action = self.plan().actions[0]
+        assert isinstance(action, a.Begin)
+        self.untouched = False
+        for at, part in enumerate(self.begin(action)):
+            if done >> at & 1:
+                part()
 
     def raise_lease(self, epoch: int) -> None:
         at = max(epoch, self.lease.epoch if self.lease else 0)
@@ -275,6 +298,7 @@ class World:
     def step(self, crash_after: int | None = None) -> bool:
         """One pass; with `crash_after` the operator dies after that many actions. False where nothing was planned."""
         plan = self.plan()
+        self.untouched = False
         if plan.verdict is not None:
             self.verdict = plan.verdict
         for at, action in enumerate(plan.actions):

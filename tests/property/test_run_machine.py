@@ -10,7 +10,8 @@ from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
 from moorage.api.wire import Role
 from moorage.core.run import actions as a
-from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.admission import JOURNAL_LOST
+from moorage.core.run.observed import Problem, SandboxPhase
 from moorage.core.run.phases import MOVES, TERMINAL, RunPhase
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState
@@ -219,6 +220,44 @@ def test_every_crash_point_between_two_actions_leads_to_the_same_end(crashes: li
     assert (end.phase, end.end.commit) == (calm.phase, calm.end.commit)
     assert torn.remote.pushes == 1
     assert end.attempt == 1
+
+
+@pytest.mark.rule("F1", "F2")
+@pytest.mark.parametrize("done", range(8))
+def test_a_crash_amid_the_first_pass_leads_to_the_same_end_and_to_one_sandbox(done: int) -> None:
+    """Admission with its fence, Lease and volume go side by side: each of them may have happened, or not."""
+    world = World(untouched=True)
+    world.begin_and_die(done)
+    assert not world.pods
+    end = drive(world)
+    assert (end.phase, end.attempt, world.remote.pushes) == (RunPhase.SUCCEEDED, 1, 1)
+    assert [view.epoch for view in world.pods.values() if view.role == Role.RUNNER] == [end.epoch]
+    assert (world.lease.epoch if world.lease else 0) == end.epoch
+
+
+@pytest.mark.parametrize("done", [2, 4, 6])
+def test_while_a_run_waits_nothing_stands_of_an_admission_that_never_came(done: int) -> None:
+    """Suspended, queued, over or without its Workspace: an earlier pass may have died, or the gateway have refused."""
+    waits: list[dict[str, object]] = [
+        {"suspend": True},
+        {"cancel": True},
+        {"problem": Problem("SecretNotFound", "create it", stalled=False)},
+        {"problem": Problem("UnknownDriver", "m", stalled=True)},
+    ]
+    for changes in waits:
+        world = World(untouched=True)
+        world.begin_and_die(done)
+        for name, value in changes.items():
+            setattr(world, name, value)
+        world.step()
+        assert (world.lease, world.volume) == (None, False), changes
+        assert world.plan().actions == ()
+
+
+def test_what_had_begun_is_kept_while_its_journal_is_lost() -> None:
+    world = World(volume=True, problem=JOURNAL_LOST)
+    world.raise_lease(1)
+    assert world.plan().actions == ()
 
 
 @pytest.mark.rule("S1")

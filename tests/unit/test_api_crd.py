@@ -63,7 +63,9 @@ def test_everything_that_a_rule_may_read_is_bounded(definition: Definition) -> N
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.plural)
 def test_statuses_have_no_defaults_and_no_rules(definition: Definition) -> None:
-    for node in nodes(schema_of(definition)["properties"]["status"]):
+    status = dict(schema_of(definition)["properties"]["status"])
+    assert status.pop("default", None) == (definition.born.wire() if definition.born else None)  # whole, or not at all
+    for node in nodes(status):
         assert not {"default", "x-kubernetes-validations"} & set(node)
 
 

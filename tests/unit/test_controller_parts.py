@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.property.run_world import START, T, World, a_spec, drive
 
 from moorage.api.agentrun import AgentRunStatus
-from moorage.api.wire import ErrorBody
+from moorage.api.wire import ErrorBody, FenceRequest
 from moorage.controller.events import told
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session, token_file
 from moorage.controller.gather import status_of
@@ -44,10 +44,25 @@ def body(name: str, *, uid: str | None = None, version: int = 1, created: int = 
     return {"metadata": meta, "spec": {}, **more}
 
 
+FENCE = FenceRequest(epoch=1, attempt=1, holder="h")
 ENDED = {"status": {"phase": "Succeeded", "observedGeneration": 1, "finishedAt": "2026-01-01T00:00:00Z"}}
 
 
 # --- roll -------------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_run_created_under_our_eyes_is_new_and_only_once() -> None:
+    roll = Roll(limit=2)
+    roll.saw(body("old"))
+    roll.saw(body("new"), created=True)
+    roll.saw(body("new", version=2))
+    old, new = RunKey("uid-old", "t", "old"), RunKey("uid-new", "t", "new")
+    assert [roll.first_look(key) for key in (old, new, new)] == [False, True, False]
+    roll.saw(body("new", version=3), created=True)
+    assert not roll.first_look(new), "told again by a watch that began anew"
+    roll.saw(body("new", uid="another", version=4), created=True)
+    assert not roll.first_look(new)
+    assert roll.first_look(RunKey("another", "t", "new"))
 
 
 def test_the_queue_is_by_age_and_counts_only_who_waits_for_a_slot() -> None:
@@ -180,7 +195,7 @@ async def test_what_may_work_later_is_away(status: int) -> None:
 async def test_what_will_not_work_is_a_typed_refusal() -> None:
     async with refusing(409, "Fenced") as client:
         with pytest.raises(GatewayRefused, match="Fenced") as caught:
-            await client.admit(a_spec())
+            await client.admit(a_spec(), FENCE)
     assert (caught.value.status, caught.value.reason) == (409, "Fenced")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from moorage.api.wire import ResolvedAgent, ResolvedRun, ResolvedWorkspace
+from moorage.api.wire import FenceRequest, ResolvedAgent, ResolvedRun, ResolvedWorkspace
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.reducer import replay
 from moorage.gateway.errors import Fenced, Illegal
@@ -48,7 +48,7 @@ def fact(made: Ledger, kind: RecordType, key: object, **payload: Any) -> Draft:
 
 
 async def fenced(made: Ledger, run: Run, epoch: int) -> None:
-    await made.raise_fence(run, epoch, fact(made, RecordType.EPOCH_RAISED, epoch, epoch=epoch, attempt=epoch))
+    await made.raise_fence(run, FenceRequest(epoch=epoch, attempt=epoch, holder="h"))
 
 
 async def replayed(store: MemoryStore, uid: str = "u1") -> Any:

@@ -118,6 +118,12 @@ def test_a_free_run_is_admitted_and_begun_in_the_order_of_f2() -> None:
     assert kinds(World().plan()) == ["Admit", "RaiseEpoch", "EnsureVolume", "StartSandbox"]
 
 
+@pytest.mark.rule("F2")
+def test_a_run_that_nobody_has_worked_on_begins_at_once_and_has_its_sandbox_after_that() -> None:
+    plan = World(untouched=True).plan()
+    assert plan.actions == (a.Begin(World().spec, 1), a.StartSandbox(1, Role.RUNNER))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

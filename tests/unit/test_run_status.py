@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.run_world import BASE, HEAD, START, World, a_spec, drive
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.agentrun import BORN, AgentRunStatus
 from moorage.api.wire import ResolvedLimits
 from moorage.core.run.actions import Plan, Verdict
 from moorage.core.run.observed import Problem, SandboxPhase, SandboxView
@@ -228,7 +228,8 @@ def test_status_stays_below_32_kib_whatever_was_said(reason: str, message: str, 
 
 
 def delay(old: AgentRunStatus, new: AgentRunStatus, last: int | None, now: int, ended_at: int | None = None) -> Any:
-    return write_delay(old, new, last, ended_at, now)
+    end = AgentEnd("completed", "Completed", "", "", 0, ended_at) if ended_at is not None else None
+    return write_delay(old, new, last, replace(RUNNING, agent_end=end), now)
 
 
 def test_nothing_new_is_never_written() -> None:
@@ -239,11 +240,28 @@ def test_nothing_new_is_never_written() -> None:
 def test_a_first_status_a_new_phase_a_new_reason_and_an_end_are_written_at_once() -> None:
     running = projected(RUNNING)
     provisioning = projected(replace(RUNNING, phase=RunPhase.PROVISIONING))
-    assert delay(NOTHING, provisioning, None, START) == 0
+    assert delay(NOTHING, running, None, START) == 0
+    assert delay(BORN, projected(RunState(), Plan(reason="Queued", message="position 2")), None, START) == 0
     assert delay(provisioning, running, START, START + 1) == 0
     told = provisioning.model_copy(update={"reason": "ImagePullFailed"})
     assert delay(provisioning, told, START, START + 1) == 0
     assert delay(running, projected(ended(RunPhase.SUCCEEDED, "Completed")), START, START + 1, START) == 0
+
+
+@pytest.mark.parametrize("old", [NOTHING, BORN], ids=["no default", "default"])
+def test_a_start_is_told_when_it_lasts_and_a_start_with_trouble_at_once(old: AgentRunStatus) -> None:
+    state = replace(RUNNING, phase=RunPhase.PROVISIONING)
+    starting = projected(state, previous=old)
+    assert delay(old, starting, None, START + 1_000) == 9_000
+    assert delay(old, starting, None, START + 10_000) == 0
+    assert delay(old, projected(state, Plan(reason="Unschedulable", message="0/1 nodes"), old), None, START) == 0
+    again = projected(replace(state, epoch=3), previous=starting)
+    assert delay(starting, again, START, START + 1) == 0, "only the first start waits"
+
+
+def test_a_run_that_nobody_has_looked_at_is_in_progress_to_kstatus() -> None:
+    assert (BORN.phase, BORN.observed_generation) == ("Pending", None)
+    assert truths(BORN) == {"Ready": "False", "Reconciling": "True", "Stalled": "False"}
 
 
 def test_progress_alone_is_written_every_ten_seconds() -> None:

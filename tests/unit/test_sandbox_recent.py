@@ -40,6 +40,15 @@ def test_a_picture_is_whole_or_none() -> None:
     assert recent.children(RUN) == Children(LEASE, (POD,), volume=True)
 
 
+def test_volume_and_lease_come_in_any_order() -> None:
+    recent = Recent(Time())
+    recent.volume(RUN)
+    recent.sandbox("u", POD, "7")
+    assert recent.children(RUN) is None
+    recent.began(RUN, LEASE)
+    assert recent.children(RUN) == Children(LEASE, (POD,), volume=True)
+
+
 def test_it_is_gone_with_any_part_and_is_not_begun_by_a_watch() -> None:
     recent = begun(Time())
     recent.gone("u")

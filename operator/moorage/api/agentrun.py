@@ -9,7 +9,7 @@ from pydantic import Field
 
 from moorage.api.agent import AgentTemplate, Sandbox
 from moorage.api.constraints import Constraints
-from moorage.api.meta import OBJECT_NAME, Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time
+from moorage.api.meta import OBJECT_NAME, Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time, kstatus
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
@@ -397,6 +397,19 @@ class AgentRunStatus(Told):
     placement: PlacementStatus | None = Field(default=None, description="Where the agent's newest sandbox runs.")
     started_at: Time | None = Field(default=None, description="When the agent first started.")
     finished_at: Time | None = Field(default=None, description="When the run ended.")
+
+
+BORN = AgentRunStatus(
+    phase="Pending",
+    reason="Accepted",
+    message="accepted by the API server; the operator tells what becomes of it",
+    conditions=tuple(
+        condition.model_copy(update={"last_transition_time": "1970-01-01T00:00:00Z"})
+        for condition in kstatus("InProgress", "Accepted", "the operator has told nothing yet", 0)
+    ),
+)
+"""What a run says before anybody has worked on it: the definition's default, which costs no write. Without it kstatus
+would take a run without conditions for one that is in order."""
 
 
 class AgentRun(Resource):

@@ -13,9 +13,10 @@ import yaml
 from pydantic import BaseModel
 
 from moorage.api.agent import Agent
-from moorage.api.agentrun import AgentRun
+from moorage.api.agentrun import BORN, AgentRun
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.names import GROUP, VERSION
+from moorage.api.rules import Told
 from moorage.api.structural import structural
 from moorage.api.workspace import Workspace
 
@@ -50,6 +51,7 @@ class Definition:
     short: str
     columns: tuple[Column, ...]
     selectable: tuple[str, ...] = ()
+    born: Told | None = None  # the status of an object that no controller has looked at
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ DEFINITIONS = (
             Column("Node", ".status.node", description="Node of the sandbox.", wide=True),
         ),
         (".status.phase",),
+        BORN,
     ),
     Definition(
         Workspace,
@@ -133,6 +136,8 @@ def manifest(definition: Definition) -> dict[str, Any]:
         "additionalPrinterColumns": [column.rendered() for column in definition.columns],
         "schema": {"openAPIV3Schema": structural(definition.model)},
     }
+    if definition.born is not None:
+        version["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] = definition.born.wire()
     if definition.selectable:
         version["selectableFields"] = [{"jsonPath": path} for path in definition.selectable]
     return {

@@ -6,7 +6,7 @@ milliseconds since the epoch (UTC) unless a name ends in `_ms`, which is a durat
 
 Doors of the gateway (who may call: the role found by authentication):
 
-    operator  PUT  /v1/runs/{uid}                 ResolvedRun -> RunView              admit, idempotent on spec hash
+    operator  PUT  /v1/runs/{uid}                 Admission -> RunView                admit, idempotent on spec hash
     operator  GET  /v1/runs/{uid}                 -> RunView
     operator  GET  /v1/runs?pending=true          -> RunList
     operator  POST /v1/runs/{uid}/fence           FenceRequest -> RunView             raise the epoch, never lower it
@@ -187,6 +187,17 @@ class FenceRequest(Wire):
     holder: str
     lease: str | None = None
     reason: str = "Start"
+
+
+class Admission(ResolvedRun):
+    """F2: a run and, where it is given, the fence of its first attempt, raised in the same step."""
+
+    fence: FenceRequest | None = None
+
+    @property
+    def run(self) -> ResolvedRun:
+        """What is admitted."""
+        return ResolvedRun.model_construct(**{name: getattr(self, name) for name in ResolvedRun.model_fields})
 
 
 class PodRegistration(Wire):

@@ -12,7 +12,9 @@ from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.ports import Objects
 from moorage.core.run import actions as a
-from moorage.core.run.observed import Observed, SandboxView
+from moorage.core.run.attempts import LEASE_MS
+from moorage.core.run.observed import LeaseView, Observed, SandboxView
+from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RunView
 from moorage.sandbox.port import Conflict, RunKey, Substrate, Which
 from moorage.telemetry.metrics import OperatorMetrics
@@ -35,6 +37,10 @@ class Known:
     def heard(self, view: RunView) -> Known:
         """The gateway answered."""
         return replace(self, view=view, observed=replace(self.observed, journal=view.state))
+
+    def leased(self, lease: LeaseView) -> Known:
+        """A Lease stands."""
+        return replace(self, observed=replace(self.observed, lease=lease))
 
     def saw(self, sandbox: SandboxView) -> Known:
         """A sandbox stands."""
@@ -62,10 +68,40 @@ class Applier:
         records are reported together.
         """
         for group in grouped(actions):
-            known = await self._group(run, group, known)
+            match group:
+                case [a.Begin() as begin]:
+                    known, failure = await self._begin(run, begin, known)
+                    if failure is not None:
+                        yield known
+                        raise failure
+                case _:
+                    known = await self._group(run, group, known)
             for action in group:
                 self._metrics.actions.labels(type(action).__name__, "done").inc()
             yield known
+
+    async def _begin(self, run: RunKey, action: a.Begin, known: Known) -> tuple[Known, BaseException | None]:
+        """What is known then, and what went wrong first. All three are awaited, also where one has failed: nothing of
+        this pass is on its way any more when the next one looks.
+        """
+        fence = self._fence(run, action.epoch, 1, "Start")
+        (answer,), (lease, volume) = await asyncio.gather(
+            asyncio.gather(self._gateway.admit(action.spec, fence), return_exceptions=True),
+            asyncio.gather(
+                self._lease(run, action.epoch),
+                self._substrate.ensure_volume(run, action.spec),
+                return_exceptions=True,
+            ),
+        )
+        if lease is None:
+            known = known.leased(LeaseView(action.epoch, fence.holder, self._clock.now_ms(), LEASE_MS))
+        if volume is None:
+            known = replace(known, observed=replace(known.observed, volume=True))
+        failures = [each for each in (answer, lease, volume) if isinstance(each, BaseException)]
+        if not isinstance(answer, BaseException):
+            known = known.heard(answer)
+            failures += _late(answer, action)
+        return known, next(iter(failures), None)
 
     async def _group(self, run: RunKey, group: Sequence[a.Action], known: Known) -> Known:
         match group:
@@ -101,7 +137,7 @@ class Applier:
     async def _remove(self, run: RunKey, action: a.Action, known: Known) -> None:
         match action:
             case a.EnsureLease(epoch):
-                await self._substrate.raise_epoch(run, epoch, holder(run, epoch))
+                await self._lease(run, epoch)
             case a.EnsureVolume():
                 await self._substrate.ensure_volume(run, known.spec)
             case a.StopSandbox(name, uid, _, grace_ms, force):
@@ -114,19 +150,20 @@ class Applier:
                 await self._objects.delete(run)
 
     async def _raise(self, run: RunKey, action: a.RaiseEpoch, known: Known) -> Known:
-        """F2: the Lease first, then the fence. A Lease that is further on is somebody else's work: look again."""
-        owner = holder(run, action.epoch)
-        raised = await self._substrate.raise_epoch(run, action.epoch, owner)
-        if raised != action.epoch:
-            raise Conflict(f"the Lease is at epoch {raised}, {action.epoch} was meant")
-        request = FenceRequest(
-            epoch=action.epoch,
-            attempt=action.attempt,
-            holder=owner,
-            lease=names.lease_name(run.uid, run.name),
-            reason=action.reason,
-        )
+        """F2: the Lease first, then the fence."""
+        await self._lease(run, action.epoch)
+        request = self._fence(run, action.epoch, action.attempt, action.reason)
         return known.heard(await self._gateway.fence(run.uid, request))
+
+    async def _lease(self, run: RunKey, epoch: int) -> None:
+        """F1. A Lease that is further on is somebody else's work: look again."""
+        raised = await self._substrate.raise_epoch(run, epoch, holder(run, epoch))
+        if raised != epoch:
+            raise Conflict(f"the Lease is at epoch {raised}, {epoch} was meant")
+
+    def _fence(self, run: RunKey, epoch: int, attempt: int, reason: str) -> FenceRequest:
+        lease = names.lease_name(run.uid, run.name)
+        return FenceRequest(epoch=epoch, attempt=attempt, holder=holder(run, epoch), lease=lease, reason=reason)
 
     async def _register(self, run: RunKey, view: SandboxView, which: Which, known: Known) -> Known:
         pod = PodRegistration(
@@ -140,6 +177,14 @@ class Applier:
             ReportedRecord(record_id=r.record_id, type=r.type, payload=r.payload, recorded_at=now) for r in reports
         ]
         return known.heard(await self._gateway.report(run.uid, _epoch(known), records))
+
+
+def _late(view: RunView, action: a.Begin) -> list[Conflict]:
+    """Somebody else was there before: what stands must be looked at before a sandbox starts."""
+    s = view.state
+    if s.phase is RunPhase.PROVISIONING and s.epoch == action.epoch and not s.sandboxes:
+        return []
+    return [Conflict(f"somebody else has brought the run to {s.phase} under epoch {s.epoch}")]
 
 
 def grouped(actions: Sequence[a.Action]) -> list[list[a.Action]]:

@@ -14,7 +14,7 @@ from moorage.controller.measures import Measures
 from moorage.controller.ports import Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.controller.statuses import Statuses
-from moorage.core.run.actions import Admit, Plan
+from moorage.core.run.actions import Admit, Begin, Plan
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
@@ -56,10 +56,10 @@ class Engine:
 
     async def run_pass(self, key: RunKey) -> Outcome:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
-        gathered = await self._gatherer.gather(key)
+        gathered = await self._gatherer.gather(key, new=self._roll.first_look(key))
         plan = decide(gathered.observed, self._clock.now_ms())
         freed = False
-        if any(isinstance(action, Admit) for action in plan.actions):
+        if any(isinstance(action, Admit | Begin) for action in plan.actions):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
         known, plan = await self._act(key, plan, gathered)
         freed |= self._roll.note(key, _standing(known.observed, plan))
@@ -87,16 +87,21 @@ class Engine:
         except GatewayRefused as e:
             if e.status == 409:  # the run moved on meanwhile
                 raise
-            if any(isinstance(action, Admit) for action in plan.actions):
-                return self._not_let_in(known, e)
+            if any(isinstance(action, Admit | Begin) for action in plan.actions):
+                return await self._not_let_in(key, known, e)
             return known, Plan(plan.actions, REFUSED_RETRY_MS, e.reason, str(e))
         return known, plan
 
-    def _not_let_in(self, known: Known, error: GatewayRefused) -> tuple[Known, Plan]:
-        """What the run names can't be used yet, by the gateway's word: it waits as for any other missing reference."""
+    async def _not_let_in(self, key: RunKey, known: Known, error: GatewayRefused) -> tuple[Known, Plan]:
+        """What the run names can't be used yet, by the gateway's word: it waits as for any other missing reference, and
+        what was made beside its admission goes again.
+        """
         problem = Problem(error.reason, error.message, stalled=False)
-        observed = replace(known.observed, problem=problem)
-        return replace(known, observed=observed), decide(observed, self._clock.now_ms())
+        known = replace(known, observed=replace(known.observed, problem=problem))
+        plan = decide(known.observed, self._clock.now_ms())
+        async for learned in self._applier.apply(key, plan.actions, known):
+            known = learned
+        return known, plan
 
     async def _refused(self, key: RunKey, plan: Plan, known: Known, error: Refused) -> tuple[Known, Plan]:
         """C6: over quota and the like is waited out; what no waiting mends fails the run."""
@@ -112,8 +117,7 @@ class Engine:
         if after.closed_without_journal:
             return None
         new = project(after, plan, gathered.previous, self._clock.now_ms())
-        ended = after.journal.agent_end if after.journal else None
-        return await self._statuses.tell(key, gathered.previous, new, ended.at if ended else None)
+        return await self._statuses.tell(key, gathered.previous, new, after.journal)
 
     def _forget(self, key: RunKey) -> None:
         self._statuses.forget(key)

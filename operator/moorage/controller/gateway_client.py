@@ -10,6 +10,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from moorage.api.wire import (
+    Admission,
     Change,
     DeliverRequest,
     ErrorBody,
@@ -70,9 +71,10 @@ class GatewayClient:
                 return None
             raise
 
-    async def admit(self, spec: ResolvedRun) -> RunView:
-        """O6: idempotent on the spec's hash."""
-        return await self._view("PUT", f"/v1/runs/{spec.uid}", spec)
+    async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None) -> RunView:
+        """O6: idempotent on the spec's hash. F2: with its first fence in one step, where the Lease needs no look."""
+        body = Admission.model_construct(**spec.__dict__, fence=fence)
+        return await self._view("PUT", f"/v1/runs/{spec.uid}", body)
 
     async def fence(self, uid: str, request: FenceRequest) -> RunView:
         """F2: raise the epoch."""

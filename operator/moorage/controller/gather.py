@@ -24,6 +24,7 @@ from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, key_of
+from moorage.core.run.admission import JOURNAL_LOST
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.resolve import (
     Broken,
@@ -42,11 +43,6 @@ from moorage.sandbox.port import Children, Conflict, RunKey, Substrate
 
 MOST_LOOKS = 5  # each one more is for a sandbox that somebody else registered meanwhile
 Found = ResolvedRun | Problem | None
-JOURNAL_LOST = Problem(
-    "JournalLost",
-    "the gateway doesn't know this run, though it had begun: restore the gateway's store, or delete the run",
-    stalled=True,
-)
 
 
 @dataclass(frozen=True)
@@ -87,14 +83,15 @@ class Gatherer:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers = roll, defaults, drivers
 
-    async def gather(self, key: RunKey) -> Gathered:
-        """One picture of the run."""
+    async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
+        """One picture of the run. `new`: nobody has worked on it yet, so nothing stands for it and no journal knows it.
+
+        Where that is a mistake, admission says so (it answers with the run as it is) before any sandbox starts.
+        """
         body = await self._body(key)
         previous = status_of(body)
-        if body is not None and previous.phase is None:
-            found = await self._first(key, body)
-            if found is not None:
-                return self._picture(key, body, Children(), Journal(), found)
+        if new and body is not None and previous.observed_generation is None:
+            return self._picture(key, body, Children(), Journal(), await self.resolve(body), untouched=True)
         children, journal = await self._look(key)
         found = None
         if body is not None and journal.view is None and not journal.away and not previous.epoch:
@@ -111,11 +108,6 @@ class Gatherer:
             return None
         self._roll.saw(body)
         return body
-
-    async def _first(self, key: RunKey, body: Body) -> Found:
-        """The short way for a run that nobody has worked on: without a journal nothing stands for it (F2)."""
-        journal, found = await asyncio.gather(self._journal(key), self.resolve(body))
-        return found if journal.view is None and not journal.away else None
 
     async def _look(self, key: RunKey) -> tuple[Children, Journal]:
         """What stands, then the journal; again while the journal names a sandbox that wasn't looked for since it did.
@@ -139,11 +131,21 @@ class Gatherer:
         except GatewayRefused as e:  # no token, a wrong audience, a broken journal: people must hear of it
             return Journal(trouble=f"the gateway refuses: {e}")
 
-    def _picture(self, key: RunKey, body: Body | None, children: Children, journal: Journal, found: Found) -> Gathered:
+    def _picture(
+        self,
+        key: RunKey,
+        body: Body | None,
+        children: Children,
+        journal: Journal,
+        found: Found,
+        *,
+        untouched: bool = False,
+    ) -> Gathered:
         view, previous = journal.view, status_of(body)
         run = read_run(body, self._defaults.placement) if body is not None else None
         asked = spec_of(body)
-        lost = view is None and not journal.away and previous.epoch is not None and previous.phase not in ENDS
+        begun = previous.epoch is not None or bool(children.sandboxes)  # F2: none is made before its epoch is journaled
+        lost = view is None and not journal.away and begun and previous.phase not in ENDS
         problem = JOURNAL_LOST if lost else found if isinstance(found, Problem) else None
         meta = (body or {}).get("metadata") or {}
         observed = Observed(
@@ -167,6 +169,7 @@ class Gatherer:
             heartbeat=view.heartbeat if view else None,
             gone=body is None or bool(meta.get("deletionTimestamp")),
             gateway_trouble=journal.trouble or "",
+            untouched=untouched,
             released=view.released if view else True,
             signature=view.signature if view else None,
         )

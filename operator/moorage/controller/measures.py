@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from moorage.controller.roll import Roll, Standing
-from moorage.core.run.actions import Admit, Plan, RaiseEpoch, StartSandbox
+from moorage.core.run.actions import Admit, Begin, Plan, RaiseEpoch, StartSandbox
 from moorage.core.run.observed import Observed
 from moorage.core.run.status import word
 from moorage.sandbox.port import RunKey
@@ -29,7 +29,7 @@ class Measures:
         """A pass is over."""
         for action in plan.actions:
             match action:
-                case Admit():
+                case Admit() | Begin():
                     self._metrics.queue_seconds.observe(_seconds(now - before.created_at))
                 case RaiseEpoch(_, _, "Recovered"):
                     self._resumed(before, now)

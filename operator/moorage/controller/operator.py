@@ -36,7 +36,7 @@ class Operator:
                 self._wake_waiting()
             self.queue.add(key)
             return
-        entry = self._roll.saw(body)
+        entry = self._roll.saw(body, created=kind == "ADDED")
         if entry is not None and entry.body is not None:
             self.queue.add(key)
 

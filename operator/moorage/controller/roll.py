@@ -44,6 +44,7 @@ class Entry:
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
     background: bool = False
+    fresh: bool = False  # created under this process's own eyes, and not looked at since
 
 
 class Roll:
@@ -53,23 +54,33 @@ class Roll:
         self.limit = limit
         self._entries: dict[tuple[str, str], Entry] = {}
 
-    def saw(self, body: Mapping[str, Any]) -> Entry | None:
+    def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
         already, or that very one with nothing left to tell: the echo of our own write.
+        `created`: the watch tells of its creation, after having listed what stood before.
         """
         meta = body.get("metadata") or {}
         key = key_of(body)
-        known = self._entries.get((key.tenant, key.name))
+        known = self.get(key)
         version = _version(meta)
-        if known is not None and known.key.uid == key.uid and _stale(body, version, known.version):
+        if known is not None and _stale(body, version, known.version):
             return None
-        standing = _standing(body) if known is None or known.key.uid != key.uid else known.standing
+        standing, fresh = (known.standing, known.fresh) if known is not None else (_standing(body), created)
         if settled(body):
             standing = Standing.ENDED
         kept = None if settled(body) else body
         entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
+        entry.fresh = fresh
         self._entries[key.tenant, key.name] = entry
         return entry
+
+    def first_look(self, key: RunKey) -> bool:
+        """True once, for a run that was created under this process's eyes: nobody has worked on it before."""
+        entry = self.get(key)
+        if entry is None or not entry.fresh:
+            return False
+        entry.fresh = False
+        return True
 
     def forget(self, key: RunKey) -> bool:
         """That very run is gone; True where that moved the queue."""

@@ -14,6 +14,7 @@ from moorage.api.merge import patch_to
 from moorage.clock import Clock
 from moorage.controller.ports import Objects, Telling, Unwritable
 from moorage.controller.roll import Roll
+from moorage.core.run.state import RunState
 from moorage.core.run.status import write_delay
 from moorage.sandbox.port import RunKey
 
@@ -38,12 +39,10 @@ class Statuses:
         self._written: dict[RunKey, int] = {}
         self._refused: dict[RunKey, _Refusal] = {}
 
-    async def tell(
-        self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus, agent_ended_at: int | None
-    ) -> int | None:
+    async def tell(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus, journal: RunState | None) -> int | None:
         """Write `new` over `old` if it is time; else say in how many milliseconds it will be. Raises Unavailable."""
         now = self._clock.now_ms()
-        delay = write_delay(old, new, self._written.get(key), agent_ended_at, now)
+        delay = write_delay(old, new, self._written.get(key), journal, now)
         if delay is None:
             return None
         delay = max(delay, self._pause(key, new.observed_generation or 0, now))

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from moorage.api.wire import ResolvedRun
+from moorage.api.wire import FenceRequest, ResolvedRun
 from moorage.clock import Clock
 from moorage.core.journal.canonical import canonical_hash
 from moorage.core.journal.chain import Broken, ChainVerifier
@@ -206,8 +206,11 @@ class Ledger:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: ResolvedRun) -> Run:
-        """Make a run known, once (O6). Raise SpecConflict where the uid came with another spec before."""
+    async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None) -> Run:
+        """Make a run known, once (O6), and raise the fence of its first attempt with it.
+
+        Raise SpecConflict where the uid came with another spec before, Fenced where that epoch is over.
+        """
         content = spec.model_dump(mode="json")
         spec_hash = canonical_hash(content)
         now = self._clock.now_ms()
@@ -223,7 +226,12 @@ class Ledger:
         if run.state.phase is RunPhase.PENDING:
             ref = await self.attach(run, spec.model_dump_json().encode())
             draft = self.observed(RecordType.RUN_ADMITTED, {"spec_hash": spec_hash}, attachments={"spec": ref})
-            await self.append(run, None, [draft])
+            if fence is None:
+                await self.append(run, None, [draft])
+            else:
+                await self._raise(run, fence.epoch, [draft, self._raised(fence)])
+        elif fence is not None:
+            await self.raise_fence(run, fence)
         reached(Point.ADMIT_AFTER)
         return run
 
@@ -259,8 +267,15 @@ class Ledger:
                 return await self._advance(run, result, trial)
         raise AssertionError("unreachable")
 
-    async def raise_fence(self, run: Run, epoch: int, draft: Draft) -> None:
+    async def raise_fence(self, run: Run, request: FenceRequest) -> None:
         """F2: fence and record in one step. The current epoch again is harmless. Raise Fenced for a lower one."""
+        await self._raise(run, request.epoch, [self._raised(request)])
+
+    def _raised(self, request: FenceRequest) -> Draft:
+        payload = request.model_dump(mode="json")
+        return self.observed(RecordType.EPOCH_RAISED, payload, request.epoch, attempt=request.attempt)
+
+    async def _raise(self, run: Run, epoch: int, drafts: Sequence[Draft]) -> None:
         async with run.writing:
             at = await self._load(run)
             self._refuse_older(at.state, epoch)
@@ -269,7 +284,7 @@ class Ledger:
             trial = Trial(at)
             reached(Point.EPOCH_BEFORE)
             with self._timed(run):
-                result = await self.store.raise_fence(run.uid, epoch, [draft], guard=trial)
+                result = await self.store.raise_fence(run.uid, epoch, drafts, guard=trial)
             await self._advance(run, result, trial)
             reached(Point.EPOCH_AFTER)
 

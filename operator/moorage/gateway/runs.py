@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, ResolvedRun, Role
+from moorage.api.wire import Admission, DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
@@ -51,14 +51,17 @@ class RunsRoom:
         ]
 
     async def admit(self, request: Request) -> Response:
-        """PUT ResolvedRun: idempotent on the spec's hash (O6); refused by name while a Secret is missing."""
+        """PUT Admission: idempotent on the spec's hash (O6), and on the epoch where it brings one (F2); refused by name
+        while a Secret is missing.
+        """
         await self._gate.operator(request)
-        spec = await read_model(request, ResolvedRun, self._limit)
-        if spec.uid != request.path_params["uid"]:
+        body = await read_model(request, Admission, self._limit)
+        if body.uid != request.path_params["uid"]:
             raise Invalid("uid: the path and the body name different runs")
+        spec = body.run
         if not await self._known(spec.uid):
             await demand_credentials(spec, self._gate.deps.secrets)
-        return await self._view(await self._ledger.admit(spec))
+        return await self._view(await self._ledger.admit(spec, body.fence))
 
     async def _known(self, uid: str) -> bool:
         try:
@@ -85,10 +88,7 @@ class RunsRoom:
         body = await read_model(request, FenceRequest, self._limit)
         if body.epoch < run.state.epoch:
             raise await self._ledger.refuse_fenced(run, body.epoch, "fence", "operator")
-        draft = self._ledger.observed(
-            RecordType.EPOCH_RAISED, body.model_dump(mode="json"), body.epoch, attempt=body.attempt
-        )
-        await self._ledger.raise_fence(run, body.epoch, draft)
+        await self._ledger.raise_fence(run, body)
         return await self._view(run)
 
     async def register(self, request: Request) -> Response:

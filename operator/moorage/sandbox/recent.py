@@ -23,7 +23,7 @@ class _Picture:
     """One run. `versions` are the resource versions of the pods that were seen, by UID."""
 
     born: int
-    lease: LeaseView
+    lease: LeaseView | None = None
     volume: bool = False
     sandboxes: dict[str, SandboxView] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -39,13 +39,15 @@ class Recent:
     def began(self, run: RunKey, lease: LeaseView) -> None:
         """The run's first Lease was created just now: nothing else of it stood before (F2)."""
         self._expire()
-        self._pictures[run.uid] = _Picture(self._now_ms(), lease)
+        self._picture(run).lease = lease
 
     def volume(self, run: RunKey) -> None:
-        """Its volume was created."""
-        picture = self._pictures.get(run.uid)
-        if picture is not None:
-            picture.volume = True
+        """Its volume was created: beside the Lease, and so before it or after it."""
+        self._expire()
+        self._picture(run).volume = True
+
+    def _picture(self, run: RunKey) -> _Picture:
+        return self._pictures.setdefault(run.uid, _Picture(self._now_ms()))
 
     def sandbox(self, uid: str, view: SandboxView, version: str) -> bool:
         """A pod of that run is seen as such; True where that is news. The watch may be ahead of a create's answer."""
@@ -65,7 +67,7 @@ class Recent:
         """What stands; None where it has to be read."""
         self._expire()
         picture = self._pictures.get(run.uid)
-        if picture is None or not picture.volume or not picture.sandboxes:
+        if picture is None or picture.lease is None or not picture.volume or not picture.sandboxes:
             return None
         return Children(picture.lease, tuple(picture.sandboxes.values()), volume=True)
 

@@ -16,6 +16,17 @@ class Admit:
 
 
 @dataclass(frozen=True)
+class Begin:
+    """Admit a run that nobody has worked on with the fence of its first epoch, and create Lease and volume beside: one
+    round trip. All of it stands before a sandbox may start; what a crash or a refusal leaves half done is finished or
+    taken away by the next passes.
+    """
+
+    spec: ResolvedRun
+    epoch: int
+
+
+@dataclass(frozen=True)
 class EnsureLease:
     """Create the Lease anew at the journal's epoch: somebody deleted it or put an older one back."""
 
@@ -103,6 +114,7 @@ class DeleteObject:
 
 Action = (
     Admit
+    | Begin
     | EnsureLease
     | RaiseEpoch
     | EnsureVolume

@@ -1,11 +1,21 @@
-"""Policies before the first attempt: nothing has been spent, and nothing stands outside the object."""
+"""Policies before the first attempt: nothing has been spent, and while a run waits nothing stands beside the object."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from moorage.api.wire import ResolvedRun, Role
-from moorage.core.run.actions import Action, Admit, EnsureVolume, Plan, RaiseEpoch, StartSandbox, Verdict
+from moorage.core.run.actions import (
+    Action,
+    Admit,
+    Begin,
+    EnsureVolume,
+    Plan,
+    RaiseEpoch,
+    ReleaseRun,
+    StartSandbox,
+    Verdict,
+)
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
@@ -14,6 +24,11 @@ STARTING = "the sandbox is starting"
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
 SECRET_RECHECK_MS = 10_000  # nobody may watch Secrets: one that appears is only found by looking
 QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
+JOURNAL_LOST = Problem(
+    "JournalLost",
+    "the gateway doesn't know this run, though it had begun: restore the gateway's store, or delete the run",
+    stalled=True,
+)
 UNRESOLVED = Problem("Unresolved", "the run's references have not been resolved", stalled=False)
 
 
@@ -21,13 +36,23 @@ def not_admitted(o: Observed, s: RunState, now: int) -> Plan | None:
     """Cancelled, broken, too late, suspended or queued."""
     if s.phase is not RunPhase.PENDING:
         return None
-    if o.cancel or o.gone:
-        end = Verdict(RunPhase.CANCELLED, "Cancelled", "cancelled before it was admitted")
-        return Plan(verdict=None if o.gone else end)
+    waits = _waits(o, now)
+    if waits is not None:
+        return replace(waits, actions=_left_behind(o))
+    return _by_deadline(_enter(o, o.spec, s), o, now) if o.spec is not None else None
+
+
+def _waits(o: Observed, now: int) -> Plan | None:
+    """What it waits for, or how it ended meanwhile; None where it may begin."""
+    if o.gone:
+        return Plan()
+    if o.cancel:
+        return Plan(verdict=Verdict(RunPhase.CANCELLED, "Cancelled", "cancelled before it was admitted"))
     late = _too_late(o, now)
     if late is not None:
         return late
-    return _by_deadline(_not_yet(o, s, now), o, now)
+    waits = _waits_for(o, now)
+    return _by_deadline(waits, o, now) if waits is not None else None
 
 
 def _too_late(o: Observed, now: int) -> Plan | None:
@@ -48,19 +73,29 @@ def _by_deadline(plan: Plan, o: Observed, now: int) -> Plan:
     return replace(plan, requeue_ms=min(left, plan.requeue_ms or left))
 
 
-def _not_yet(o: Observed, s: RunState, now: int) -> Plan:
+def _waits_for(o: Observed, now: int) -> Plan | None:
     if o.problem is not None or o.spec is None:
         return _waiting_for_author(o, o.problem or UNRESOLVED, now)
-    return _enter(o, o.spec, s)
+    if o.suspend:
+        return Plan(reason="Suspended", message="spec.suspend is true; set it to false to let the run start")
+    return None if o.slots.free else _queued(o)
+
+
+def _left_behind(o: Observed) -> tuple[Action, ...]:
+    """What a pass made beside an admission that never came. With the object it goes by itself, and what had begun is
+    kept for when its journal is back.
+    """
+    standing = o.volume or o.lease is not None
+    return (ReleaseRun(),) if standing and not o.gone and o.problem != JOURNAL_LOST else ()
 
 
 def _enter(o: Observed, spec: ResolvedRun, s: RunState) -> Plan:
-    """Admit and begin, when the author lets it and there is a slot."""
-    if o.suspend:
-        return Plan(reason="Suspended", message="spec.suspend is true; set it to false to let the run start")
-    if not o.slots.free:
-        return _queued(o)
-    return Plan(actions=(Admit(spec), *begin(o, s)), reason="Provisioning", message=STARTING)
+    """Admit and begin. Whoever was here before may have raised a Lease: then it is looked at first."""
+    epoch = next_epoch(o, s)
+    first: tuple[Action, ...] = (Admit(spec), *begin(o, s))
+    if o.untouched:
+        first = (Begin(spec, epoch), StartSandbox(epoch, Role.RUNNER))
+    return Plan(actions=first, reason="Provisioning", message=STARTING)
 
 
 def admitted(o: Observed, s: RunState, now: int) -> Plan | None:

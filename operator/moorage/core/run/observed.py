@@ -121,6 +121,7 @@ class Observed:
     gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
     gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None
     signature: str | None = None  # J6: the gateway's word for the journal's offset and head
+    untouched: bool = False  # created a moment ago and looked at by nobody: nothing stands for it
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 
     @property

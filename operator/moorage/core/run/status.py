@@ -1,7 +1,8 @@
 """The status of an AgentRun as a projection of what a pass knows (I7): lose it, and the next pass writes it again.
 
 `project` computes it, `write_delay` says how soon it is worth a write. What people and tools wait for is written at
-once; phases that a run only passes through are merged into the next one; progress is written now and then.
+once; phases that a run only passes through are merged into the next one; progress is written now and then. Until the
+first write an object says what the definition's default says: Pending (see moorage.api.agentrun.BORN).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from moorage.core.run.state import RunState, Usage
 
 PROGRESS_MS = 10_000  # progress alone is written at most this often
 SETTLE_MS = 2_000  # what may still change by itself is held this long
+START_MS = 10_000  # a start with nothing to report is told this late: most often the agent works by then
 PASSING = frozenset({"Verifying", "Delivering"})
 ENDS = frozenset({"Succeeded", "Failed", "Cancelled"})
 STATES = {"Succeeded": "Current", "Failed": "Failed", "Cancelled": "Failed"}
@@ -167,13 +169,17 @@ def grade(s: RunState) -> str | None:
 
 
 def write_delay(
-    old: AgentRunStatus, new: AgentRunStatus, last_write: int | None, agent_ended_at: int | None, now: int
+    old: AgentRunStatus, new: AgentRunStatus, last_write: int | None, s: RunState | None, now: int
 ) -> int | None:
-    """Milliseconds until `new` is to be written over `old`: 0 at once, None never. `last_write` None: not known."""
+    """Milliseconds until `new` is to be written over `old`: 0 at once, None never. `last_write` None: not known; `s`
+    None: so is the journal.
+    """
     if old == new:
         return None
-    if agent_ended_at is not None and _passes(old, new):
-        return max(0, agent_ended_at + SETTLE_MS - now)
+    if s is not None and s.agent_end is not None and _passes(old, new):
+        return max(0, s.agent_end.at + SETTLE_MS - now)
+    if s is not None and s.admitted_at is not None and _starts(old, new):
+        return max(0, s.admitted_at + START_MS - now)
     if last_write is None or _urgent(old) != _urgent(new):
         return 0
     flipped = new.phase != "Provisioning" and _truths(old) != _truths(new)  # a start's steps are merged into Running
@@ -186,6 +192,11 @@ def _passes(old: AgentRunStatus, new: AgentRunStatus) -> bool:
     if new.phase not in PASSING:
         return False
     return _urgent(old.model_copy(update={"phase": new.phase, "reason": new.phase})) == _urgent(new)
+
+
+def _starts(old: AgentRunStatus, new: AgentRunStatus) -> bool:
+    """Nothing has been told yet, and there is nothing to tell but that the first sandbox is being made."""
+    return old.observed_generation is None and new.phase == new.reason == "Provisioning"
 
 
 def _urgent(status: AgentRunStatus) -> tuple[object, ...]:
