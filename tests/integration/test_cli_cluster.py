@@ -6,11 +6,29 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from kubernetes.aio.client import ApiClient
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.cli import cluster_checks
-from moorage.cli.cluster import AUDIENCE, READER, Cluster, Target, connected, gateway_pod, reader_token, run_uid
+from moorage.cli.cluster import (
+    AUDIENCE,
+    READER,
+    RESOLVING,
+    Cluster,
+    Target,
+    agent_run,
+    connected,
+    gateway_pod,
+    published_head,
+    reader_token,
+    run_uid,
+    user_name,
+)
 from moorage.cli.exits import Denied, NotFound, Unreachable
+from moorage.clock import SystemClock
+from moorage.gateway.auth import Identity, Kind
+from moorage.gateway.cluster import TokenReviewAuthenticator
+from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.kube import path_of
 
 pytestmark = pytest.mark.integration
@@ -161,3 +179,38 @@ async def test_a_stopped_api_server_is_unreachable(api_server: ApiServer, cluste
             await run_uid(away, "x")
         (only,) = await cluster_checks.installation(away)
         assert (only.name, only.state) == ("kubernetes", "fail")
+
+
+@pytest.mark.rule("T1", "I10")
+async def test_who_resolves_has_an_account_with_a_right_of_its_own(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    token = await reader_token(cluster, notes.append, RESOLVING)
+    assert "resolve effects" in notes[0]
+    user = f"system:serviceaccount:{namespace}:{RESOLVING.name}"
+    assert await reviewed(cluster, token, AUDIENCE) == user
+    reader = f"system:serviceaccount:{namespace}:{READER}"
+    await reader_token(cluster, notes.append)
+    async with ApiClient(cluster.configuration) as api:
+        gateway = TokenReviewAuthenticator(api, SystemClock(), GatewaySettings())
+        assert await gateway.may_resolve(Identity(Kind.READER, user), namespace)
+        assert not await gateway.may_resolve(Identity(Kind.READER, user), "default")
+        assert not await gateway.may_resolve(Identity(Kind.READER, reader), namespace)
+        assert not await gateway.may_resolve(Identity(Kind.SANDBOX, user), namespace)
+    config = as_user(api_server, tmp_path, f"ed-{uuid4().hex[:6]}", ("edit", namespace))
+    async with connected(Target(kubeconfig=str(config), namespace=namespace)) as theirs:
+        assert (await user_name(theirs)).startswith("system:serviceaccount:default:ed-")
+
+
+async def test_the_head_that_status_names_is_read_from_the_run(
+    api_server: ApiServer, definitions: None, cluster: Cluster
+) -> None:
+    api_server.kubectl("create", "-n", cluster.namespace, "-f", "-", stdin=json.dumps(RUN))
+    assert published_head(await agent_run(cluster, "fix-login")) is None
+    told = {"status": {"journal": {"offset": 3, "hash": "f" * 64, "signature": "ed25519:a:1:b"}}}
+    patch = ("patch", "ar", "fix-login", "--subresource=status", "--type=merge", "-p", json.dumps(told))
+    api_server.kubectl("-n", cluster.namespace, *patch)
+    found = published_head(await agent_run(cluster, "fix-login"))
+    assert found is not None
+    assert (found.offset, found.hash, found.signature) == (3, "f" * 64, "ed25519:a:1:b")
