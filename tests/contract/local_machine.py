@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Machine:
     root: Path
     isolated: bool
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="mt-")))  # short: sockets live here
 
     def __post_init__(self) -> None:
         self.repository.mkdir()
@@ -85,10 +87,8 @@ class Machine:
 
     @property
     def env(self) -> dict[str, str]:
-        temporary = self.root / "tmp"
-        temporary.mkdir(exist_ok=True)
         path = f"{self.programs}:{ENV['PATH']}"
-        mine = {"PATH": path, "HOME": str(self.root), "LANG": "C.UTF-8", "TMPDIR": str(temporary)}
+        mine = {"PATH": path, "HOME": str(self.root), "LANG": "C.UTF-8", "TMPDIR": str(self.temporary)}
         return {**mine, "CANARY_TOKEN": CANARY}
 
     def write(
@@ -172,6 +172,13 @@ class Machine:
                     found.append(pid)
         return found
 
+    def close(self) -> None:
+        """End what still runs and remove the temporary folder."""
+        for process in self.started:
+            process.kill()
+            process.communicate()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
     def silent(self) -> bool:
         """Nothing runs any more, given a moment."""
         deadline = time.monotonic() + 5
@@ -190,6 +197,6 @@ class Machine:
         assert self.silent()
         assert list((self.state / "runs").iterdir()) == []
         assert list((self.state / "owners").iterdir()) == []
-        assert list((self.root / "tmp").iterdir()) == []
+        assert list(self.temporary.iterdir()) == []
         assert git(self.repository, "worktree", "list").count("\n") == 0
         assert git(self.repository, "status", "--porcelain") == ""

@@ -16,9 +16,7 @@ from moorage.testing.trees import git
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     made = Machine(tmp_path, getattr(request, "param", False))
     yield made
-    for process in made.started:
-        process.kill()
-        process.communicate()
+    made.close()
 
 
 pytestmark = pytest.mark.timeout(240)  # each case starts the program two to four times
@@ -61,9 +59,16 @@ def test_a_run_killed_at_any_point_finishes_once(machine: Machine, point: str) -
     machine.whole()
 
 
+def test_a_temporary_folder_too_deep_for_a_socket_is_passed_over(machine: Machine, tmp_path: Path) -> None:
+    machine.temporary = tmp_path / ("d" * 100)
+    machine.temporary.mkdir()
+    assert machine.run()[0] == 0
+    machine.whole()
+
+
 @pytest.mark.rule("R7")
 def test_a_run_killed_before_its_admission_leaves_nothing_behind(machine: Machine) -> None:
-    owners, sockets = machine.state / "owners", machine.root / "tmp"
+    owners, sockets = machine.state / "owners", machine.temporary
     assert machine.killed(lambda: owners.is_dir() and any(owners.iterdir()) and any(sockets.iterdir()))
     assert machine.told("RUN_ADMITTED") == 0
     assert machine.run()[0] == 0

@@ -60,11 +60,12 @@ def listening() -> Iterator[int]:
 
 
 @pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path, listening: int) -> Machine:
+def machine(request: pytest.FixtureRequest, tmp_path: Path, listening: int) -> Iterator[Machine]:
     made = Machine(tmp_path, request.param)
     (tmp_path / "private").write_text("of the user's\n")
     made.write(agent=PROBE.format(root=tmp_path, port=listening), check=CHECK)
-    return made
+    yield made
+    made.close()
 
 
 @pytest.mark.rule("W8", "V3")

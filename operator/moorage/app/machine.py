@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from moorage.app.manifest import ManifestSecrets
-from moorage.app.owners import Owners
+from moorage.app.owners import SOCKET, Owners
 from moorage.app.stores import Stores, open_stores
 from moorage.cli.ports import Listener
 from moorage.clock import SystemClock
@@ -157,7 +157,7 @@ class _Embedded(uvicorn.Server):
 async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
     """Serve on a socket file in a folder of its own, reachable by this user alone."""
     with _made(folder):
-        path = folder / "gateway.sock"
+        path = folder / SOCKET
         config = uvicorn.Config(app, uds=str(path), log_config=None, access_log=False, timeout_graceful_shutdown=1)
         server = _Embedded(config)
         task = asyncio.create_task(server.serve())

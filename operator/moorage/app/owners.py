@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+SOCKET = "gateway.sock"
+SOCKET_PATH_BYTES = 107  # what Linux's sockaddr_un holds, its closing NUL apart
 UNBORN = "."  # begins the name of a file that isn't locked yet
 
 
@@ -106,14 +108,19 @@ class Owners:
 
 
 def new_socket() -> Path:
-    """Where a gateway may listen: a name that nobody can guess, and short, as socket paths have to be."""
-    return Path(tempfile.gettempdir()) / f"moorage-{secrets.token_hex(8)}"
+    """Where a gateway may listen: a name that nobody can guess, and short, as socket paths have to be.
+
+    A temporary folder of the user's that is too deep for a socket's path is passed over for the system's.
+    """
+    name = f"moorage-{secrets.token_hex(8)}"
+    users = Path(tempfile.gettempdir()) / name
+    return users if len(os.fsencode(users / SOCKET)) <= SOCKET_PATH_BYTES else Path("/tmp") / name  # noqa: S108  unguessable, made for this user alone
 
 
 def clear_socket(owned: Owned) -> None:
     """Remove the socket of a dead owner's gateway, and nothing else."""
     folder = owned.last.socket if owned.last else None
-    if folder is not None and folder.is_dir() and {each.name for each in folder.iterdir()} <= {"gateway.sock"}:
+    if folder is not None and folder.is_dir() and {each.name for each in folder.iterdir()} <= {SOCKET}:
         shutil.rmtree(folder, ignore_errors=True)
 
 
