@@ -45,7 +45,7 @@ demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, built pr
 
 # --- check it ---------------------------------------------------------------------------------------------------------
 
-.PHONY: test lint test-unit test-integration test-e2e rules bench
+.PHONY: test lint test-unit test-integration test-e2e torture rules bench
 test: $(STAMP) ## everything: lint, types, layers, unit, property, contract, integration, e2e
 	@bash tools/test.sh
 
@@ -69,6 +69,9 @@ test-e2e: $(STAMP) ## on a real node with gVisor
 	@$(TESTED) $(CLUSTER) up
 	@$(TESTED) $(CLUSTER) images
 	$(TESTED) $(PYTEST) e2e/cases
+
+torture: $(STAMP) ## kill a small run at named points (KILLS=1000, SEED=1); the last line is the tally
+	@nice $(BIN)/python -m moorage.testing --kills $(or $(KILLS),1000) --seed $(or $(SEED),1) --jobs 2
 
 rules: $(STAMP) ## which rules of the runtime have a test that names them
 	@$(BIN)/python tools/rules.py

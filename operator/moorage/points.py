@@ -45,7 +45,7 @@ class Point(StrEnum):
     VOLUME_BEFORE = "volume/before"
     VOLUME_AFTER = "volume/after"
     SANDBOX_BEFORE = "sandbox/before"
-    SANDBOX_AFTER = "sandbox/after"  # its process runs, nobody knows it yet
+    SANDBOX_AFTER = "sandbox/after"  # its process runs, nobody was told
     RELEASE_BEFORE = "release/before"
     RELEASE_AFTER = "release/after"
     TOLD_BEFORE = "told/before"  # the run has ended, its owner hasn't said so yet

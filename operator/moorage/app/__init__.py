@@ -6,6 +6,7 @@ is asked for: the operator has no use for git, nor the gateway for kopf.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:
     from moorage.app.local import open_local as opened  # noqa: PLC0415
 
     return opened(state)
+
+
+async def torture(manifest: Path, *, kills: int, seed: int, same_tree: bool, tell: Callable[[str], None]) -> bool:
+    """Run the manifest on clones, killed so often; whether nothing was found. Raises ManifestRefused."""
+    from moorage.app.torture import torture as run  # noqa: PLC0415  the harness is no part of what is in use
+
+    return await run(manifest, kills=kills, seed=seed, same_tree=same_tree, tell=tell)
 
 
 def run_operator() -> None:

@@ -43,6 +43,7 @@ def program() -> typer.Typer:
     cli.callback()(_top)
     for command in (*COMMANDS, doctor):
         cli.command()(command)
+    cli.command()(running.torture)
     for process in (running.operator, running.gateway):
         cli.command(rich_help_panel="Processes")(process)
     cli.command()(running.version)

@@ -6,7 +6,7 @@ through the same doors as on a cluster, by an HTTP client that happens to end in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,11 @@ class App(Protocol):
 
     def open_local(self, state: Path) -> AbstractAsyncContextManager[LocalRuns]:
         """Open the store of past runs for reading."""
+
+    async def torture(
+        self, manifest: Path, *, kills: int, seed: int, same_tree: bool, tell: Callable[[str], None]
+    ) -> bool:
+        """Run the manifest on clones, killed so often; whether nothing was found. Raises ManifestRefused."""
 
     def run_operator(self) -> None:
         """Be the operator until told to stop; settings come from MOORAGE_* variables."""

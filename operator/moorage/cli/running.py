@@ -57,6 +57,37 @@ def tell_result(terminal: Terminal, result: LocalResult, output: Output) -> None
         terminal.data(result_data(result), output)
 
 
+def torture(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun on a local repository.")],
+    kills: Annotated[int, typer.Option("--kills", min=1, help="How often to kill, over all runs.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the first run; a finding names its own.")] = 1,
+    any_tree: Annotated[
+        bool, typer.Option("--any-tree", help="The agent's files may differ from run to run; the run's end may not.")
+    ] = False,
+) -> None:
+    """Run an AgentRun again and again on clones, killed at named points; exit code 0 only if nothing was found.
+
+    Prints duplicates, losses and divergences, each with the seed that repeats it; the last line is the tally.
+    """
+    session = session_of(ctx)
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
+    if not wait(_torture(session, file, kills, seed, same_tree=not any_tree)):
+        raise typer.Exit(Exit.FAILED)
+
+
+async def _torture(session: Session, file: Path, kills: int, seed: int, *, same_tree: bool) -> bool:
+    def tell(line: str) -> None:
+        session.terminal.write(f"{line}\n".encode())
+
+    try:
+        return await session.app().torture(file, kills=kills, seed=seed, same_tree=same_tree, tell=tell)
+    except ManifestRefused as error:
+        raise Usage(f"{file}: {error}") from None
+
+
 def operator(ctx: typer.Context) -> None:
     """Be the operator; settings come from MOORAGE_* variables, as the chart sets them."""
     session_of(ctx).app().run_operator()

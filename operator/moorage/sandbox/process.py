@@ -58,6 +58,7 @@ class _Process:
     view: SandboxView
     process: asyncio.subprocess.Process
     control: Path
+    volume: Path
     watcher: asyncio.Task[None] | None = None
 
 
@@ -119,9 +120,9 @@ class ProcessSubstrate:
             await self.ensure_volume(run, spec)
         reached(Point.SANDBOX_BEFORE)
         started = await self._spawn(run, spec, which, name)
-        reached(Point.SANDBOX_AFTER)
         held.sandboxes[name] = started
         started.watcher = asyncio.create_task(self._watch(run, started))
+        reached(Point.SANDBOX_AFTER)
         return started.view
 
     async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
@@ -177,7 +178,7 @@ class ProcessSubstrate:
         places = self._laid_out(run, spec, which, name, token)
         self._handlers.issued(uid, run.tenant, token)
         process = await self._begun(places)
-        return _Process(self._view(name, uid, which), process, places.control)
+        return _Process(self._view(name, uid, which), process, places.control, places.volume)
 
     def _laid_out(self, run: RunKey, spec: ResolvedRun, which: Which, name: str, token: str) -> Places:
         """The sandbox's folders, its token in them. An interrupted run starts the same sandbox again."""
@@ -247,6 +248,8 @@ class ProcessSubstrate:
 
     async def _watch(self, run: RunKey, found: _Process) -> None:
         code = await found.process.wait()
+        if not self._isolated:
+            await _end_left(found.volume)
         reason, message = _last_words(found.control / "termination.log", code)
         found.view = replace(
             found.view, phase=SandboxPhase.ENDED, exit_code=code, reason=reason, message=message, stop_by=None
@@ -294,11 +297,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+async def _end_left(volume: Path) -> None:
+    """W2: a runner that was killed leaves its agent to nobody, and the next attempt works in the same tree. So a
+    sandbox hasn't ended before what it left has, however long the system takes to end that.
+    """
+    while True:
+        with contextlib.suppress(Unavailable):
+            await end_strays(volume)
+            return
+
+
 async def end_strays(folder: Path) -> None:
     """Kill what an interrupted run left running: processes that were started with their files below `folder`.
 
-    Only needed where owner and runner were both killed, and nothing but namespaces finds what has changed its
-    environment; the grade of such a run says that it has none. Raises Unavailable where one can't be killed.
+    Only needed where a runner was killed and no namespace with it, and nothing but namespaces finds what has changed
+    its environment; the grade of such a run says that it has none. Raises Unavailable where one can't be killed.
     """
     for _ in range(STRAY_LOOKS):
         found = strays(folder)

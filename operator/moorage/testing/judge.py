@@ -111,7 +111,9 @@ def judge(
     if len(last) != 1:
         return [Finding(Kind.DIVERGENCE, f"{len(last)} runs were made of one")]
     (journal,) = last
-    found = [Finding(Kind.LOSS, f"the chain is broken: {journal.problem}")] if journal.problem else []
+    if journal.problem:
+        return [Finding(Kind.LOSS, f"the chain is broken: {journal.problem}")]
+    found: list[Finding] = []
     for earlier in seen[:-1]:
         found += _losses(earlier, journal)
     found += _duplicates(journal, pushes)

@@ -31,6 +31,10 @@ LOOK_S = 0.02
 TOLD_EVERY = 20
 
 
+class NothingToCompare(ValueError):
+    """The undisturbed run is no measure, or shares no point with the disturbed ones."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """One fresh place for one trial. `pushes`: every commit that the delivered branch was moved to, at its remote."""
@@ -124,12 +128,12 @@ class Rig:
     same_tree: bool = True
 
     async def reference(self) -> Reference:
-        """Run once, undisturbed. Raises ValueError where that doesn't end well enough to be compared with."""
+        """Run once, undisturbed. Raises NothingToCompare where that doesn't succeed."""
         async with self.benches("undisturbed") as bench:
             code, said = await self._start(bench, None)
             seen = await look(bench.state)
-            if len(seen) != 1 or seen[0].state.end is None:
-                raise ValueError(f"the undisturbed run did not end (exit code {code}): {said[-2000:]}")
+            if code != 0 or len(seen) != 1:
+                raise NothingToCompare(f"the undisturbed run must succeed first (exit code {code}): {said[-2000:]}")
             return Reference(outcome(seen[0].state), often(passed(bench.trace)))
 
     async def trial(self, name: str, shots: Sequence[Shot], reference: Reference) -> Verdict:
@@ -203,7 +207,7 @@ async def torture(
             done, idle = done + hit, 0 if hit else idle + 1
             yield each, verdict
         if idle > len(chances):
-            raise ValueError("no shot hits any more: the run has no point in common with the undisturbed one")
+            raise NothingToCompare("no shot hits any more: no run passes a point that the undisturbed one passed")
         seed += jobs
 
 

@@ -1,0 +1,57 @@
+"""The small job of `moorage.testing.benches` under the matrices of kill points: one shot, and what must hold."""
+
+import asyncio
+import functools
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.local_machine import Machine
+
+from moorage.points import Point
+from moorage.testing.benches import small
+from moorage.testing.killpoints import Fault, Shot
+from moorage.testing.torture import Reference, Rig, Verdict
+
+SEED = 4
+Fire = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="session")
+def rig() -> Iterator[Rig]:
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        yield Rig(functools.partial(small, Path(folder)))
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """In a short path: a socket's name has room for a hundred characters."""
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        made = Machine(Path(folder), isolated=False)
+        yield made
+        for process in made.started:
+            process.kill()
+            process.communicate()
+        assert made.silent()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(rig: Rig) -> Reference:
+    return asyncio.run(rig.reference())
+
+
+@pytest.fixture
+def fire(rig: Rig, undisturbed: Reference) -> Fire:
+    """Meet a fault at one of the times that the point is passed, by the seed, and judge."""
+
+    def fired(point: Point, fault: Fault) -> Verdict:
+        number = random.Random(f"{SEED} {point} {fault}").randint(1, undisturbed.points[point])
+        shot = Shot(point, number, fault)
+        verdict = asyncio.run(rig.trial("disturbed", [shot], undisturbed))
+        assert not verdict.findings, (str(shot), [str(each) for each in verdict.findings], verdict.said)
+        assert verdict.shots == (shot,), "the point was not reached"
+        return verdict
+
+    return fired

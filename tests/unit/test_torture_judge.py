@@ -1,0 +1,94 @@
+"""The judge of tortured runs, over a real journal: it finds nothing where nothing is wrong, and all that can be."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moorage.core.journal.export import parse_record, read_lines
+from moorage.core.journal.record import RecordType, decode
+from moorage.testing.judge import Journal, Kind, _asked_again, judge, outcome
+from moorage.testing.killpoints import Fault, Shot
+from moorage.testing.torture import Tally, Verdict, plan
+
+GOLDEN = Path(__file__).parents[1] / "replay" / "golden" / "local-command.journal"
+LINES = list(read_lines([GOLDEN.read_bytes()]))[1:]
+WHOLE = Journal("u", tuple(decode(parse_record(line)) for line in LINES))
+UNDISTURBED = outcome(WHOLE.state)
+END = WHOLE.state.end
+COMMIT = END.commit if END else None
+
+
+def cut(records: int) -> Journal:
+    return replace(WHOLE, records=WHOLE.records[:records])
+
+
+def kinds(*seen: Journal, pushes: list[str] | None = None) -> list[Kind]:
+    found = judge([(each,) for each in seen], UNDISTURBED, [str(COMMIT)] if pushes is None else pushes)
+    return [finding.kind for finding in found]
+
+
+def test_an_undisturbed_run_is_clean() -> None:
+    assert UNDISTURBED.phase == "Succeeded"
+    assert kinds(cut(3), cut(9), WHOLE) == []
+
+
+def test_a_second_push_is_found() -> None:
+    assert Kind.DUPLICATE in kinds(WHOLE, pushes=[str(COMMIT), "f" * 40])
+
+
+def test_a_push_that_the_remote_never_got_is_found() -> None:
+    assert kinds(WHOLE, pushes=[]) == [Kind.DIVERGENCE]
+
+
+def test_records_that_were_there_and_are_gone_are_found() -> None:
+    other = replace(WHOLE.records[4], hash="0" * 64)
+    before = replace(WHOLE, records=(*WHOLE.records[:4], other))
+    assert kinds(before, WHOLE) == [Kind.LOSS]
+    assert kinds(replace(cut(4), uid="forgotten"), WHOLE) == [Kind.LOSS]
+
+
+def test_a_run_that_has_no_end_is_found() -> None:
+    assert {Kind.LOSS, Kind.DIVERGENCE} <= set(kinds(cut(len(WHOLE.records) - 2), pushes=[]))
+
+
+def test_two_runs_of_one_and_a_broken_chain_are_found() -> None:
+    assert [f.kind for f in judge([(WHOLE, WHOLE)], UNDISTURBED, [])] == [Kind.DIVERGENCE]
+    assert kinds(replace(WHOLE, problem="record 3")) == [Kind.LOSS]
+
+
+def test_another_end_than_the_undisturbed_is_found() -> None:
+    found = judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)])
+    assert [f.kind for f in found] == [Kind.DIVERGENCE]
+    assert judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)], same_tree=False) == []
+
+
+def test_a_question_that_was_answered_and_is_asked_again_is_found() -> None:
+    asked = {"bytes_hash": "a" * 64}
+    model = [
+        replace(WHOLE.records[0], type=RecordType.MODEL_REQUEST, request_id="1", payload=asked),
+        replace(WHOLE.records[0], type=RecordType.MODEL_RESPONSE, request_id="1", payload={"complete": True}),
+        replace(WHOLE.records[0], type=RecordType.MODEL_REQUEST, request_id="2", payload=asked),
+    ]
+    assert [f.kind for f in _asked_again(model)] == [Kind.DUPLICATE]
+    assert list(_asked_again(model[:2])) == []
+    assert list(_asked_again([model[0], model[2]])) == []
+
+
+def test_the_tally_counts_what_hit_and_what_was_found() -> None:
+    tally, shot = Tally(), Shot.parse("append/within:3:kill")
+    tally.add(Verdict((shot, shot), 3, UNDISTURBED, ()))
+    assert tally.clean
+    assert str(tally) == "2 kills in 1 runs: 0 duplicates, 0 losses, 0 divergences, 0 unknown"
+    unknown = replace(UNDISTURBED, effects=("unknown",))
+    found = tuple(judge([(WHOLE,)], UNDISTURBED, ["f" * 40, "e" * 40]))
+    tally.add(Verdict((replace(shot, fault=Fault.STOP),), 1, unknown, found))
+    assert not tally.clean
+    assert str(tally) == "2 kills, 1 stops in 2 runs: 1 duplicates, 0 losses, 1 divergences, 1 unknown"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seed_is_the_same_shots_again(seed: int) -> None:
+    chances = [Shot.parse(f"append/within:{n}:kill") for n in range(1, 40)]
+    assert plan(seed, chances) == plan(seed, chances)
+    assert plan(seed, chances) != plan(seed + 100, chances)
