@@ -178,13 +178,13 @@ async def test_a_killed_attempt_is_followed_by_a_new_conversation_with_a_handoff
     second = await run.start(epoch=2)
     assert await second.ended() == 0, second.said.read_text()
     state = await run.state()
-    assert (state["phase"], state["iteration"], state["drift"]) == ("Verifying", 4, 1)
+    assert (state["phase"], state["iteration"], state["drift"]) == ("Verifying", 5, 1)  # 2 was begun, 3 goes on
     opening = world.model.bodies[2]["messages"]
     assert len(opening) == 1
     assert "<handoff>" in opening[0]["content"][0]["text"]
-    assert state["checkpoint"]["iteration"] == 3
+    assert state["checkpoint"]["iteration"] == 4
     calls = [r.tool_call_id for r in await run.records() if r.type == "TOOL_RESPONSE"]
-    assert calls == ["1.0", "2.0", "3.0"]
+    assert calls == ["1.0", "3.0", "4.0"]
     assert git(second.tree, "show", f"{state['proposal']['commit']}:a.txt") == "two"
 
 

@@ -56,8 +56,7 @@ class Engine:
 
     async def run_pass(self, key: RunKey) -> Outcome:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
-        gathered = await self._gatherer.gather(key, new=self._roll.first_look(key))
-        plan = decide(gathered.observed, self._clock.now_ms())
+        gathered, plan = await self._look(key)
         freed = False
         if any(isinstance(action, Admit | Begin) for action in plan.actions):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
@@ -69,6 +68,17 @@ class Engine:
         if gone:
             self._forget(key)
         return Outcome(_sooner(plan.requeue_ms, wait), freed, gone)
+
+    async def _look(self, key: RunKey) -> tuple[Gathered, Plan]:
+        """The picture and what follows from it. That nothing stands is assumed of a new run for no more than its begin,
+        since admission says where that is a mistake: whatever else would follow is decided on a picture of all there is.
+        """
+        gathered = await self._gatherer.gather(key, new=self._roll.first_look(key))
+        plan = decide(gathered.observed, self._clock.now_ms())
+        if gathered.observed.untouched and not any(isinstance(action, Begin) for action in plan.actions):
+            gathered = await self._gatherer.gather(key)
+            plan = decide(gathered.observed, self._clock.now_ms())
+        return gathered, plan
 
     async def _act(self, key: RunKey, plan: Plan, gathered: Gathered) -> tuple[Known, Plan]:
         """Apply the plan; what keeps it from being applied becomes what people are told."""
