@@ -71,7 +71,7 @@ class Engine:
 
     async def _look(self, key: RunKey) -> tuple[Gathered, Plan]:
         """The picture and what follows from it. That nothing stands is assumed of a new run for no more than its begin,
-        since admission says where that is a mistake: whatever else would follow is decided on a picture of all there is.
+        since admission says where that is a mistake; whatever else would follow is decided on all there is.
         """
         gathered = await self._gatherer.gather(key, new=self._roll.first_look(key))
         plan = decide(gathered.observed, self._clock.now_ms())
