@@ -195,6 +195,10 @@ async def test_another_key_and_a_forged_head_are_refused(gateway, upstream, tmp_
     own = SigningKey.new().sign("u1", told.offset, told.hash, 1)
     foreign = await bundled(gateway, tmp_path, own, "foreign-key")
     assert "is signed by key" in await fault(foreign)
+    signature = f',"signature":"{told.signature}"'.encode()
+    stripped = rebuilt(path, lambda n, d: d.replace(signature, b',"signature":null') if n == "journal.jsonl" else d)
+    assert "its head isn't signed" in (await checked(stripped)).notes
+    assert "though it should be" in await fault(stripped, gateway.deps.head_key)
 
 
 @pytest.mark.rule("I9", "I10")

@@ -350,6 +350,21 @@ def test_the_journals_connection_string_comes_from_a_secret_and_only_where_one_i
     assert entry["valueFrom"] == {"secretKeyRef": {"name": "db", "key": "dsn"}}
 
 
+def test_the_key_that_signs_heads_is_the_volumes_own_or_a_secrets(helm: str) -> None:
+    def pod(*values: str) -> dict[str, Any]:
+        gateway = named(render(helm, values), "Deployment", "moorage-gateway")
+        return dict(gateway["spec"]["template"]["spec"])
+
+    assert "head-key" not in {volume["name"] for volume in pod()["volumes"]}
+    given = pod("gateway.headKeySecretRef.name=signing")
+    (volume,) = (v for v in given["volumes"] if v["name"] == "head-key")
+    assert volume["secret"] == {"secretName": "signing", "items": [{"key": "key.pem", "path": "key.pem"}]}
+    container = given["containers"][0]
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "head-key")
+    path = next(e["value"] for e in container["env"] if e["name"] == "MOORAGE_HEAD_KEY_FILE")
+    assert path == f"{mount['mountPath']}/key.pem"
+
+
 def test_a_digest_outranks_a_tag(helm: str) -> None:
     digest = "sha256:" + "a" * 64
     objects = render(helm, (f"image.digest={digest}", "image.tag=v1", "image.repository=registry.example/control"))

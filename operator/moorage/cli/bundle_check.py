@@ -224,39 +224,62 @@ def _demand_heads(
     file: IO[bytes], walked: _Walked, examined: Examined, trusted: VerifyingKey | None, notes: list[str]
 ) -> str | None:
     """J6: the heads' signatures hold, and the journal went through the head that status had. Returns the key's id."""
-    header = examined.header
     try:
-        key = VerifyingKey.read(_whole(file, walked.members[manifest.KEY])) if manifest.KEY in walked.members else None
-        if trusted and key and key.id != trusted.id:
-            raise NotSound(manifest.KEY, f"it is key {key.id}, the trusted one is {trusted.id}")
-        key = trusted or key
-        if key is None or header.signature is None or header.hash is None:
-            notes.append("its head isn't signed")
-            return None
-        key.check(SignedHead(header.run_uid, header.offset, header.hash, header.signature))
+        key = _key(file, walked, trusted)
+        signed = _demand_signature(examined, key, trusted, notes)
     except HeadRefused as error:
         raise NotSound(manifest.JOURNAL, str(error)) from None
+    _demand_published(file, walked, examined, key, notes)
+    return signed
+
+
+def _key(file: IO[bytes], walked: _Walked, trusted: VerifyingKey | None) -> VerifyingKey | None:
+    if manifest.KEY not in walked.members:
+        return trusted
+    key = VerifyingKey.read(_whole(file, walked.members[manifest.KEY]))
+    if trusted and key.id != trusted.id:
+        raise NotSound(manifest.KEY, f"it is key {key.id}, the trusted one is {trusted.id}")
+    return trusted or key
+
+
+def _demand_signature(
+    examined: Examined, key: VerifyingKey | None, trusted: VerifyingKey | None, notes: list[str]
+) -> str | None:
+    """Who gives a key asks for a signature: one that was taken away is no mere note then."""
+    header = examined.header
+    if key is None or header.signature is None or header.hash is None:
+        if trusted:
+            raise HeadRefused(f"its head isn't signed, though it should be by key {trusted.id}")
+        notes.append("its head isn't signed")
+        return None
+    key.check(SignedHead(header.run_uid, header.offset, header.hash, header.signature))
     if trusted is None:
         notes.append(f"signed by key {key.id}, which came with the bundle: compare it, or give it with --key")
-    _demand_published(file, walked, examined, key, notes)
     return key.id
 
 
 def _demand_published(
-    file: IO[bytes], walked: _Walked, examined: Examined, key: VerifyingKey, notes: list[str]
+    file: IO[bytes], walked: _Walked, examined: Examined, key: VerifyingKey | None, notes: list[str]
 ) -> None:
     if manifest.PUBLISHED not in walked.members:
         notes.append("no head of a status came with it")
         return
     try:
-        head = SignedHead(**orjson.loads(_whole(file, walked.members[manifest.PUBLISHED])))
-        if head.signature:
+        head = _head(orjson.loads(_whole(file, walked.members[manifest.PUBLISHED])))
+        if head.signature and key:
             key.check(head)
-    except (HeadRefused, TypeError, ValueError) as error:
+    except ValueError as error:
         raise NotSound(manifest.PUBLISHED, str(error)) from None
     found = _hash_at(tar.content(file, walked.members[manifest.JOURNAL]), head.offset)
     if head.run_uid != examined.header.run_uid or found != head.hash:
         raise NotSound(manifest.JOURNAL, f"record {head.offset}: the head in status disagrees: it says {head.hash}")
+
+
+def _head(said: Any) -> SignedHead:
+    kinds = {"run_uid": str, "offset": int, "hash": str, "signature": str}
+    if not isinstance(said, dict) or {name: type(value) for name, value in said.items()} != kinds:
+        raise HeadRefused("it is no head")
+    return SignedHead(**said)
 
 
 def _hash_at(chunks: Iterable[bytes], offset: int) -> str | None:

@@ -84,7 +84,7 @@ async def _stored(session: Session, where: Where, run: str, trusted: VerifyingKe
         told = found.published
         published = Head(told.offset, told.hash) if told else None
         verdict = verify_export(chunks_of(exported), published=published)
-        _demand_signed(verdict, trusted or await _told_key(found), told)
+        _demand_signed(verdict, trusted or await _told_key(found), told, asked=trusted is not None)
         return verdict
 
 
@@ -97,7 +97,7 @@ def _kept(path: Path, trusted: VerifyingKey | None) -> Verdict:
         raise NotFound(f"there is no file {path}") from None
     except OSError as error:
         raise CliError(f"{path} can't be read: {error.strerror}") from None
-    _demand_signed(verdict, trusted, None)
+    _demand_signed(verdict, trusted, None, asked=trusted is not None)
     return verdict
 
 
@@ -115,11 +115,13 @@ async def _told_key(evidence: Evidence) -> VerifyingKey | None:
     return VerifyingKey.read(pem) if pem else None
 
 
-def _demand_signed(verdict: Verdict, key: VerifyingKey | None, published: SignedHead | None) -> None:
-    """J6: what is signed must be signed well, where the key is known."""
+def _demand_signed(verdict: Verdict, key: VerifyingKey | None, published: SignedHead | None, *, asked: bool) -> None:
+    """J6: what is signed must be signed well, where the key is known; with `asked` it must be signed."""
     header = verdict.header
     if key is None or header is None or isinstance(verdict.chain, Broken):
         return
+    if asked and header.signature is None:
+        raise CliError(f"not intact: its head isn't signed, though it should be by key {key.id}")
     try:
         if header.signature and header.hash:
             key.check(SignedHead(header.run_uid, header.offset, header.hash, header.signature))

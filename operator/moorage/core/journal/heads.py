@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from moorage.core.journal.canonical import canonical
+from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical
 
 SCHEME = "ed25519"
 KEY_ID_DIGITS = 16
@@ -133,9 +133,12 @@ def _parse(signature: str) -> tuple[str, str, int, bytes]:
     parts = signature.split(":")
     try:
         scheme, key, at, signed = parts
-        return scheme, key, int(at), base64.b64decode(signed, validate=True)
+        parsed = scheme, key, int(at), base64.b64decode(signed, validate=True)
     except (ValueError, binascii.Error):
         raise HeadRefused("the head's signature can't be read") from None
+    if not 0 <= parsed[2] <= MAX_SAFE_INTEGER:
+        raise HeadRefused("the head's signature names no time")
+    return parsed
 
 
 def _message(run_uid: str, offset: int, digest: str, at: int) -> bytes:
