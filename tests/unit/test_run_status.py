@@ -23,7 +23,7 @@ from moorage.core.run.state import (
     Usage,
     Verification,
 )
-from moorage.core.run.status import grade, project, usage, word, write_delay
+from moorage.core.run.status import PROGRESS_MS, grade, project, usage, word, write_delay
 
 LATER = START + 60_000
 NOTHING = AgentRunStatus()
@@ -298,3 +298,23 @@ def test_a_whole_life_ends_in_a_status_that_says_so() -> None:
     assert (status.phase, status.result.commit if status.result else None) == ("Succeeded", HEAD)
     assert truths(status)["Delivered"] == "True"
     assert usage(world.state.usage).cost == "0.00"
+
+
+@pytest.mark.rule("J6")
+def test_a_signed_head_is_told_with_its_journal_and_asks_for_no_write_of_its_own() -> None:
+    first = projected(RUNNING, signature="ed25519:a:1:b")
+    assert first.journal.signature == "ed25519:a:1:b"
+    assert projected(RUNNING, previous=first, signature="ed25519:a:1:b") == first
+    assert projected(None, previous=first).journal == first.journal, "a gateway that is away takes nothing back"
+    on = projected(replace(RUNNING, offset=10), previous=first, signature="ed25519:a:2:c")
+    assert delay(first, on, LATER, LATER) == PROGRESS_MS
+
+
+def test_what_a_person_resolved_is_told_with_who_said_it() -> None:
+    known = pushed("confirmed", "resolved by ada: seen there").effects
+    told = projected(ended(RunPhase.FAILED, "EffectUnknown", effects=known))
+    closed = next(c for c in told.conditions if c.type == "EffectsClosed")
+    assert (closed.status, closed.message) == ("True", "e confirmed, resolved by ada: seen there")
+    open_still = projected(ended(RunPhase.FAILED, "EffectUnknown", effects=pushed("unknown").effects))
+    asked = next(c for c in open_still.conditions if c.type == "EffectsClosed")
+    assert "kubectl moorage resolve RUN e --confirmed|--rejected" in asked.message
