@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.core.journal.export import parse_record, read_lines
-from moorage.core.journal.record import RecordType, decode
-from moorage.testing.judge import Journal, Kind, _asked_again, judge, outcome
+from moorage.core.journal.record import RecordType, RunIdentity, decode
+from moorage.store.memory import MemoryStore
+from moorage.store.port import AppendResult, NewExecution
+from moorage.testing.judge import Journal, Kind, _asked_again, judge, older_owner, outcome
 from moorage.testing.killpoints import Fault, Shot
 from moorage.testing.torture import Tally, Verdict, plan
 
@@ -61,6 +64,23 @@ def test_another_end_than_the_undisturbed_is_found() -> None:
     found = judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)])
     assert [f.kind for f in found] == [Kind.DIVERGENCE]
     assert judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)], same_tree=False) == []
+
+
+class Heedless(MemoryStore):
+    """A store that lets anybody commit."""
+
+    async def append(self, run_uid: str, epoch: int | None, drafts: Any, *more: Any, **named: Any) -> AppendResult:
+        del epoch
+        return await super().append(run_uid, None, drafts, *more, **named)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(MemoryStore, []), (Heedless, [Kind.DUPLICATE])])
+async def test_an_older_owner_that_commits_is_found(kind: type[MemoryStore], found: list[Kind]) -> None:
+    store = kind()
+    identity = RunIdentity(tenant="local", run_uid="u", session_id="s")
+    await store.persist(NewExecution(identity=identity, name="n", spec_hash="f" * 64, spec={}, created_at=0))
+    await store.raise_fence("u", 2)
+    assert [f.kind for f in await older_owner(store, "u")] == found
 
 
 def test_a_question_that_was_answered_and_is_asked_again_is_found() -> None:

@@ -13,9 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorage.core.journal.chain import Broken, ChainVerifier
-from moorage.core.journal.record import Record, RecordType, decode
+from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, decode
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState, Usage
+from moorage.store.errors import Fenced, RunSealed
+from moorage.store.port import DurableExecutionStore
 from moorage.store.sqlite import SqliteStore
 
 ENDS = frozenset({RecordType.RUN_SUCCEEDED, RecordType.RUN_FAILED, RecordType.RUN_CANCELLED})
@@ -84,12 +86,41 @@ def outcome(state: RunState) -> Outcome:
 
 async def look(state: Path) -> tuple[Journal, ...]:
     """All runs of a state folder, their chains verified; none as long as there is no store."""
-    file = state / "gateway" / "moorage.db"
-    if not file.is_file():
+    if not (file := _database(state)).is_file():
         return ()
     async with SqliteStore(file) as store:
         changes = await store.changes(0, MOST_RUNS)
         return tuple([await _journal(store, uid) for uid in sorted({each.run_uid for each in changes})])
+
+
+async def older_owner(store: DurableExecutionStore, uid: str) -> list[Finding]:
+    """I2: the owner before this one tries to commit, and must be refused."""
+    owner = (await store.get(uid)).fence_epoch
+    late = Draft(
+        record_id="late",
+        type=RecordType.AGENT_OUTPUT,
+        recorded_at=0,
+        source=Source.RUNNER,
+        assurance=Assurance.REPORTED,
+    )
+    try:
+        await store.append(uid, owner - 1, [late])
+    except (Fenced, RunSealed):
+        return []
+    return [Finding(Kind.DUPLICATE, f"epoch {owner - 1} committed beside epoch {owner}")]
+
+
+async def older_owners(state: Path) -> list[Finding]:
+    """The same for every run of a state folder."""
+    if not (file := _database(state)).is_file():
+        return []
+    async with SqliteStore(file) as store:
+        changes = await store.changes(0, MOST_RUNS)
+        return [f for uid in sorted({each.run_uid for each in changes}) for f in await older_owner(store, uid)]
+
+
+def _database(state: Path) -> Path:
+    return state / "gateway" / "moorage.db"
 
 
 async def _journal(store: SqliteStore, uid: str) -> Journal:

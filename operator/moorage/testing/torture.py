@@ -21,7 +21,7 @@ from pathlib import Path
 
 from moorage.core.run.phases import RunPhase
 from moorage.points import Point
-from moorage.testing.judge import Finding, Journal, Kind, Outcome, judge, look, outcome
+from moorage.testing.judge import Finding, Journal, Kind, Outcome, judge, look, older_owners, outcome
 from moorage.testing.killpoints import Fault, Shot, begin, environment, fired, often, passed
 
 PROGRAM = (sys.executable, "-c", "from moorage.cli.main import main; main()")
@@ -140,15 +140,17 @@ class Rig:
         """Meet each shot in a start of its own, then start until it has ended."""
         async with self.benches(name) as bench:
             hit, seen, starts, code, said = [], list[tuple[Journal, ...]](), 0, 1, ""
+            findings: list[Finding] = []
             for shot in (*shots, *[None] * 3):
                 begin(bench.trace)
                 code, said = await self._start(bench, shot)
                 starts += 1
+                findings += await older_owners(bench.state)
                 seen.append(await look(bench.state))
                 hit += [shot] if shot is not None and fired(bench.trace) else []
                 if code == 0 or _failed(seen[-1]):
                     break
-            findings = judge(seen, reference.outcome, bench.pushes(), same_tree=self.same_tree)
+            findings += judge(seen, reference.outcome, bench.pushes(), same_tree=self.same_tree)
             ended = outcome(seen[-1][0].state) if len(seen[-1]) == 1 else None
             return Verdict(tuple(hit), starts, ended, tuple(findings), said if findings else "")
 
