@@ -27,14 +27,14 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """In a short path: a socket's name has room for a hundred characters."""
+    """A user's, its sandboxes ordinary processes; nothing of it runs on afterwards."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         made = Machine(Path(folder), isolated=False)
-        yield made
-        for process in made.started:
-            process.kill()
-            process.communicate()
-        assert made.silent()
+        try:
+            yield made
+            assert made.silent()
+        finally:
+            made.close()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def test_an_agent_that_goes_on_is_clean_and_the_users_repository_is_left_alone(m
     assert done.stdout.splitlines()[-1].endswith("0 duplicates, 0 losses, 0 divergences, 0 unknown")
     assert git(machine.repository, "for-each-ref") == before
     assert not machine.state.exists()
-    assert list((machine.root / "tmp").iterdir()) == []
+    assert list(machine.temporary.iterdir()) == []
 
 
 @pytest.mark.rule("K2")
