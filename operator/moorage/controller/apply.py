@@ -36,7 +36,8 @@ class Known:
 
     def heard(self, view: RunView) -> Known:
         """The gateway answered."""
-        return replace(self, view=view, observed=replace(self.observed, journal=view.state))
+        observed = replace(self.observed, journal=view.state, signature=view.signature)  # J6: of that very head
+        return replace(self, view=view, observed=observed)
 
     def leased(self, lease: LeaseView) -> Known:
         """A Lease stands."""
