@@ -1,14 +1,20 @@
-"""A real PostgreSQL for whatever asks for one."""
+"""A real PostgreSQL for whatever asks for one, and how Hypothesis looks for failures."""
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
 from e2e.cluster.postgres import ensure_postgres
 from moorage.testing.postgres import PostgresServer
+
+settings.register_profile(
+    "moorage", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # no test fails on time
+settings.load_profile("moorage")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
