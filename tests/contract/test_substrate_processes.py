@@ -103,6 +103,17 @@ async def test_no_process_outlives_its_sandbox(substrate: ProcessSubstrate, run:
     assert processes_of(run) == []
 
 
+async def test_a_sandbox_that_is_told_to_go_while_it_begins_leaves_nothing(substrate: ProcessSubstrate) -> None:
+    """Bubblewrap may die before the child that it has just forked knows to die with it."""
+    for after_ms in range(20):
+        run = RunKey(str(uuid.uuid4()), "local", "fix")
+        view = await begun(substrate, run, a_spec(uid=run.uid))
+        await asyncio.sleep(after_ms / 1000)
+        await substrate.stop(run, view.name, view.uid, 100)
+        await asyncio.sleep(0.05)
+        assert processes_of(run) == []
+
+
 @pytest.mark.rule("F6")
 async def test_it_tells_no_time_of_its_own(substrate: ProcessSubstrate, run: RunKey, clock: StepClock) -> None:
     await substrate.raise_epoch(run, 1, "me")

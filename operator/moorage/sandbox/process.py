@@ -265,7 +265,12 @@ class ProcessSubstrate:
             return
         targets = [process.pid]
         if self._isolated and sign is signal.SIGTERM:
-            targets = [_child_of(process.pid) or process.pid]
+            inner = _child_of(process.pid)
+            if inner is None:  # nothing of ours runs in it yet; what it forks in this moment goes with its group
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                return
+            targets = [inner]
         elif sign is signal.SIGKILL:
             targets += descendants(process.pid)
         for target in targets:
