@@ -178,6 +178,12 @@ class ResolvedRun(Wire):
     retention: ResolvedRetention = ResolvedRetention()
     max_attempts: int = 5
 
+    def contends_with(self, other: ResolvedRun) -> bool:
+        """W2: both deliver to one branch of one repository, which has one writer."""
+        if self.workspace.key != other.workspace.key or self.delivery is None or other.delivery is None:
+            return False
+        return self.delivery.push and other.delivery.push and self.delivery.branch == other.delivery.branch
+
 
 class FenceRequest(Wire):
     """F1, F2: the Lease's epoch has been raised; raise the gateway's."""

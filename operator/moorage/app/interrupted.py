@@ -86,7 +86,7 @@ def fate(found: Interrupted, asked: ResolvedRun | None, run: AgentRun, *, fresh:
         return (Fate.GO_ON if told else Fate.FORGET) if same else Fate.LEAVE
     if same:
         return Fate.CLOSE if fresh else Fate.GO_ON
-    if in_the_way(found.spec, asked):
+    if found.spec.contends_with(asked):
         return Fate.CLOSE if fresh else Fate.IN_THE_WAY
     return Fate.LEAVE
 
@@ -94,13 +94,6 @@ def fate(found: Interrupted, asked: ResolvedRun | None, run: AgentRun, *, fresh:
 def is_same(admitted: ResolvedRun, asked: ResolvedRun, run: AgentRun) -> bool:
     """O6: it was admitted as what is asked for now, but for the UID and what its author may change later."""
     return asked.model_copy(update={"uid": admitted.uid, "session_id": admitted.session_id}) == amended(admitted, run)
-
-
-def in_the_way(one: ResolvedRun, other: ResolvedRun) -> bool:
-    """W2: one writer per branch of a repository."""
-    if one.workspace.key != other.workspace.key or one.delivery is None or other.delivery is None:
-        return False
-    return one.delivery.push and other.delivery.push and one.delivery.branch == other.delivery.branch
 
 
 def expired(spec: ResolvedRun, state: RunState, now: int) -> bool:

@@ -70,8 +70,8 @@ class Bases:
             if row.identity.workspace != run.spec.workspace.key or not earlier:
                 continue
             other = ResolvedRun.model_validate(await self._gate.deps.store.spec(row.run_uid))
-            branch = run.spec.delivery.branch
-            if other.delivery is not None and other.delivery.push and other.delivery.branch == branch:
+            if other.contends_with(run.spec):
+                branch = run.spec.delivery.branch
                 why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
                 raise UpstreamRefused(why, reason="BranchTaken")
 
