@@ -19,26 +19,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.contract.counting_agent import AGENT, STEPS
 
 from moorage.testing.trees import ENV, git
 
 MOORAGE = Path(sys.executable).parent / "moorage"
 BRANCH = "moorage/steps"
-STEPS = 4
-AGENT = f"""
-left=$(cat "$MOORAGE_REMAINING_FILE")
-n=$MOORAGE_NEXT_ITERATION
-while [ $n -le {STEPS} ]; do
-    test ! -e $n.txt
-    echo $n > $n.txt
-    echo $n >> all.txt
-    sleep 0.1
-    echo '{{"moorage": {{"event": "iteration"}}}}'
-    while [ "$(cat "$MOORAGE_REMAINING_FILE")" = "$left" ]; do sleep 0.02; done
-    left=$(cat "$MOORAGE_REMAINING_FILE")
-    n=$((n + 1))
-done
-"""
 CANARY = "canary-6f1d"
 ISOLATED = shutil.which("bwrap") is not None
 BUBBLEWRAP = pytest.mark.skipif(not ISOLATED, reason="no bwrap")

@@ -7,26 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.contract.counting_agent import AGENT, STEPS
 
 from moorage.api.wire import ResolvedLimits
 from moorage.testing.trees import git
 from moorage.testing.world import Run, Sandbox, World
-
-STEPS = 4
-SCRIPT = f"""
-n=$MOORAGE_NEXT_ITERATION
-while [ $n -le {STEPS} ]; do
-    test ! -e $n.txt
-    echo $n > $n.txt
-    echo $n >> all.txt
-    sleep 0.1
-    echo '{{"moorage": {{"event": "iteration"}}}}'
-    while [ "$(cat "$MOORAGE_REMAINING_FILE")" = "$left" ]; do sleep 0.02; done
-    left=$(cat "$MOORAGE_REMAINING_FILE")
-    n=$((n + 1))
-done
-"""
-AGENT = ("sh", "-euc", f'left=$(cat "$MOORAGE_REMAINING_FILE")\n{SCRIPT}')
 
 
 @pytest.fixture
@@ -36,7 +21,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def admitted(world: World) -> Run:
-    return await world.admit(command=AGENT, limits=ResolvedLimits(max_iterations=100))
+    return await world.admit(command=("sh", "-euc", AGENT), limits=ResolvedLimits(max_iterations=100))
 
 
 async def lose(run: Run, sandbox: Sandbox, epoch: int) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.local_machine import AGENT, BRANCH, BUBBLEWRAP, GRADES, STEPS, Machine
+from tests.contract.counting_agent import AGENT, STEPS
+from tests.contract.local_machine import BRANCH, BUBBLEWRAP, GRADES, Machine
 
 from moorage.testing.trees import git
 

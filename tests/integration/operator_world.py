@@ -34,6 +34,21 @@ from moorage.testing.gateway import OPERATOR_TOKEN, LocalGateway
 LEASES = "coordination.k8s.io/v1"
 OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
 CRDS = Path(__file__).parents[2] / "crds"
+LAX = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: agentruns.moorage.dev}
+spec:
+  group: moorage.dev
+  scope: Namespaced
+  names: {plural: agentruns, singular: agentrun, kind: AgentRun, shortNames: [ar]}
+  versions:
+    - name: v1alpha1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
 SANDBOXES = SandboxSettings(
     gateway_ip="10.96.0.10",
     gateway_port=8080,
@@ -50,6 +65,12 @@ SPEC: dict[str, Any] = {
 def install_crds(server: ApiServer) -> None:
     """Once per server; again is harmless."""
     server.kubectl("apply", "--server-side", "-f", str(CRDS))
+    server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+
+
+def install_lax_definition(server: ApiServer) -> None:
+    """AgentRuns of any shape, as an older version's schema may have let them in."""
+    server.kubectl("apply", "-f", "-", stdin=LAX)
     server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 
 

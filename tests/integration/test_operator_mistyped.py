@@ -4,33 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.operator_world import install_crds, operator_world
+from tests.integration.operator_world import install_crds, install_lax_definition, operator_world
 
 from e2e.cluster.apiserver import api_server
 from moorage.api import names
 
 pytestmark = pytest.mark.integration
-LAX = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: agentruns.moorage.dev}
-spec:
-  group: moorage.dev
-  scope: Namespaced
-  names: {plural: agentruns, singular: agentrun, kind: AgentRun, shortNames: [ar]}
-  versions:
-    - name: v1alpha1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
 
 
 async def test_an_object_that_takes_no_status_is_told_by_one_event_and_holds_up_nobody(tmp_path: Path) -> None:
     with api_server() as own:
-        own.kubectl("apply", "-f", "-", stdin=LAX)
-        own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        install_lax_definition(own)
         own.kubectl("create", "namespace", "team")
         async with operator_world(own, "team", tmp_path) as world:
             about = {"apiVersion": names.API_VERSION, "kind": "AgentRun", "metadata": {"name": "old"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.operator_world import OURS, OperatorWorld, install_crds, operator_world
+from tests.integration.operator_world import OURS, OperatorWorld, install_crds, install_lax_definition, operator_world
 
 from e2e.cluster.apiserver import ApiServer, api_server
 from moorage.api import names
@@ -398,26 +398,10 @@ async def test_an_unknown_driver_names_the_known_ones_and_stalls(world: Operator
 
 async def test_one_malformed_old_object_harms_nobody_else(tmp_path: Path) -> None:
     """As an older version's schema may have let it in: spec of another shape, no spec, status of another shape."""
-    lax = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: agentruns.moorage.dev}
-spec:
-  group: moorage.dev
-  scope: Namespaced
-  names: {plural: agentruns, singular: agentrun, kind: AgentRun, shortNames: [ar]}
-  versions:
-    - name: v1alpha1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
     with api_server() as own:
         install_crds(own)
         own.kubectl("delete", "crd", "agentruns.moorage.dev")
-        own.kubectl("apply", "-f", "-", stdin=lax)
-        own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        install_lax_definition(own)
         own.kubectl("create", "namespace", "team")
         async with operator_world(own, "team", tmp_path) as world:
             for name, body in MALFORMED.items():

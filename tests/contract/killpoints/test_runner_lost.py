@@ -5,7 +5,8 @@ import signal
 import time
 
 import pytest
-from tests.contract.local_machine import AGENT, Machine
+from tests.contract.counting_agent import AGENT
+from tests.contract.local_machine import Machine
 
 pytestmark = pytest.mark.timeout(240)
 
