@@ -1,5 +1,6 @@
 """Two nodes: traffic and policies between them, and a partition that is real."""
 
+from e2e.cluster.shell import run
 from e2e.cluster.source import SourceCluster
 from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, wait_ready
 
@@ -22,3 +23,15 @@ def test_a_node_that_is_cut_off_is_lost_and_comes_back(two_nodes: SourceCluster)
     finally:
         two_nodes.heal("node2")
     two_nodes.kubectl("wait", "node/node2", "--for=condition=Ready", "--timeout=60s")
+
+
+def test_who_joins_the_fabric_does_not_change_its_address(two_nodes: SourceCluster) -> None:
+    """A bridge takes its lowest port's address unless it was given one; its neighbours would not hear of it."""
+    fabric = two_nodes.layout.fabric
+    lowest = ["address", "02:00:00:00:00:01"]
+    run(["ip", "-n", fabric, "link", "add", "lowest", *lowest, "type", "veth", "peer", "name", "lowest-end"])
+    try:
+        run(["ip", "-n", fabric, "link", "set", "lowest", "master", "br0", "up"])
+        assert two_nodes.layout.fabric_hardware_address in run(["ip", "-n", fabric, "link", "show", "br0"])
+    finally:
+        run(["ip", "-n", fabric, "link", "del", "lowest"])

@@ -115,6 +115,11 @@ class Layout:
         return f"10.250.{slot(self.name)}.254"
 
     @property
+    def fabric_hardware_address(self) -> str:
+        """The fabric's own link address: locally administered, the last four bytes those of its IP address."""
+        return "02:00:" + ":".join(f"{int(part):02x}" for part in self.fabric_address.split("."))
+
+    @property
     def service_range(self) -> str:
         """Range of the Services' addresses."""
         return f"10.96.{2 * slot(self.name)}.0/23"

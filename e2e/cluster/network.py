@@ -32,7 +32,9 @@ def create_fabric(layout: Layout) -> None:
     fabric = layout.fabric
     _ip("netns", "add", fabric)
     _inside(fabric, "link", "set", "lo", "up")
-    _inside(fabric, "link", "add", "br0", "type", "bridge")
+    # an address of its own: a bridge without one takes its lowest port's, so that a node that joins would change it,
+    # and the other nodes would send what leaves the cluster to the old one until they ask again
+    _inside(fabric, "link", "add", "br0", "address", layout.fabric_hardware_address, "type", "bridge")
     _inside(fabric, "addr", "add", f"{layout.fabric_address}/24", "dev", "br0")
     _inside(fabric, "link", "set", "br0", "up")
     for address in (PUBLIC_ADDRESS, METADATA_ADDRESS):
