@@ -137,6 +137,17 @@ class Machine:
         argv = [str(MOORAGE), "timeline", name, "--state", str(self.state)]
         return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=True).stdout
 
+    def doctor(self) -> str:
+        """What `moorage doctor` says of this machine."""
+        argv = [str(MOORAGE), "doctor", "--state", str(self.state), "-o", "json"]
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False).stdout
+
+    def forget_in_specs(self, path: str) -> None:
+        """Take a field out of every stored spec, as if an older version had never written it."""
+        file = self.state / "gateway" / "moorage.db"
+        with contextlib.closing(sqlite3.connect(file)) as db, db:
+            db.execute("UPDATE execution_specs SET spec = CAST(json_remove(CAST(spec AS TEXT), ?) AS BLOB)", (path,))
+
     def processes(self) -> list[int]:
         """What runs and has to do with this machine."""
         found = []

@@ -133,6 +133,21 @@ def test_interrupted_runs_are_offered_and_run_on_beside_others(machine: Machine)
     assert git(machine.repository, "show", f"{BRANCH}:all.txt").split() == [str(n) for n in range(1, STEPS + 1)]
 
 
+@pytest.mark.rule("R7")
+def test_a_run_whose_spec_is_not_understood_any_more_is_told_of_and_keeps_no_other_waiting(machine: Machine) -> None:
+    assert machine.killed(lambda: machine.told("ITERATION_COMPLETE") == 1)
+    (uid,) = [each.name for each in (machine.state / "owners").iterdir()]
+    machine.forget_in_specs("$.agent.driver")
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    assert result["uid"] != uid
+    named = f"can't read the spec that run {uid} was admitted with (agent.driver: Field required)"
+    assert named in " ".join(err.split())
+    assert named in " ".join(machine.doctor().split())
+    assert (machine.state / "runs" / uid / "volume").is_dir(), "what it had done is kept"
+    assert machine.told("RUN_SUCCEEDED") == 1
+
+
 @pytest.mark.rule("R7", "X1")
 def test_a_cancel_that_was_cut_off_is_finished_and_the_run_begins_anew(machine: Machine) -> None:
     machine.write(agent=f"trap '' TERM\n{SLOW}")

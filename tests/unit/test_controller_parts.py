@@ -199,6 +199,12 @@ async def test_what_will_not_work_is_a_typed_refusal() -> None:
     assert (caught.value.status, caught.value.reason) == (409, "Fenced")
 
 
+async def test_an_answer_of_another_version_is_refused_by_name() -> None:
+    async with answering(200, b'{"runs": [{"uid": "u", "phase": "Dreaming"}]}') as (client, _):
+        with pytest.raises(GatewayRefused, match=r"runs\.0\.phase: .*bring both to one version"):
+            await client.pending()
+
+
 async def test_an_unknown_run_is_none_and_its_release_is_harmless() -> None:
     async with refusing(404) as client:
         assert await client.view("u") is None

@@ -21,8 +21,9 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import LIVE
 from moorage.core.run.resolve import amended
 from moorage.core.run.state import RunState
-from moorage.store.errors import UnknownRun
+from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
+from moorage.store.specs import stored_spec
 
 REASON = "Interrupted"
 OFFERED_MS = 24 * 3_600_000  # R7: who comes back the next day is told of what was left; `doctor` tells all
@@ -40,16 +41,27 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A run that nobody works on. Only the holder of `owned` may push it on."""
+    """A run that nobody works on. Only the holder of `owned` may push it on; nobody, where its spec can't be read."""
 
     owned: Owned
     row: Execution
-    spec: ResolvedRun
+    spec: ResolvedRun | SpecUnreadable
 
     @property
     def manifest(self) -> Path | None:
         """The manifest that it was started from, where its owner lived long enough to say so."""
         return self.owned.last.manifest if self.owned.last else None
+
+    @property
+    def branch(self) -> str:
+        """What it delivers to, where that is anything."""
+        known = None if isinstance(self.spec, SpecUnreadable) else self.spec.delivery
+        return known.branch if known else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why this version can't go on with it; empty where it can."""
+        return str(self.spec) if isinstance(self.spec, SpecUnreadable) else ""
 
     @property
     def since(self) -> str:
@@ -67,18 +79,23 @@ async def find(kept: Stores, owners: Owners, tenant: str, runs: Path) -> list[In
             continue
         clear_socket(owned)
         try:
-            row, spec = await kept.store.get(uid), ResolvedRun.model_validate(await kept.store.spec(uid))
+            found.append(Interrupted(owned, await kept.store.get(uid), await _spec(kept, uid)))
         except UnknownRun:
             shutil.rmtree(runs / uid, ignore_errors=True)
             owned.done()
-            continue
-        found.append(Interrupted(owned, row, spec))
     return sorted(found, key=lambda each: (each.row.created_at, each.row.run_uid))
+
+
+async def _spec(kept: Stores, uid: str) -> ResolvedRun | SpecUnreadable:
+    try:
+        return await stored_spec(kept.store, uid)
+    except SpecUnreadable as error:
+        return error
 
 
 def fate(found: Interrupted, asked: ResolvedRun | None, run: AgentRun, *, fresh: bool) -> Fate:
     """What becomes of it when `run` is started, which resolves to `asked` (None: it doesn't). Pure."""
-    if asked is None:
+    if asked is None or isinstance(found.spec, SpecUnreadable):
         return Fate.LEAVE
     same = is_same(found.spec, asked, run)
     if not found.row.pending:
@@ -128,10 +145,10 @@ def cancel_request(now: int) -> ReportedRecord:
 def offer(left: Iterable[Interrupted], now: int) -> list[str]:
     """What to tell of runs that are left as they are."""
     recent = [each for each in left if each.row.pending and now - each.row.created_at < OFFERED_MS]
-    return [f"run {each.spec.name} of {each.since} was interrupted; {how_to_go_on(each)}" for each in recent]
+    return [f"run {each.row.name} of {each.since} was interrupted; {how_to_go_on(each)}" for each in recent]
 
 
 def how_to_go_on(found: Interrupted) -> str:
-    """The command."""
+    """The command, or why there is none."""
     manifest = found.manifest or "ITS-MANIFEST"
-    return f"`moorage run -f {manifest}` goes on with it, with --fresh it begins anew"
+    return found.trouble or f"`moorage run -f {manifest}` goes on with it, with --fresh it begins anew"

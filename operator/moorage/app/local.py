@@ -126,7 +126,11 @@ class Past:
             found = await interrupted.find(self.kept, owners, TENANT, self.state / "runs")
             for each in found:
                 each.owned.let_go()
-        return [InterruptedRun(r.spec.name, r.row.run_uid, r.since, r.manifest) for r in found if r.row.pending]
+        return [_offered(each) for each in found if each.row.pending]
+
+
+def _offered(found: Interrupted) -> InterruptedRun:
+    return InterruptedRun(found.row.name, found.row.run_uid, found.since, found.manifest, found.trouble)
 
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ async def _view(machine: Machine, found: Interrupted) -> RunView:
     try:
         view = await machine.gateway.view(found.row.run_uid)
     except (GatewayAway, GatewayRefused) as error:
-        why = f"the interrupted run {found.spec.name} ({found.row.run_uid}) can't be read: {error}"
+        why = f"the interrupted run {found.row.name} ({found.row.run_uid}) can't be read: {error}"
         raise RunRefused(why, f"see `moorage verify {found.row.run_uid}`; another --state folder starts anew") from None
     if view is None:
         raise AssertionError(f"the store knows {found.row.run_uid}, and its gateway doesn't")
@@ -215,8 +219,7 @@ async def _view(machine: Machine, found: Interrupted) -> RunView:
 
 
 def _taken(found: Interrupted) -> RunRefused:
-    branch = found.spec.delivery.branch if found.spec.delivery else ""
-    why = f"the interrupted run {found.spec.name} of {found.since} ({found.row.run_uid}) delivers to {branch}, too"
+    why = f"the interrupted run {found.row.name} of {found.since} ({found.row.run_uid}) delivers to {found.branch}, too"
     go_on = f"`moorage run -f {found.manifest or 'ITS-MANIFEST'}` goes on with it"
     return RunRefused(why, f"{go_on}; --fresh here gives it up and begins this one; or name another branch")
 
@@ -228,7 +231,7 @@ async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: O
     await end_strays(machine.runs / uid)
     state = (await _view(machine, found)).state
     if state.end is None:
-        told = f"going on with run {found.spec.name} of {found.since}, which was interrupted"
+        told = f"going on with run {found.row.name} of {found.since}, which was interrupted"
         machine.listener.note(f"{told} after iteration {state.iteration}" if state.iteration else told)
     record = interrupted.lost_attempt(state, machine.clock.now_ms())
     if record is not None:
@@ -245,15 +248,15 @@ async def _close(machine: Machine, found: Interrupted) -> None:
     state = (await _view(machine, found)).state
     if state.cancel_stage is None:
         await machine.gateway.report(uid, state.epoch, [interrupted.cancel_request(now)])
-    objects = _bare(uid, found.spec.name, found.row.created_at)
+    objects = _bare(uid, found.row.name, found.row.created_at)
     try:
         async with _run_of(machine, objects) as run, asyncio.timeout(CLOSING_S):
             await run.run()
     except TimeoutError:
-        why = f"the interrupted run {found.spec.name} ({uid}) can't be closed: what it had sent off isn't settled yet"
+        why = f"the interrupted run {found.row.name} ({uid}) can't be closed: what it had sent off isn't settled yet"
         raise RunRefused(why, interrupted.how_to_go_on(found)) from None
     found.owned.done()
-    machine.listener.note(f"closed run {found.spec.name} of {found.since}; `moorage diff {uid}` shows what it had done")
+    machine.listener.note(f"closed run {found.row.name} of {found.since}; `moorage diff {uid}` shows what it had done")
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------

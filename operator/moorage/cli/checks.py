@@ -112,7 +112,7 @@ def runsc_check(tried: Tried) -> Check:
 def interrupted(run: InterruptedRun) -> Check:
     """R7: a run whose process died."""
     go_on = f"moorage run -f {run.manifest or 'ITS-MANIFEST'}"
-    hint = f"go on with it: {go_on}; or begin it anew: {go_on} --fresh"
+    hint = run.trouble or f"go on with it: {go_on}; or begin it anew: {go_on} --fresh"
     return warn("interrupted", f"run {run.name} of {run.since} ({run.uid}) has not ended", hint)
 
 

@@ -76,12 +76,15 @@ class LocalRun:
 
 @dataclass(frozen=True)
 class InterruptedRun:
-    """A run whose process died before its end. `manifest` is what it was started from, where that is known."""
+    """A run whose process died before its end. `manifest` is what it was started from, where that is known; `trouble`
+    says why this version can't go on with it, and is empty where it can.
+    """
 
     name: str
     uid: str
     since: str
     manifest: Path | None
+    trouble: str = ""
 
 
 class ManifestRefused(ValueError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from moorage.api.faults import faults
 from moorage.api.wire import (
     Admission,
     Change,
@@ -22,6 +23,7 @@ from moorage.api.wire import (
 )
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 
+T = TypeVar("T")
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
@@ -102,7 +104,7 @@ class GatewayClient:
 
     async def pending(self) -> tuple[RunBrief, ...]:
         """Runs that have not ended, and ended ones that have not been released."""
-        return RUN_LIST.validate_json(await self._call("GET", "/v1/runs?pending=true")).runs
+        return _read(RUN_LIST, await self._call("GET", "/v1/runs?pending=true")).runs
 
     async def changes(self, after: int) -> AsyncIterator[Change | None]:
         """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it."""
@@ -120,7 +122,7 @@ class GatewayClient:
     async def _view(
         self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
     ) -> RunView:
-        return RUN_VIEW.validate_json(await self._call(method, path, body, wait_s))
+        return _read(RUN_VIEW, await self._call(method, path, body, wait_s))
 
     async def _call(
         self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
@@ -140,6 +142,15 @@ class GatewayClient:
 
     def _headers(self) -> dict[str, Any]:
         return {"Authorization": f"Bearer {self._token()}", "Content-Type": "application/json"}
+
+
+def _read(kind: TypeAdapter[T], content: bytes) -> T:
+    """R8: another version's answer that says what this one doesn't know is refused by name."""
+    try:
+        return kind.validate_json(content)
+    except ValidationError as error:
+        why = f"this operator can't read the gateway's answer ({faults(error, 'answer')}): bring both to one version"
+        raise GatewayRefused(200, "Unreadable", why) from None
 
 
 def _refusal(status: int, content: bytes) -> GatewayRefused | GatewayAway:

@@ -120,6 +120,7 @@ def from_store(error: store_errors.StoreError) -> Refusal:
         case (
             store_errors.Fenced()
             | store_errors.SpecConflict()
+            | store_errors.SpecUnreadable()
             | store_errors.OffsetConflict()
             | store_errors.DuplicateMismatch()
             | store_errors.RunSealed()

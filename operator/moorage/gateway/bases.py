@@ -12,6 +12,8 @@ from moorage.gateway.errors import Refusal, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.gateway.upstream import upstream_of
+from moorage.store.errors import SpecUnreadable
+from moorage.store.specs import stored_spec
 from moorage.workspace.errors import NotFound, WorkspaceError
 
 
@@ -69,11 +71,19 @@ class Bases:
             earlier = (row.created_at, row.run_uid) < (run.now.row.created_at, run.uid)
             if row.identity.workspace != run.spec.workspace.key or not earlier:
                 continue
-            other = ResolvedRun.model_validate(await self._gate.deps.store.spec(row.run_uid))
-            if other.contends_with(run.spec):
+            other = await self._readable(row.run_uid)
+            if other is not None and other.contends_with(run.spec):
                 branch = run.spec.delivery.branch
                 why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
                 raise UpstreamRefused(why, reason="BranchTaken")
+
+    async def _readable(self, uid: str) -> ResolvedRun | None:
+        """None for one that no gateway of this version can push on: should another, the push compares first (E5)."""
+        try:
+            return await stored_spec(self._gate.deps.store, uid)
+        except SpecUnreadable as error:
+            self._gate.deps.log.warning("spec_unreadable", run=uid, why=error.why)
+            return None
 
 
 def refuse_ended(run: Run) -> None:

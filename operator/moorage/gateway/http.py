@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from moorage.api.faults import faults
 from moorage.api.wire import ErrorBody
 from moorage.core.journal.errors import JournalError
 from moorage.gateway.errors import Invalid, Refusal, TooLarge
@@ -39,14 +40,7 @@ async def read_model(request: Request, model: type[M], limit: int) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise Invalid(_faults(error)) from None
-
-
-def _faults(error: ValidationError) -> str:
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    words = [f"{'.'.join(str(part) for part in fault['loc']) or 'body'}: {fault['msg']}" for fault in faults[:5]]
-    more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
-    return "; ".join(words)[:2000] + more
+        raise Invalid(faults(error)) from None
 
 
 def answer(model: BaseModel, status: int = 200) -> Response:

@@ -45,6 +45,7 @@ from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import OffsetConflict, RunSealed, StoreError
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
+from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
 
 ENDS = {
@@ -151,10 +152,10 @@ class Ledger:
     # --- runs in memory -----------------------------------------------------------------------------------------------
 
     async def open(self, uid: str) -> Run:
-        """The run, replayed where it isn't in memory. Raise UnknownRun, JournalCorrupted."""
+        """The run, replayed where it isn't in memory. Raise UnknownRun, SpecUnreadable, JournalCorrupted."""
         run = self._alive.get(uid)
         if run is None:
-            spec = ResolvedRun.model_validate(await self.store.spec(uid))
+            spec = await stored_spec(self.store, uid)
             run = self._alive.setdefault(uid, Run(uid, spec))
         if run.at is None:
             async with run.writing:

@@ -163,13 +163,13 @@ class RunsRoom:
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
 
     async def _brief(self, row: Execution) -> RunBrief:
-        """From its row alone: a list takes no replay, and one broken journal hides no other run (J5, R7)."""
+        """From its row alone: a list takes no replay; one broken journal or old spec hides no other run (J5, R7)."""
         spec = await self._gate.deps.store.spec(row.run_uid)
         return RunBrief(
             uid=row.run_uid,
             tenant=row.tenant,
             name=row.name,
-            placement=str(spec["placement"]),
+            placement=str(spec.get("placement", "cluster")),
             phase=PHASES[row.status],
             epoch=row.fence_epoch,
             released=row.sealed,

@@ -28,6 +28,15 @@ class SpecConflict(StoreError):
         super().__init__(f"run {run_uid} was admitted with another spec, which later edits don't reach: make a new run")
 
 
+class SpecUnreadable(StoreError):
+    """R8: the run was admitted by a version whose spec this one doesn't understand. `why` names the fields."""
+
+    def __init__(self, run_uid: str, why: str) -> None:
+        self.run_uid, self.why = run_uid, why
+        do = "let the version that admitted it bring it to its end, or delete the run: its journal stays as it is"
+        super().__init__(f"this version can't read the spec that run {run_uid} was admitted with ({why}): {do}")
+
+
 class Fenced(StoreError):
     """F3: the writer's epoch is not the owner's. `current` is the epoch that commits."""
 
