@@ -571,6 +571,21 @@ async def test_an_unreachable_remote_is_asked_again_for_a_minute(gateway, upstre
     assert (await operator.state())["agent_end"]["reason"] == "GitUnreachable"
 
 
+async def test_each_attempt_has_its_own_minute_for_an_unreachable_remote(gateway, upstream, clock) -> None:
+    spec = with_workspace(resolved(upstream), url="http://127.0.0.1:9/shop.git")
+    operator, answer = await first_contact(gateway, spec)
+    refused(answer, 503, "GitUnreachable")
+    clock.advance(59_000)
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    refused(await second.get("/v1/self"), 503, "GitUnreachable")
+    clock.advance(59_000)
+    refused(await second.get("/v1/self"), 503, "GitUnreachable")
+    clock.advance(1_000)
+    refused(await second.get("/v1/self"), 424, "GitUnreachable")
+
+
 async def test_a_branch_that_exists_is_told_before_any_work(gateway, upstream) -> None:
     spec = resolved(upstream, delivery=ResolvedDelivery(branch="main"))
     operator, answer = await first_contact(gateway, spec)

@@ -28,7 +28,6 @@ class Assignments:
     def __init__(self, gate: Gate, bases: Bases) -> None:
         self._gate, self._bases = gate, bases
         self._mirrors = gate.deps.mirrors
-        self._unreachable_since: dict[tuple[str, int], int] = {}
 
     async def assign(self, caller: Caller) -> Assignment:
         """The assignment. Raise UpstreamRefused (the run ends), Unavailable (ask again), Refusal (nothing to do)."""
@@ -42,7 +41,7 @@ class Assignments:
             base = await self._bases.base(run)
         except (WorkspaceError, UpstreamRefused, Unavailable) as error:
             raise await self._failed(caller, error) from None
-        self._unreachable_since.pop((run.uid, caller.epoch), None)
+        run.unreachable_since = None
         return _assignment(caller, self._git(run, base, _resume(run.state)))
 
     async def _note_start(self, caller: Caller) -> None:
@@ -69,7 +68,7 @@ class Assignments:
             if refusal.reason not in PASSING or self._patient(caller):
                 return refusal
             refusal = UpstreamRefused(refusal.message, reason=refusal.reason)
-        self._unreachable_since.pop((caller.run.uid, caller.epoch), None)
+        caller.run.unreachable_since = None
         payload = {"outcome": "failed", "reason": refusal.reason, "message": refusal.message[:4096]}
         draft = self._gate.ledger.observed(
             RecordType.AGENT_FINISHED, payload, caller.epoch, attempt=caller.run.state.attempt
@@ -78,9 +77,10 @@ class Assignments:
         return refusal
 
     def _patient(self, caller: Caller) -> bool:
-        now = self._gate.deps.clock.monotonic_ms()
-        since = self._unreachable_since.setdefault((caller.run.uid, caller.epoch), now)
-        return now - since < self._gate.deps.settings.upstream_patience_ms
+        run, now = caller.run, self._gate.deps.clock.monotonic_ms()
+        if run.unreachable_since is None or run.unreachable_since[0] != caller.epoch:
+            run.unreachable_since = caller.epoch, now
+        return now - run.unreachable_since[1] < self._gate.deps.settings.upstream_patience_ms
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 

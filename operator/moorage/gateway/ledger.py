@@ -79,6 +79,7 @@ class Run:
     uid: str
     spec: ResolvedRun
     at: Reduced | None = None
+    unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
     bell: Bell = field(default_factory=Bell)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
