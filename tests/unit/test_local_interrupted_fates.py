@@ -134,6 +134,35 @@ def test_nobody_who_looks_finds_a_run_before_its_owner_has_locked_it(
     assert list((tmp_path / "owners").iterdir()) == []
 
 
+def test_what_died_before_its_run_was_owned_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    owners = Owners(tmp_path)
+    dead = tmp_path / f".{NEW}"
+    dead.touch()
+    living = owners.take(".living")
+    owners.new(OLD, OWNER).let_go()
+    owners.clear_unborn()
+    assert living is not None
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".living", OLD]
+
+
+def test_who_is_cleared_away_while_it_begins_begins_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners, lock = Owners(tmp_path), fcntl.flock
+
+    def cleared_first(descriptor: int, how: int) -> None:
+        monkeypatch.setattr("moorage.app.owners.fcntl.flock", lock)
+        owners.clear_unborn()
+        lock(descriptor, how)
+
+    monkeypatch.setattr("moorage.app.owners.fcntl.flock", cleared_first)
+    owned = owners.new(OLD, OWNER)
+    assert owners.known() == [OLD]
+    assert owners.take(OLD) is None
+    owned.done()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_half_a_word_of_a_dead_owner_is_none(tmp_path: Path) -> None:
     owners = Owners(tmp_path)
     (tmp_path / OLD).write_text('{"pid": 1, "mani')

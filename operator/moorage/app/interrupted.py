@@ -71,6 +71,7 @@ class Interrupted:
 
 async def find(kept: Stores, owners: Owners, tenant: str, runs: Path) -> list[Interrupted]:
     """All of them, oldest first, each owned by this process now. What was never admitted is cleared away."""
+    owners.clear_unborn()
     pending = {row.run_uid for row in await kept.store.list_pending(tenant)}
     found = []
     for uid in sorted(pending | set(owners.known())):

@@ -83,13 +83,20 @@ class Owners:
         there = self._folder.iterdir() if self._folder.is_dir() else ()
         return sorted(each.name for each in there if not each.name.startswith(UNBORN))
 
-    def take(self, uid: str) -> Owned | None:
-        """Own that run, new or interrupted; None while somebody else does."""
+    def clear_unborn(self) -> None:
+        """Remove what was left by those who died between making a file and owning a run."""
+        there = self._folder.iterdir() if self._folder.is_dir() else ()
+        for each in [each.name for each in there if each.name.startswith(UNBORN)]:
+            if owned := self.take(each):
+                owned.done()
+
+    def take(self, uid: str, *, wait: bool = False) -> Owned | None:
+        """Own that run, new or interrupted; None while somebody else does, unless that is waited for."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / uid
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not _locked(descriptor):
+            if not _locked(descriptor, wait=wait):
                 os.close(descriptor)
                 return None
             if _is_at(descriptor, path):
@@ -98,9 +105,9 @@ class Owners:
 
     def new(self, uid: str, owner: Owner) -> Owned:
         """Own a run that is about to begin: nobody who looks finds its file before it is locked."""
-        owned = self.take(f"{UNBORN}{uid}")
+        owned = self.take(f"{UNBORN}{uid}", wait=True)  # for no more than a moment, for one who clears up
         if owned is None:
-            raise AssertionError(f"a fresh UID has an owner: {uid}")
+            raise AssertionError("unreachable")
         born = Owned(uid, self._folder / uid, owned.descriptor)
         born.tell(owner)
         owned.path.rename(born.path)
@@ -124,9 +131,9 @@ def clear_socket(owned: Owned) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, *, wait: bool) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
