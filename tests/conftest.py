@@ -9,6 +9,7 @@ from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
 from e2e.cluster.postgres import ensure_postgres
+from moorage.runner import processes
 from moorage.testing.postgres import PostgresServer
 
 settings.register_profile(
@@ -35,7 +36,18 @@ def _wants_postgres(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+    """One for all tests of this process. A runner that a test has in this process doesn't see it: at its end it kills
+    whatever descends from it.
+    """
+    everything = processes.processes
+    with PostgresServer() as server, pytest.MonkeyPatch.context() as patch:
+
+        def without_the_server() -> dict[int, processes.Entry]:
+            table = everything()
+            hidden = {server.pid} | processes.below({server.pid}, table)
+            return {pid: entry for pid, entry in table.items() if pid not in hidden}
+
+        patch.setattr(processes, "processes", without_the_server)
         yield server
 
 
