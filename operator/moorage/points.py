@@ -19,7 +19,7 @@ class Point(StrEnum):
     """`<boundary>/<stage>`: before it, within it (begun and not durable, or done and not told), after it."""
 
     ADMIT_BEFORE = "admission/before"
-    ADMIT_WITHIN = "admission/within"  # the row is there, its first record isn't
+    ADMIT_WITHIN = "admission/within"  # the spec's content is there, the run isn't
     ADMIT_AFTER = "admission/after"
     EPOCH_BEFORE = "epoch/before"
     EPOCH_AFTER = "epoch/after"
@@ -42,6 +42,9 @@ class Point(StrEnum):
     PUSH_BEFORE = "push/before"  # journaled as dispatched, nothing sent
     PUSH_WITHIN = "push/within"  # the remote has answered, there is no receipt
     PUSH_AFTER = "push/after"
+    EGRESS_BEFORE = "egress/before"  # journaled as dispatched, nothing sent
+    EGRESS_WITHIN = "egress/within"  # the host has answered, there is no receipt
+    EGRESS_AFTER = "egress/after"  # there is one, the agent wasn't told
     VOLUME_BEFORE = "volume/before"
     VOLUME_AFTER = "volume/after"
     SANDBOX_BEFORE = "sandbox/before"

@@ -114,13 +114,13 @@ class Trial:
     A store may ask again for the same append, after a transaction that it shared with others was undone.
     """
 
-    def __init__(self, start: Reduced) -> None:
-        self._start = start
-        self.state, self.facts = start.state, start.facts
+    def __init__(self, state: RunState, facts: Facts) -> None:
+        self._start = state, facts
+        self.state, self.facts = self._start
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Raise Illegal or Invalid for what can't follow; nothing is appended then."""
-        self.state, self.facts = self._start.state, self._start.facts
+        self.state, self.facts = self._start
         for record in records:
             try:
                 self.state, self.facts = reduce(self.state, record), fold(self.facts, record)
@@ -208,34 +208,46 @@ class Ledger:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None) -> Run:
+    async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None, content: BlobRef | None = None) -> Run:
         """Make a run known, once (O6), and raise the fence of its first attempt with it.
 
-        Raise SpecConflict where the uid came with another spec before, Fenced where that epoch is over.
+        `content` is what `keep_spec` answered. Raise SpecConflict where the uid came with another spec before, Fenced
+        where that epoch is over.
         """
-        content = spec.model_dump(mode="json")
-        spec_hash = canonical_hash(content)
-        now = self._clock.now_ms()
-        identity = RunIdentity(
-            tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=spec.workspace.key
-        )
         reached(Point.ADMIT_BEFORE)
-        await self.store.persist(
-            NewExecution(identity=identity, name=spec.name, spec_hash=spec_hash, spec=content, created_at=now)
-        )
-        run = await self.open(spec.uid)
+        content = content or await self.keep_spec(spec)
         reached(Point.ADMIT_WITHIN)
-        if run.state.phase is RunPhase.PENDING:
-            ref = await self.attach(run, spec.model_dump_json().encode())
-            draft = self.observed(RecordType.RUN_ADMITTED, {"spec_hash": spec_hash}, attachments={"spec": ref})
-            if fence is None:
-                await self.append(run, None, [draft])
-            else:
-                await self._raise(run, fence.epoch, [draft, self._raised(fence)])
-        elif fence is not None:
-            await self.raise_fence(run, fence)
+        run = await self._begin(spec, fence, content)
+        if run is None:  # it had begun before
+            run = await self.open(spec.uid)
+            if fence is not None:
+                await self.raise_fence(run, fence)
         reached(Point.ADMIT_AFTER)
         return run
+
+    async def _begin(self, spec: ResolvedRun, fence: FenceRequest | None, content: BlobRef) -> Run | None:
+        """One durable step. None where the run's journal has begun already."""
+        new = _execution(spec, self._clock.now_ms())
+        drafts = [self.observed(RecordType.RUN_ADMITTED, {"spec_hash": new.spec_hash}, attachments={"spec": content})]
+        if fence is not None:
+            drafts.append(self._raised(fence))
+        run, trial = Run(spec.uid, spec), Trial(RunState(), Facts())
+        if fence is not None:
+            reached(Point.EPOCH_BEFORE)
+        with self._timed(run):
+            result = await self.store.admit(new, fence.epoch if fence else None, drafts, guard=trial)
+        if fence is not None:
+            reached(Point.EPOCH_AFTER)
+        if not result.appended or self._alive.setdefault(spec.uid, run) is not run:
+            return None
+        async with run.writing:
+            await self._advance(run, result, trial)
+        self._touch(run)
+        return run
+
+    async def keep_spec(self, spec: ResolvedRun) -> BlobRef:
+        """Make a run's spec durable: its first record will name it (J8)."""
+        return await self._attach(spec.tenant, spec.model_dump_json().encode())
 
     async def append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
         """Append all or none, durable on return. `epoch` None: a fact that belongs to no attempt.
@@ -256,7 +268,7 @@ class Ledger:
         for last in range(RETRIES, -1, -1):
             at = await self._load(run)
             self._refuse_older(at.state, epoch)
-            trial = Trial(at)
+            trial = Trial(at.state, at.facts)
             try:
                 with self._timed(run):
                     result = await self.store.append(
@@ -283,7 +295,7 @@ class Ledger:
             self._refuse_older(at.state, epoch)
             if epoch == at.state.epoch:
                 return
-            trial = Trial(at)
+            trial = Trial(at.state, at.facts)
             reached(Point.EPOCH_BEFORE)
             with self._timed(run):
                 result = await self.store.raise_fence(run.uid, epoch, drafts, guard=trial)
@@ -338,7 +350,10 @@ class Ledger:
 
     async def attach(self, run: Run, content: bytes) -> BlobRef:
         """Make erasable content durable, apart for each tenant, before the record that names it (J8)."""
-        return await self.blobs.put(run.tenant, content, Privacy.CONTENT, Retention.ERASABLE)
+        return await self._attach(run.tenant, content)
+
+    async def _attach(self, tenant: str, content: bytes) -> BlobRef:
+        return await self.blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE)
 
     def observed(
         self,
@@ -358,6 +373,16 @@ class Ledger:
             payload=payload,
             **ids,
         )
+
+
+def _execution(spec: ResolvedRun, now: int) -> NewExecution:
+    content = spec.model_dump(mode="json")
+    identity = RunIdentity(
+        tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=spec.workspace.key
+    )
+    return NewExecution(
+        identity=identity, name=spec.name, spec_hash=canonical_hash(content), spec=content, created_at=now
+    )
 
 
 class _Append:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from moorage.api.wire import Admission, DeliverRequest, FenceRequest, PodRegistration, Released, ReportRequest, Role
-from moorage.core.journal.record import RecordType
+from moorage.api.wire import (
+    Admission,
+    DeliverRequest,
+    FenceRequest,
+    PodRegistration,
+    Released,
+    ReportRequest,
+    ResolvedRun,
+    Role,
+)
+from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
 from moorage.gateway.bases import Bases
@@ -59,9 +70,22 @@ class RunsRoom:
         if body.uid != request.path_params["uid"]:
             raise Invalid("uid: the path and the body name different runs")
         spec = body.run
-        if not await self._known(spec.uid):
-            await demand_credentials(spec, self._gate.deps.secrets)
-        return await self._view(await self._ledger.admit(spec, body.fence))
+        content = None if await self._known(spec.uid) else await self._usable(spec)
+        return await self._view(await self._ledger.admit(spec, body.fence, content))
+
+    async def _usable(self, spec: ResolvedRun) -> BlobRef:
+        """Keep a new run's spec while its Secrets are looked for; both are over when this raises.
+
+        What a refused run leaves is swept up, since no record names it.
+        """
+        kept, lacking = await asyncio.gather(
+            self._ledger.keep_spec(spec), demand_credentials(spec, self._gate.deps.secrets), return_exceptions=True
+        )
+        if lacking is not None:
+            raise lacking
+        if isinstance(kept, BaseException):
+            raise kept
+        return kept
 
     async def _known(self, uid: str) -> bool:
         try:

@@ -62,6 +62,13 @@ def plan_fence(row: Execution, epoch: int) -> Execution:
     return row if epoch == row.fence_epoch else replace(row, fence_epoch=epoch, version=row.version + 1)
 
 
+def plan_admission(row: Execution, epoch: int | None, drafts: Sequence[Draft], guard: Guard | None) -> AppendPlan:
+    """Decide the first records of a run, and its first fence; nothing where its journal has begun already."""
+    if row.head.offset >= 0:
+        return AppendPlan((), AppendResult((), row))
+    return plan_append(row if epoch is None else plan_fence(row, epoch), epoch, drafts, None, {}, guard=guard)
+
+
 def plan_status(row: Execution, status: ExecutionStatus, expected_version: int) -> Execution:
     """Return the row with another status (S4)."""
     if row.version != expected_version:

@@ -155,6 +155,15 @@ class DurableExecutionStore(Protocol):
     async def persist(self, new: NewExecution) -> Execution:
         """Make a run durable. The same run with the same spec hash is the same run; another spec is SpecConflict."""
 
+    async def admit(
+        self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None
+    ) -> AppendResult:
+        """Persist a run and begin its journal in one step: `drafts` are its first records, under `epoch` where given.
+
+        A run that has records already is left as it is, and the answer holds none. Raise as `persist` and
+        `raise_fence` do.
+        """
+
     async def get(self, run_uid: str) -> Execution:
         """Return the row of a run. Raise UnknownRun."""
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.points import Point, reached
 from moorage.store import appending
 from moorage.store import postgres_rows as sql
 from moorage.store.appending import AppendPlan
@@ -68,16 +69,26 @@ class PostgresStore:
         """See the port."""
 
         async def work(db: Db) -> Execution:
-            if (found := await sql.find_execution(db, new.identity.run_uid)) is None:
-                await sql.order(db)  # from here on nobody else adds a run
-                found = await sql.find_execution(db, new.identity.run_uid)
-            if found is None:
-                return await sql.insert_execution(db, new)
-            if found[1].spec_hash != new.spec_hash:
-                raise SpecConflict(new.identity.run_uid)
-            return found[1]
+            return (await _persisted(db, new))[1]
 
         return await self._writer.transaction(work)
+
+    async def admit(
+        self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None
+    ) -> AppendResult:
+        """See the port."""
+        appending.record_ids(drafts)
+
+        async def work(db: Db) -> AppendResult:
+            run, row = await _persisted(db, new)
+            plan = appending.plan_admission(row, epoch, drafts, guard)
+            await sql.write(db, [sql.Held(run, row, plan.result.execution, list(plan.rows))])
+            return plan.result
+
+        reached(Point.APPEND_BEFORE)
+        result = await self._writer.transaction(work)
+        reached(Point.APPEND_AFTER)
+        return result
 
     async def get(self, run_uid: str) -> Execution:
         """See the port."""
@@ -238,6 +249,18 @@ class PostgresStore:
 
     async def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
         return await self._reader.read(lambda db: sql.events(db, run, max(from_offset, 0), limit))
+
+
+async def _persisted(db: Db, new: NewExecution) -> tuple[int, Execution]:
+    """The run's row, locked; a new one is there for others after this transaction."""
+    if (found := await sql.find_execution(db, new.identity.run_uid, lock=True)) is None:
+        await sql.order(db)  # from here on nobody else adds a run
+        found = await sql.find_execution(db, new.identity.run_uid, lock=True)
+    if found is None:
+        return await sql.insert_execution(db, new)
+    if found[1].spec_hash != new.spec_hash:
+        raise SpecConflict(new.identity.run_uid)
+    return found
 
 
 async def _session(db: Db, tenant: str, session_id: str, *, lock: bool = False) -> Session:

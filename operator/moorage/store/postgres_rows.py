@@ -89,15 +89,18 @@ async def begin(db: Db, run_uids: Iterable[str], asked: Sequence[tuple[str, str]
 
 async def commit(db: Db, held: Iterable[Held]) -> None:
     """Write what changed, and commit. One round trip."""
-    changed = [one for one in held if one.now != one.before]
-    if not changed:
-        await db.execute("COMMIT")
-        return
     async with db.pipeline():
+        await write(db, held)
+        await db.execute("COMMIT")
+
+
+async def write(db: Db, held: Iterable[Held]) -> None:
+    """Write what changed, as the last step of a transaction: it takes the lock that orders commits."""
+    changed = [one for one in held if one.now != one.before]
+    if changed:
         await _insert_events(db, changed)
         await db.execute(_ORDERED)
         await db.execute(_UPDATE, _states(changed))
-        await db.execute("COMMIT")
 
 
 async def _insert_events(db: Db, held: Sequence[Held]) -> None:
@@ -135,14 +138,14 @@ async def order(db: Db) -> None:
     await db.execute(_ORDERED)
 
 
-async def insert_execution(db: Db, new: NewExecution) -> Execution:
-    """Write a run's row and spec, in a transaction that has called `order`."""
+async def insert_execution(db: Db, new: NewExecution) -> tuple[int, Execution]:
+    """Write a run's row and spec, in a transaction that has called `order`; return its short name and its row."""
     who = new.identity
     values = (who.run_uid, who.tenant, who.session_id, who.workspace, who.agent_id, who.fire_id, new.name)
     row = await (await db.execute(_INSERT, (*values, new.spec_hash, new.created_at))).fetchone()
     run, execution = r.execution(row or ())
     await db.execute("INSERT INTO execution_specs (run, spec) VALUES (%s, %b)", (run, canonical(new.spec)))
-    return execution
+    return run, execution
 
 
 async def find_execution(db: Db, run_uid: str, *, lock: bool = False) -> tuple[int, Execution] | None:

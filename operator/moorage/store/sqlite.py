@@ -55,16 +55,19 @@ class SqliteStore:
 
     async def persist(self, new: NewExecution) -> Execution:
         """See the port."""
+        return await self._writes.run(lambda: self._persisted(new)[1])
 
-        def work() -> Execution:
-            if (found := sqlite_rows.find_execution(self._db, new.identity.run_uid)) is None:
-                sqlite_rows.insert_execution(self._db, new)
-                return sqlite_rows.get_execution(self._db, new.identity.run_uid)[1]
-            if found[1].spec_hash != new.spec_hash:
-                raise SpecConflict(new.identity.run_uid)
-            return found[1]
+    async def admit(
+        self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None
+    ) -> AppendResult:
+        """See the port."""
+        appending.record_ids(drafts)
 
-        return await self._writes.run(work)
+        def work() -> AppendResult:
+            run, row = self._persisted(new)
+            return self._commit(run, row, appending.plan_admission(row, epoch, drafts, guard))
+
+        return _durable(await self._writes.run(work))
 
     async def get(self, run_uid: str) -> Execution:
         """See the port."""
@@ -241,6 +244,14 @@ class SqliteStore:
         sqlite_rows.update_execution(self._db, run, row, plan.result.execution)
         reached(Point.APPEND_WITHIN)
         return plan.result
+
+    def _persisted(self, new: NewExecution) -> tuple[int, Execution]:
+        if (found := sqlite_rows.find_execution(self._db, new.identity.run_uid)) is None:
+            sqlite_rows.insert_execution(self._db, new)
+            return sqlite_rows.get_execution(self._db, new.identity.run_uid)
+        if found[1].spec_hash != new.spec_hash:
+            raise SpecConflict(new.identity.run_uid)
+        return found
 
     def _existing(self, run: int, drafts: Sequence[Draft]) -> dict[str, Stored]:
         return sqlite_rows.events_by_id(self._db, run, appending.record_ids(drafts))
