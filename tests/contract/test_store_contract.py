@@ -21,6 +21,7 @@ from moorage.core.journal.record import (
     Source,
     Stored,
 )
+from moorage.core.journal.snapshots import Snapshot
 from moorage.store.errors import (
     DuplicateMismatch,
     Fenced,
@@ -40,7 +41,6 @@ from moorage.store.port import (
     NewExecution,
     Pod,
     Session,
-    Snapshot,
 )
 from moorage.store.reading import verify_stored
 

@@ -6,16 +6,19 @@ import random
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from moorage.api.wire import FenceRequest, ResolvedAgent, ResolvedRun, ResolvedWorkspace
+from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.reducer import replay
 from moorage.gateway.errors import Fenced, Illegal
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.snapshots import Snapshots
 from moorage.store.blobs import MemoryBlobs
 from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
@@ -40,7 +43,9 @@ def spec(uid: str = "u1") -> ResolvedRun:
 def ledger(store: Any, cached: int = 16) -> Ledger:
     clock = StepClock()
     metrics = GatewayMetrics(CollectorRegistry())
-    return Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, GatewaySettings(cached_runs=cached))
+    settings = GatewaySettings(cached_runs=cached)
+    snapshots = Snapshots(store, SigningKey.new(), metrics, structlog.get_logger(), settings)
+    return Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots)
 
 
 def fact(made: Ledger, kind: RecordType, key: object, **payload: Any) -> Draft:

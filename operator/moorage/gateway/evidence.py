@@ -18,6 +18,7 @@ from moorage.gateway.errors import NotFound
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.reading import decoded
 
 TAR = "application/x-tar"
 BUNDLE = "application/x-git-bundle"
@@ -67,14 +68,12 @@ class EvidenceRoom:
         return run
 
     async def _cited(self, run: Run, last: int) -> AsyncIterator[bytes]:
-        at = 0
-        while at <= last:
-            for record in await self._store.read(run.uid, at, self._gate.deps.settings.replay_page):
-                if record.seq <= last:
-                    for ref in record.blobs:
-                        for part in await self._member(run, ref):
-                            yield part
-                at = record.seq + 1
+        async for record in decoded(self._store, run.uid):
+            if record.seq > last:
+                break
+            for ref in record.blobs:
+                for part in await self._member(run, ref):
+                    yield part
         yield END
 
     async def _member(self, run: Run, ref: BlobRef) -> tuple[bytes, bytes, bytes]:

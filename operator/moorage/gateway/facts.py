@@ -13,6 +13,8 @@ from typing import Any
 
 from moorage.core.journal.record import BlobRef, Record, RecordType
 
+FACTS_VERSION = 1
+"""Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
 

@@ -18,6 +18,7 @@ from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.ports import LeaseRenewer, Secrets
 from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.snapshots import Snapshots
 from moorage.store import errors as store_errors
 from moorage.store.blobs import BlobStore
 from moorage.store.port import DurableExecutionStore, Pod
@@ -67,7 +68,8 @@ class Gate:
 
     def __init__(self, deps: GatewayDeps) -> None:
         self.deps = deps
-        self.ledger = Ledger(deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings)
+        snapshots = Snapshots(deps.store, deps.head_key, deps.metrics, deps.log, deps.settings)
+        self.ledger = Ledger(deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings, snapshots=snapshots)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(deps.leases, deps.clock, deps.metrics, deps.log, deps.settings.lease_renewal_ms)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -34,6 +34,7 @@ from moorage.core.journal.record import (
     Source,
     refuse_unknown_critical,
 )
+from moorage.core.journal.snapshots import Grown
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.reducer import Replay, reduce
 from moorage.core.run.state import RunState
@@ -41,6 +42,7 @@ from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
+from moorage.gateway.snapshots import Snapshots
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import OffsetConflict, RunSealed, StoreError
@@ -80,6 +82,7 @@ class Run:
     spec: ResolvedRun
     at: Reduced | None = None
     unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
+    grown: Grown = field(default_factory=Grown)  # since the last snapshot
     bell: Bell = field(default_factory=Bell)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -142,8 +145,11 @@ class Ledger:
         clock: Clock,
         metrics: GatewayMetrics,
         settings: GatewaySettings,
+        *,
+        snapshots: Snapshots,
     ) -> None:
         self.store, self.blobs = store, blobs
+        self._snapshots = snapshots
         self.bell = Bell()
         self.up_since = clock.now_ms()
         self._clock, self._metrics, self._settings = clock, metrics, settings
@@ -173,16 +179,17 @@ class Ledger:
     async def _load(self, run: Run) -> Reduced:
         if run.at is None:
             row = await self.store.get(run.uid)
-            run.at = await self._replay(row)
+            await self._replay(run, row)
             await self._settle_status(run)
-        return run.at
+        return run.now
 
-    async def _replay(self, row: Execution) -> Reduced:
-        """Verify the chain and reduce it in one pass, one record in memory at a time."""
-        replayed, facts = Replay(), Facts()
-        verifier = ChainVerifier(run_uid=row.run_uid)
-        if row.head.offset >= 0:
-            async for entry in self.store.stored(row.run_uid):
+    async def _replay(self, run: Run, row: Execution) -> None:
+        """Verify the chain and reduce it in one pass, from the latest snapshot that fits, page by page."""
+        start = await self._snapshots.latest(row)
+        replayed, facts, size = Replay(start.state), start.facts, 0
+        verifier = ChainVerifier(start.head, row.run_uid)
+        if row.head.offset > start.head.offset:
+            async for entry in self.store.stored(row.run_uid, start.head.offset + 1):
                 if broken := verifier.feed(entry):
                     raise broken.error()
                 if (record := verifier.last) is None:
@@ -190,13 +197,22 @@ class Ledger:
                 refuse_unknown_critical(record)
                 replayed.feed(record)
                 facts = fold(facts, record)
+                size += len(entry.body)
                 if record.seq == row.head.offset:
                     break
         verdict = verifier.result(row.head)
         if isinstance(verdict, Broken):
             raise verdict.error()
         self._metrics.replays.inc()
-        return Reduced(row, replayed.state, facts)
+        run.at = Reduced(row, replayed.state, facts)
+        run.grown = Grown().by(row.head.offset - start.head.offset, size)
+        await self._snap(run, ())
+
+    async def _snap(self, run: Run, kinds: Iterable[str]) -> None:
+        """P1: an optimisation, after what is durable already. A sealed run isn't worth any."""
+        at = run.now
+        if not at.row.sealed:
+            run.grown = await self._snapshots.after(at.row, at.state, at.facts, run.grown, kinds)
 
     async def _settle_status(self, run: Run) -> None:
         """S4: the status follows from the phase. A crash between the two is mended here."""
@@ -331,7 +347,9 @@ class Ledger:
             await self._load(run)
         for record in result.appended:
             self._metrics.records.labels(record.source).inc()
+        run.grown = run.grown.by(len(result.appended), result.size)
         await self._settle_status(run)
+        await self._snap(run, {record.type for record in result.appended})
         self._ring(run)
         return result
 

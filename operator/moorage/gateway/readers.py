@@ -22,6 +22,7 @@ from moorage.gateway.http import NDJSON, query_flag
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
 from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.reading import decoded
 from moorage.workspace.refs import candidate_ref
 
 DIFF = "text/x-diff; charset=utf-8"
@@ -100,15 +101,14 @@ class ReadersRoom:
         return StreamingResponse(self._logs(run, follow=query_flag(request, "follow")), media_type=TEXT)
 
     async def _logs(self, run: Run, *, follow: bool) -> AsyncIterator[bytes]:
-        at, page = 0, self._gate.deps.settings.replay_page
+        at = 0
         while True:
             current = await self._gate.ledger.open(run.uid)
             bell, ended = current.bell.arm(), current.state.end is not None
-            while records := await self._store.read(run.uid, at, page):
-                for record in records:
-                    if record.type == RecordType.AGENT_OUTPUT:
-                        yield await self._output(run, record)
-                at = records[-1].seq + 1
+            async for record in decoded(self._store, run.uid, at):
+                if record.type == RecordType.AGENT_OUTPUT:
+                    yield await self._output(run, record)
+                at = record.seq + 1
             if ended or not follow:
                 return
             await rung_within(bell, self._gate.deps.settings.keep_alive_ms)

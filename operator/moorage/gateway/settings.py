@@ -27,9 +27,6 @@ class GatewaySettings:
     cached_runs: int = 2_048
     """Reduced runs kept in memory, the least recently used goes first; a run that is gone is replayed again."""
 
-    replay_page: int = 512
-    """Records read at once while replaying: bounds memory at 512 x 64 KiB = 32 MiB."""
-
     max_body_bytes: int = 8 * MIB
     """JSON body of a door other than the model's: a goal of 300 KiB and 64 KiB outputs of many checks fit."""
 
@@ -38,6 +35,12 @@ class GatewaySettings:
 
     max_content_bytes: int = 16 * MIB
     """Content of one model request or answer that is kept for replay; a longer one is marked as cut."""
+
+    snapshot_records: int = 1_024
+    """P1: about as many records are read again in a recovery; reading them takes some 20 ms, a snapshot one append."""
+
+    snapshot_bytes: int = 4 * MIB
+    """P1: and about as many bytes of them."""
 
     inline_payload_bytes: int = 64 * KIB
     """J8: a payload above this goes to the blob store."""

@@ -50,7 +50,8 @@ def plan_append(
     by_id |= {record.record_id: record for record, _ in rows}
     after = replace(row, head=head_at(rows[-1][0])) if rows else row
     after = _with_status(after, status or row.status)
-    return AppendPlan(rows, AppendResult(tuple(by_id[d.record_id] for d in drafts), after, duplicates))
+    size = sum(len(stored.body) for _, stored in rows)
+    return AppendPlan(rows, AppendResult(tuple(by_id[d.record_id] for d in drafts), after, duplicates, size))
 
 
 def plan_fence(row: Execution, epoch: int) -> Execution:

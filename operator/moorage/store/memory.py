@@ -9,6 +9,7 @@ from typing import Any
 
 from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.core.journal.snapshots import Snapshot
 from moorage.store import appending
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownRun, UnknownSession
@@ -20,7 +21,6 @@ from moorage.store.port import (
     NewExecution,
     Pod,
     Session,
-    Snapshot,
 )
 from moorage.store.reading import recover
 

@@ -15,6 +15,10 @@ from typing import Any, Protocol
 from moorage.api.wire import Change
 from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.record import Draft, Record, RunIdentity, Stored
+from moorage.core.journal.snapshots import Snapshot
+
+PAGE_RECORDS, PAGE_BYTES = 256, 1024 * 1024
+"""What a stream of records reads at once: at least one record, and no further one once the bytes are reached."""
 
 Guard = Callable[[Sequence[Record]], None]
 """Sees new records before they are written, under the row's lock; what it raises refuses the append (S2)."""
@@ -84,12 +88,14 @@ class Execution:
 class AppendResult:
     """What is durable now: the record of each draft, in the drafts' order, and the row after the append.
 
-    `duplicates` are the ids of records that were there before; they keep their old place.
+    `duplicates` are the ids of records that were there before; they keep their old place. `size` is what the new ones
+    take, in bytes.
     """
 
     records: tuple[Record, ...]
     execution: Execution
     duplicates: frozenset[str] = frozenset()
+    size: int = 0
 
     @property
     def offset(self) -> int:
@@ -117,20 +123,6 @@ class Pod:
     role: str
     pod_name: str
     commit: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """P1: the state of a run at `source_offset`, as plain JSON; `source_hash` is the chain's hash there."""
-
-    run_uid: str
-    source_offset: int
-    source_hash: str
-    schema_version: int
-    reducer_version: int
-    epoch: int
-    state: Mapping[str, Any]
-    state_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +205,10 @@ class DurableExecutionStore(Protocol):
         """Return up to `limit` records from `from_offset` on, in order. Raise UnknownRun, Malformed."""
 
     def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
-        """Stream the stored bytes from `from_offset` on, with bounded memory, up to the head at the first step."""
+        """Stream the stored bytes from `from_offset` on, up to the head at the first step.
+
+        Memory is bounded by a page of PAGE_RECORDS and about PAGE_BYTES, however long the journal is.
+        """
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; a later one of the same run and reducer replaces it. Raise SnapshotRefused, UnknownRun."""

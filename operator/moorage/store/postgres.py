@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending
 from moorage.store import postgres_rows as sql
@@ -26,14 +27,10 @@ from moorage.store.port import (
     NewExecution,
     Pod,
     Session,
-    Snapshot,
 )
 from moorage.store.postgres_commit import RowChange, Writer
 from moorage.store.postgres_connection import Db, Link, migrate
 from moorage.store.reading import recover
-
-CHUNK = 256
-"""Records that a stream reads at once."""
 
 
 class PostgresStore:
@@ -151,14 +148,11 @@ class PostgresStore:
     async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = await self._get(run_uid)
-        while from_offset <= row.head.offset:
-            limit = min(CHUNK, row.head.offset + 1 - from_offset)
-            entries = await self._events(run, from_offset, limit)
-            for entry in entries:
+        first = max(from_offset, 0)
+        while first <= row.head.offset and (page := await self._page(run, first, row.head.offset)):
+            for _, entry in page:
                 yield entry
-            if len(entries) < limit:
-                return
-            from_offset += limit
+            first = page[-1][0] + 1
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """See the port."""
@@ -246,6 +240,9 @@ class PostgresStore:
 
     async def _get(self, run_uid: str) -> tuple[int, Execution]:
         return await self._reader.read(lambda db: sql.get_execution(db, run_uid))
+
+    async def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
+        return await self._reader.read(lambda db: sql.page(db, run, first, last))
 
     async def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
         return await self._reader.read(lambda db: sql.events(db, run, max(from_offset, 0), limit))

@@ -12,9 +12,10 @@ import orjson
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.record import Record, Stored
+from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.errors import UnknownRun
-from moorage.store.port import Execution, NewExecution, Pod, Session, Snapshot
+from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
 from moorage.store.postgres_connection import Db
 
 _COMMIT_LOCK = 0x6D6F6F72_6A726E  # "moorjrn"
@@ -43,6 +44,12 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s
     AS n (run, next_seq, head_hash, logical_time, status, version, fence_epoch, sealed)
 WHERE e.run = n.run
 """
+_PAGE = """
+SELECT seq, hash, body FROM (
+    SELECT seq, hash, body, sum(octet_length(body)) OVER (ORDER BY seq) - octet_length(body) AS size_before
+    FROM execution_events WHERE run = %s AND seq BETWEEN %s AND %s ORDER BY seq LIMIT %s
+) AS counted WHERE size_before < %s ORDER BY seq
+"""
 _NINE = ", ".join(["%s"] * 9)
 _INSERT = f"""
 INSERT INTO executions ({r.IDENTITY}, name, spec_hash, created_at, {r.STATE}, change_cursor)
@@ -53,10 +60,10 @@ INSERT INTO sessions ({r.SESSION}) VALUES ({_NINE}, %s)
 ON CONFLICT (tenant, session_id) DO UPDATE SET ({r.SESSION}) = ROW (EXCLUDED.*)
 """
 _UPSERT_SNAPSHOT = f"""
-INSERT INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+INSERT INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (run, reducer_version) DO UPDATE SET ({r.SNAPSHOT}) = (
     EXCLUDED.source_offset, EXCLUDED.source_hash, EXCLUDED.schema_version, EXCLUDED.epoch,
-    EXCLUDED.state, EXCLUDED.state_hash)
+    EXCLUDED.state, EXCLUDED.state_hash, EXCLUDED.signature)
 """
 
 
@@ -188,6 +195,12 @@ async def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]
         binary=True,
     )
     return [Stored(digest, body) for digest, body in await found.fetchall()]
+
+
+async def page(db: Db, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
+    """Return stored records with their offsets, from `first` to `last` at most, as many as a page holds."""
+    found = await db.execute(_PAGE, (run, first, last, PAGE_RECORDS, PAGE_BYTES), binary=True)
+    return [(seq, Stored(digest, body)) for seq, digest, body in await found.fetchall()]
 
 
 async def event_hash(db: Db, run: int, offset: int) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
-from moorage.core.journal.record import Stored, refuse_unknown_critical
+from moorage.core.journal.record import Record, Stored, decode, refuse_unknown_critical
 from moorage.store.port import Execution
 
 
@@ -19,6 +19,13 @@ class Readable(Protocol):
 
     def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes."""
+
+
+async def decoded(store: Readable, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Record, None]:
+    """Stream the records of a journal, a page of them in memory at a time. Raise UnknownRun, Malformed."""
+    async with aclosing(store.stored(run_uid, from_offset)) as entries:
+        async for entry in entries:
+            yield decode(entry)
 
 
 async def verify_stored(store: Readable, run_uid: str) -> Intact | Broken:

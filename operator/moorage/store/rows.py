@@ -10,13 +10,14 @@ import orjson
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import Head
 from moorage.core.journal.record import RunIdentity
-from moorage.store.port import PENDING, Execution, ExecutionStatus, Pod, Session, Snapshot
+from moorage.core.journal.snapshots import Snapshot
+from moorage.store.port import PENDING, Execution, ExecutionStatus, Pod, Session
 
 IDENTITY = "run_uid, tenant, session_id, workspace, agent_id, fire_id"
 STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, sealed"
 EXECUTION = f"run, {IDENTITY}, name, spec_hash, created_at, {STATE}"
 SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
-SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash"
+SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash, signature"
 POD = "pod_uid, run_uid, epoch, role, pod_name, commit_sha"
 PENDING_LIST = ", ".join(f"'{status}'" for status in sorted(PENDING))
 
@@ -71,7 +72,7 @@ def session_values(session: Session) -> tuple[Any, ...]:
 
 def snapshot(row: Iterable[Any], run_uid: str, reducer_version: int) -> Snapshot:
     """Return a snapshot, from the columns SNAPSHOT."""
-    offset, digest, schema_version, epoch, state, state_hash = row
+    offset, digest, schema_version, epoch, state, state_hash, signature = row
     return Snapshot(
         run_uid=run_uid,
         source_offset=offset,
@@ -81,13 +82,14 @@ def snapshot(row: Iterable[Any], run_uid: str, reducer_version: int) -> Snapshot
         epoch=epoch,
         state=orjson.loads(state),
         state_hash=state_hash,
+        signature=signature,
     )
 
 
 def snapshot_values(snapshot: Snapshot) -> tuple[Any, ...]:
     """Return a snapshot's columns."""
     place = (snapshot.source_offset, snapshot.source_hash, snapshot.schema_version, snapshot.epoch)
-    return (*place, canonical(snapshot.state), snapshot.state_hash)
+    return (*place, canonical(snapshot.state), snapshot.state_hash, snapshot.signature)
 
 
 def pod(row: Iterable[Any]) -> Pod:

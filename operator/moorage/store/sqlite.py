@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from moorage.api.wire import Change
 from moorage.core.journal.record import Draft, Record, Stored, decode
+from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending, sqlite_rows
 from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
@@ -28,14 +29,11 @@ from moorage.store.port import (
     NewExecution,
     Pod,
     Session,
-    Snapshot,
 )
 from moorage.store.reading import recover
 from moorage.store.sqlite_connection import BUSY_TIMEOUT_MS, LOOP_WAIT_MS, connect, translated
 
 T = TypeVar("T")
-CHUNK = 256
-"""Records that a stream reads at once; between chunks other tasks run."""
 
 
 class SqliteStore:
@@ -137,14 +135,11 @@ class SqliteStore:
     async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
-        while from_offset <= row.head.offset:
-            limit = min(CHUNK, row.head.offset + 1 - from_offset)
-            entries = self._events(run, from_offset, limit)
-            for entry in entries:
+        first = max(from_offset, 0)
+        while first <= row.head.offset and (page := self._page(run, first, row.head.offset)):
+            for _, entry in page:
                 yield entry
-            if len(entries) < limit:
-                return
-            from_offset += limit
+            first = page[-1][0] + 1
             await asyncio.sleep(0)
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
@@ -256,8 +251,8 @@ class SqliteStore:
     def _existing(self, run: int, drafts: Sequence[Draft]) -> dict[str, Stored]:
         return sqlite_rows.events_by_id(self._db, run, appending.record_ids(drafts))
 
-    def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
-        return self._read(lambda: sqlite_rows.events(self._db, run, from_offset, limit))
+    def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
+        return self._read(lambda: sqlite_rows.page(self._db, run, first, last))
 
     def _run(self, run_uid: str) -> int:
         return sqlite_rows.get_execution(self._db, run_uid)[0]

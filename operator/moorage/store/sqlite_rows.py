@@ -12,10 +12,11 @@ import orjson
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.record import Stored
+from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import UnknownRun
-from moorage.store.port import Execution, NewExecution, Pod, Session, Snapshot
+from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
 
 Db = sqlite3.Connection
 
@@ -116,6 +117,22 @@ def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
     return [_stored(digest, body) for digest, body in rows]
 
 
+def page(db: Db, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
+    """Return stored records with their offsets, from `first` to `last` at most, as many as a page holds."""
+    base = run * _RUN_SPAN
+    rows = db.execute(
+        f"SELECT seq, {_STORED} FROM execution_events WHERE place BETWEEN ? AND ? ORDER BY place LIMIT ?",
+        (base + first, base + last, PAGE_RECORDS),
+    )
+    found, size = [], 0
+    for seq, digest, body in rows:
+        found.append((seq, _stored(digest, body)))
+        size += len(body)
+        if size >= PAGE_BYTES:
+            break
+    return found
+
+
 def event_hash(db: Db, run: int, offset: int) -> str | None:
     """Return the chain's hash at a record."""
     found = db.execute(
@@ -127,7 +144,7 @@ def event_hash(db: Db, run: int, offset: int) -> str | None:
 def put_snapshot(db: Db, run: int, snapshot: Snapshot) -> None:
     """Keep the latest snapshot of each reducer."""
     db.execute(
-        f"INSERT OR REPLACE INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT OR REPLACE INTO snapshots (run, reducer_version, {r.SNAPSHOT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (run, snapshot.reducer_version, *r.snapshot_values(snapshot)),
     )
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -75,15 +77,20 @@ class VerifyingKey:
 
     def check(self, head: SignedHead) -> None:
         """Raise HeadRefused unless this key signed that head."""
-        scheme, key, at, signed = _parse(head.signature)
+        said = {"run_uid": head.run_uid, "offset": head.offset, "hash": head.hash}
+        self.check_said("head", said, head.signature, of=f"the head at offset {head.offset}")
+
+    def check_said(self, kind: str, said: Mapping[str, Any], signature: str, *, of: str) -> None:
+        """Raise HeadRefused unless this key signed that statement; `of` names it in the refusal."""
+        scheme, key, at, signed = _parse(signature)
         if scheme != SCHEME:
-            raise HeadRefused(f"the head is signed by {scheme[:32]}, which this version doesn't know")
+            raise HeadRefused(f"{of} is signed by {scheme[:32]}, which this version doesn't know")
         if key != self.id:
-            raise HeadRefused(f"the head is signed by key {key[:64]}, this is key {self.id}")
+            raise HeadRefused(f"{of} is signed by key {key[:64]}, this is key {self.id}")
         try:
-            self.public.verify(signed, _message(head.run_uid, head.offset, head.hash, at))
+            self.public.verify(signed, _message(kind, said, at))
         except InvalidSignature:
-            raise HeadRefused(f"the signature of the head at offset {head.offset} doesn't hold") from None
+            raise HeadRefused(f"the signature of {of} doesn't hold") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +127,13 @@ class SigningKey:
 
     def sign(self, run_uid: str, offset: int, digest: str, at: int) -> SignedHead:
         """Sign the head of a journal; `at` is its last record's time (ms)."""
-        signed = base64.b64encode(self.private.sign(_message(run_uid, offset, digest, at))).decode()
-        return SignedHead(run_uid, offset, digest, f"{SCHEME}:{self.verifying.id}:{at}:{signed}")
+        said = {"run_uid": run_uid, "offset": offset, "hash": digest}
+        return SignedHead(run_uid, offset, digest, self.say("head", said, at))
+
+    def say(self, kind: str, said: Mapping[str, Any], at: int) -> str:
+        """The signature of a statement of that kind, made at that time (ms)."""
+        signed = base64.b64encode(self.private.sign(_message(kind, said, at))).decode()
+        return f"{SCHEME}:{self.verifying.id}:{at}:{signed}"
 
 
 def key_of(signature: str) -> str:
@@ -135,11 +147,12 @@ def _parse(signature: str) -> tuple[str, str, int, bytes]:
         scheme, key, at, signed = parts
         parsed = scheme, key, int(at), base64.b64decode(signed, validate=True)
     except (ValueError, binascii.Error):
-        raise HeadRefused("the head's signature can't be read") from None
+        raise HeadRefused("the signature can't be read") from None
     if not 0 <= parsed[2] <= MAX_SAFE_INTEGER:
-        raise HeadRefused("the head's signature names no time")
+        raise HeadRefused("the signature names no time")
     return parsed
 
 
-def _message(run_uid: str, offset: int, digest: str, at: int) -> bytes:
-    return canonical({"moorage_head": 1, "run_uid": run_uid, "offset": offset, "hash": digest, "at": at})
+def _message(kind: str, said: Mapping[str, Any], at: int) -> bytes:
+    """No statement of one kind has the bytes of one of another."""
+    return canonical({f"moorage_{kind}": 1, **said, "at": at})
