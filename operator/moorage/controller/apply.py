@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from moorage.api import names
 from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
 from moorage.clock import Clock
+from moorage.controller.deliveries import Deliveries
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.ports import Objects
 from moorage.core.run import actions as a
@@ -57,11 +58,13 @@ class Applier:
         *,
         substrate: Substrate,
         gateway: GatewayClient,
+        deliveries: Deliveries,
         objects: Objects,
         clock: Clock,
         metrics: OperatorMetrics,
     ) -> None:
         self._substrate, self._gateway, self._objects = substrate, gateway, objects
+        self._deliveries = deliveries
         self._clock, self._metrics = clock, metrics
 
     async def apply(self, run: RunKey, actions: Sequence[a.Action], known: Known) -> AsyncIterator[Known]:
@@ -131,7 +134,8 @@ class Applier:
                 return known.heard(await self._gateway.register(run.uid, pod))
             case a.Deliver(commit):
                 request = DeliverRequest(epoch=_epoch(known), commit=commit)
-                return known.heard(await self._gateway.deliver(run.uid, request))
+                answer = await self._deliveries.deliver(run, known.spec.workspace, request)
+                return known.heard(answer) if answer else known
         await self._remove(run, action, known)
         return known
 

@@ -15,6 +15,7 @@ from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
 from moorage.controller.changes import follow
+from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.gather import Gatherer
@@ -134,9 +135,18 @@ class LocalRun:
             defaults=Defaults(placement="local"),
             drivers=drivers,
         )
+        self._deliveries = Deliveries(gateway, ended=self.look, log=log)
+        applier = Applier(
+            substrate=substrate,
+            gateway=gateway,
+            deliveries=self._deliveries,
+            objects=objects,
+            clock=clock,
+            metrics=metrics,
+        )
         engine = Engine(
             gatherer=self._gatherer,
-            applier=Applier(substrate=substrate, gateway=gateway, objects=objects, clock=clock, metrics=metrics),
+            applier=applier,
             objects=objects,
             roll=roll,
             clock=clock,
@@ -165,6 +175,7 @@ class LocalRun:
             for each in (*jobs, ended):
                 each.cancel()
             await asyncio.gather(*jobs, ended, return_exceptions=True)
+            await self._deliveries.close()
             self._operator.queue.close()
         return AgentRunStatus.model_validate(self._objects.body.get("status") or {})
 

@@ -16,6 +16,7 @@ from kubernetes.aio.client import Configuration
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
 from moorage.controller.changes import follow
+from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.events import Events
 from moorage.controller.gateway_client import GatewayClient
@@ -86,7 +87,14 @@ async def run_operator(
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
     events = Events(deps.api, deps.clock, settings.pod_name)
-    engine = _engine(settings, deps, roll=roll, objects=objects, substrate=substrate, events=events)
+
+    def delivered(run: RunKey) -> None:
+        operator.look(run)
+
+    deliveries = Deliveries(deps.gateway, ended=delivered, log=deps.log)
+    engine = _engine(
+        settings, deps, roll=roll, objects=objects, substrate=substrate, events=events, deliveries=deliveries
+    )
     operator = Operator(
         engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
     )
@@ -111,13 +119,23 @@ async def run_operator(
     ]
     if listener is not None:
         jobs.append(_probes(listener, pulse, operator, deps.metrics))
-    await _together(jobs, stop)
+    try:
+        await _together(jobs, stop)
+    finally:
+        await deliveries.close()
     operator.queue.close()
     usability.queue.close()
 
 
 def _engine(
-    settings: OperatorSettings, deps: Deps, *, roll: Roll, objects: KubeObjects, substrate: PodSubstrate, events: Events
+    settings: OperatorSettings,
+    deps: Deps,
+    *,
+    roll: Roll,
+    objects: KubeObjects,
+    substrate: PodSubstrate,
+    events: Events,
+    deliveries: Deliveries,
 ) -> Engine:
     gatherer = Gatherer(
         objects=objects,
@@ -128,7 +146,12 @@ def _engine(
         drivers=deps.drivers,
     )
     applier = Applier(
-        substrate=substrate, gateway=deps.gateway, objects=objects, clock=deps.clock, metrics=deps.metrics
+        substrate=substrate,
+        gateway=deps.gateway,
+        deliveries=deliveries,
+        objects=objects,
+        clock=deps.clock,
+        metrics=deps.metrics,
     )
     return Engine(
         gatherer=gatherer,
