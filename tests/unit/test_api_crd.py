@@ -25,6 +25,7 @@ STRUCTURAL = {
     "minLength",
     "maxLength",
     "maxItems",
+    "minItems",
     "x-kubernetes-validations",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",

@@ -55,6 +55,10 @@ def agent(**change: Any) -> dict[str, Any]:
     return {"agent": {"driver": "command", "command": ["a"]} | change}
 
 
+def egress(**change: Any) -> dict[str, Any]:
+    return {"sandbox": {"egress": [{"host": "a.example.com"} | change]}}
+
+
 OF_A_RUN: dict[str, dict[str, Any]] = {
     "workspace.remoteGit.url": remote(url="https://git.example/other.git"),
     "workspace.remoteGit.ref": remote(ref="v1"),
@@ -86,6 +90,14 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "sandbox.resources.disk": {"sandbox": {"resources": {"disk": "2Gi"}}},
     "sandbox.egress.host": {"sandbox": {"egress": [{"host": "a.example.com"}]}},
     "sandbox.egress.effects": {"sandbox": {"egress": [{"host": "a.example.com", "effects": "none"}]}},
+    "sandbox.egress.scheme": egress(scheme="http"),
+    "sandbox.egress.port": egress(port=8443),
+    "sandbox.egress.methods": egress(methods=["GET"]),
+    "sandbox.egress.paths": egress(paths=["/v1"]),
+    "sandbox.egress.credentialsSecretRef.name": egress(credentialsSecretRef={"name": "s", "key": "k"}),
+    "sandbox.egress.credentialsSecretRef.key": egress(credentialsSecretRef={"name": "s", "key": "k"}),
+    "sandbox.egress.credentialHeader": egress(credentialHeader="X-Key"),
+    "sandbox.egress.keyHeader": egress(keyHeader="X-Once"),
     "constraints.maxIterations": {"constraints": {"maxIterations": 9}},
     "constraints.tokens.soft": {"constraints": {"tokens": {"soft": 9}}},
     "constraints.tokens.hard": {"constraints": {"tokens": {"hard": 9}}},
@@ -113,6 +125,8 @@ BESIDE = {
     "agent.model.": agent(model=MODEL),
     "agent.env.value": agent(env=[{"name": "A"}]),
     "acceptance.": {"acceptance": [{"name": "a", "run": "true"}]},
+    "sandbox.egress.host": {},
+    "sandbox.egress.": egress(),
     "delivery.": {"delivery": {}},
     "workspace.remoteGit.credentialsSecretRef.key": remote(credentialsSecretRef={"name": "s"}),
 }
@@ -127,6 +141,14 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "Agent.sandbox.resources.disk": {"sandbox": {"resources": {"disk": "2Gi"}}},
     "Agent.sandbox.egress.host": {"sandbox": {"egress": [{"host": "a.example.com"}]}},
     "Agent.sandbox.egress.effects": {"sandbox": {"egress": [{"host": "a.example.com", "effects": "none"}]}},
+    "Agent.sandbox.egress.scheme": egress(scheme="http"),
+    "Agent.sandbox.egress.port": egress(port=8443),
+    "Agent.sandbox.egress.methods": egress(methods=["GET"]),
+    "Agent.sandbox.egress.paths": egress(paths=["/v1"]),
+    "Agent.sandbox.egress.credentialsSecretRef.name": egress(credentialsSecretRef={"name": "s", "key": "k"}),
+    "Agent.sandbox.egress.credentialsSecretRef.key": egress(credentialsSecretRef={"name": "s", "key": "k"}),
+    "Agent.sandbox.egress.credentialHeader": egress(credentialHeader="X-Key"),
+    "Agent.sandbox.egress.keyHeader": egress(keyHeader="X-Once"),
     "Agent.constraints.maxIterations": {"constraints": {"maxIterations": 9}},
     "Agent.constraints.tokens.soft": {"constraints": {"tokens": {"soft": 9}}},
     "Agent.constraints.tokens.hard": {"constraints": {"tokens": {"hard": 9}}},

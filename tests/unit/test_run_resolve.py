@@ -111,7 +111,6 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
         ),
         ({"workspace": {"local": {"claimName": "c"}}}, {}, "NotSupported", "claimName", True),
         ({"continueFrom": {"name": "x"}}, {}, "NotSupported", "continueFrom", True),
-        ({"sandbox": {"egress": [{"host": "a.example.com"}]}}, {}, "NotSupported", "egress", True),
     ],
 )
 def test_what_is_missing_is_named_with_what_to_do(
@@ -184,11 +183,6 @@ NO_EFFECT = {
     "a cost of the agent's": (
         {"agent": None, "agentRef": {"name": "codex"}},
         References(agent=agent(**COMMAND, constraints=COST), drivers=DRIVERS),
-        False,
-    ),
-    "hosts of the agent's": (
-        {"agent": None, "agentRef": {"name": "codex"}},
-        References(agent=agent(**COMMAND, sandbox={"egress": [{"host": "a.example.com"}]}), drivers=DRIVERS),
         False,
     ),
     "LFS of the run's": (

@@ -82,13 +82,24 @@ async def test_a_rotated_token_is_used_at_once(relayed) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [b"/v1/self", b"/", b"*", b"/modelx", b"/git/../v1/self", b"http://gateway/model/x", b"//model/v1/messages"],
+    [b"/v1/self", b"/", b"*", b"/modelx", b"/git/../v1/self", b"https://gateway/model/x", b"//model/v1/messages"],
 )
 async def test_no_other_door_is_reached(relayed, target) -> None:
     gateway, relay, _ = relayed
     answer = await send(relay, b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert gateway.seen == b""
+
+
+@pytest.mark.rule("E8", "L4")
+async def test_what_is_asked_of_a_proxy_goes_to_the_egress_door_which_decides(relayed) -> None:
+    gateway, relay, _ = relayed
+    head = b"POST http://api.example.com:80/v1/x?y=1 HTTP/1.1\r\nHost: api.example.com\r\nProxy-Connection: k\r\n\r\n"
+    assert await send(relay, head) == ANSWER
+    assert gateway.seen.startswith(b"POST /egress/http/api.example.com:80/v1/x?y=1 HTTP/1.1\r\n")
+    assert b"Bearer current" in gateway.seen
+    assert b"proxy-connection" not in gateway.seen.lower()
+    assert (await send(relay, b"GET http://api.example.com/../x HTTP/1.1\r\nhost: x\r\n\r\n"))[9:12] == b"404"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +155,7 @@ def test_whatever_passes_carries_our_token_once_and_nobody_elses(rest) -> None:
     head = b"GET /model/x HTTP/1.1\r\nhost: a\r\n" + rest + b"\r\n\r\n"
     if head.index(b"\r\n\r\n") + 4 != len(head) or not well_formed(head):
         return
-    lines = rewrite(head, b"ours").split(b"\r\n")
+    lines = rewrite(head, "/model/x", b"ours").split(b"\r\n")
     assert [line for line in lines if line.lower().startswith(b"authorization")] == [b"authorization: Bearer ours"]
     assert not [line for line in lines if b"\n" in line or b"\r" in line]
 

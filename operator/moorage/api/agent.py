@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moorage.api.constraints import Constraints
-from moorage.api.meta import Conditions, Label, Name, ObjectRef, Resource
+from moorage.api.meta import Conditions, KeyRef, Label, Name, ObjectRef, Resource
 from moorage.api.quantity import Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
@@ -99,6 +99,24 @@ class AgentTemplate(Fields):
     )
 
 
+HttpMethod = Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
+HttpPath = Annotated[
+    str,
+    Field(max_length=256),
+    matching("/[-A-Za-z0-9._~!$&'()*+,;=:@/]*", "must be a path such as /v1/orders, without a query or '%'"),
+    without("(^|/)[.][.]?(/|$)", "must be a path without '.' and '..'"),
+]
+HeaderName = Annotated[
+    str,
+    Field(max_length=64),
+    matching("[A-Za-z][-A-Za-z0-9]*", "must be the name of a header, such as Idempotency-Key"),
+    without(
+        "(?i)^(host|connection|content-length|transfer-encoding|te|trailer|upgrade|x-moorage-.*)$",
+        "must not be a header of the connection's own",
+    ),
+]
+
+
 class EgressHost(Fields):
     """A host that the agent may reach through the gateway."""
 
@@ -113,7 +131,37 @@ class EgressHost(Fields):
     effects: Literal["none", "keyed", "opaque"] = Field(
         default="opaque",
         description="What requests to it may change: nothing (none), something that an idempotency key protects"
-        " (keyed), or anything (opaque: a tunnel that is cut ends unknown and is never repeated).",
+        " (keyed), or anything (opaque: what is cut ends unknown and is never repeated). GET, HEAD and OPTIONS are"
+        " taken for reads everywhere.",
+    )
+    scheme: Literal["https", "http"] = Field(
+        default="https",
+        description="How the gateway speaks to the host. The agent asks for http://HOST/… by way of its proxy in either"
+        " case; encryption is added on the way out.",
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port of the host. Default: 443 for https, 80 for http."
+    )
+    methods: Annotated[tuple[HttpMethod, ...], Field(min_length=1, max_length=7)] | None = Field(
+        default=None, description="Methods that requests may have. Default: all of these. With it, no tunnel is opened."
+    )
+    paths: Annotated[tuple[HttpPath, ...], Field(min_length=1, max_length=32)] | None = Field(
+        default=None,
+        description="Paths that requests may go to, each with all that lies below it. Default: all. With it, no tunnel"
+        " is opened.",
+    )
+    credentials_secret_ref: KeyRef | None = Field(
+        default=None,
+        description="Secret and key of what the gateway adds to requests; read when it is used. The sandbox never sees"
+        " it, and nothing is added to what passes a tunnel.",
+    )
+    credential_header: HeaderName = Field(
+        default="Authorization",
+        description='Header that carries the credential: in Authorization as "Bearer …", in any other as it is.',
+    )
+    key_header: HeaderName = Field(
+        default="Idempotency-Key",
+        description="Header that carries the idempotency key, where effects is keyed. The gateway sets it.",
     )
 
 
@@ -136,8 +184,7 @@ class Sandbox(Fields):
     resources: Resources | None = Field(default=None, description="Limits on cpu, memory and disk.")
     egress: Annotated[tuple[EgressHost, ...], Field(max_length=64), KeyedBy("host")] | None = Field(
         default=None,
-        description="Hosts that the agent may reach through the gateway. Nothing unless listed. Not supported by this"
-        " version: a run with hosts listed is not admitted.",
+        description="Hosts that the agent may reach, by way of the gateway alone. Nothing unless listed.",
     )
 
 

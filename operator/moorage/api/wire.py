@@ -30,6 +30,7 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
     runner    POST /model/v1/messages             Anthropic Messages, credential injected
+    runner    *    /egress/{scheme}/{host}/…      a request to an allowed host, credential and key added
     both      GET|POST /git/run.git/…             smart HTTP of the run's mirror; receive for runners only
 """
 
@@ -142,6 +143,20 @@ class ResolvedTimeouts(Wire):
     deadline_ms: int | None = None
 
 
+class ResolvedEgress(Wire):
+    """E8: a host that the agent may reach through the gateway. `methods` and `paths`: empty is all."""
+
+    host: str
+    effects: Literal["none", "keyed", "opaque"] = "opaque"
+    scheme: Literal["https", "http"] = "https"
+    port: int = 443
+    methods: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    credentials: SecretRef | None = None
+    credential_header: str = "Authorization"
+    key_header: str = "Idempotency-Key"
+
+
 class ResolvedSandbox(Wire):
     """The sandbox as asked for; quantities in Kubernetes notation."""
 
@@ -149,6 +164,7 @@ class ResolvedSandbox(Wire):
     cpu: str | None = None
     memory: str | None = None
     disk: str | None = None
+    egress: tuple[ResolvedEgress, ...] = ()
 
 
 class ResolvedRetention(Wire):
@@ -290,6 +306,7 @@ class Assignment(Wire):
     next_iteration: int = 1
     handoff: str | None = None
     tokens_used: int = 0
+    egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings
 
 
 class Heartbeat(Wire):

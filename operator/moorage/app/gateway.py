@@ -44,6 +44,9 @@ class Environment:
     store_dsn: str | None = field(default=None, repr=False)
     """The journal's PostgreSQL; None: SQLite in `data`. It holds a password."""
 
+    egress_private: tuple[str, ...] = ()
+    """T3: networks that agents may reach beside the public ones."""
+
     head_key: Path | None = None
     """The file with the key that signs heads (J6); None: one of its own in `data`."""
 
@@ -59,6 +62,7 @@ class Environment:
             issuer_keys=env.get("MOORAGE_TOKEN_CHECK") == "issuer-keys",
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
             store_dsn=env.get("MOORAGE_STORE_DSN") or None,
+            egress_private=tuple(filter(None, env.get("MOORAGE_EGRESS_PRIVATE", "").split(","))),
             head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
         )
 
@@ -77,7 +81,9 @@ def _authenticator(env: Environment, api: client.ApiClient, clock: Clock, settin
 async def _serve(env: Environment) -> None:
     log = start_logging("gateway", env.log_level, sys.stdout)
     clock = SystemClock()
-    settings = GatewaySettings(audience=env.audience, operator_subject=env.operator_account)
+    settings = GatewaySettings(
+        audience=env.audience, operator_subject=env.operator_account, egress_private=env.egress_private
+    )
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
     config.load_incluster_config()
     async with (

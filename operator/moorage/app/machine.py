@@ -120,7 +120,11 @@ def gateway_of(
             head_key=kept.head_key,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=quiet(),
-            settings=GatewaySettings(mirrors_borrowed=True, sandboxes_isolated=isolated),
+            settings=GatewaySettings(
+                mirrors_borrowed=True,
+                sandboxes_isolated=isolated,
+                egress_private=("0.0.0.0/0", "::/0"),  # this machine's user may reach what the machine can
+            ),
         )
     )
 

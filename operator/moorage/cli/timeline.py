@@ -211,6 +211,10 @@ def _dispatched(p: Payload) -> str:
     return f"effect {_short(p.get('effect_id'))} sent off"
 
 
+def _adopted(p: Payload) -> str:
+    return f"effect {_short(p.get('effect_id'))} is asked for again, and its recorded result given"
+
+
 def _closed(p: Payload) -> str:
     detail = p.get("detail")
     return f"effect {_short(p.get('effect_id'))} {p.get('outcome')}" + (f": {detail}" if detail else "")
@@ -269,6 +273,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.EFFECT_RECEIPT: _closed,
     RecordType.EFFECT_RECONCILED: _closed,
     RecordType.EFFECT_DEFERRED: _deferred,
+    RecordType.EFFECT_ADOPTED: _adopted,
     RecordType.CANCEL_REQUESTED: _cancel("requested"),
     RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
     RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 METADATA = frozenset(
@@ -49,7 +50,38 @@ async def leads_to_metadata(url: str) -> bool:
 
 def forbidden(text: str) -> bool:
     """Whether this address is link-local or a known metadata service's, also when IPv6 wraps it."""
-    address: Address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    address = _plain(text)
     return address in METADATA or any(address in network for network in LINK_LOCAL)
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class AddressForbidden(Exception):
+    """The host's address is none that this installation lets agents reach; the message names it."""
+
+
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """The host's addresses, as this machine's resolver tells them. Raises OSError, UnicodeError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def reachable(host: str, port: int, private: Iterable[str], resolve: Resolve) -> Sequence[str]:
+    """The addresses to connect to: looked up once, so that what was judged is what is called.
+
+    Raises AddressForbidden where any of them is a metadata service's, or neither public nor in `private`; OSError.
+    """
+    networks = [ipaddress.ip_network(text) for text in private]
+    found = await resolve(host, port)
+    for text in found:
+        address = _plain(text)
+        if forbidden(text) or not (address.is_global or any(address in network for network in networks)):
+            raise AddressForbidden(f"{host} is at {text}")
+    return found
+
+
+def _plain(text: str) -> Address:
+    address: Address = ipaddress.ip_address(text.partition("%")[0])
+    wrapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return wrapped or address

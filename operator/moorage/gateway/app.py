@@ -23,7 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.core.journal import errors as journal_errors
 from moorage.gateway.bases import Bases
+from moorage.gateway.calls import Calls
 from moorage.gateway.changes import ChangesRoom
+from moorage.gateway.egress import EgressRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
 from moorage.gateway.evidence import EvidenceRoom
 from moorage.gateway.gate import Gate, GatewayDeps
@@ -57,6 +59,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         SandboxRoom(gate, bases),
         GitRoom(gate),
         ModelRoom(gate),
+        EgressRoom(gate, Calls(gate)),
         HealthRoom(gate),
     )
     routes: list[BaseRoute] = [route for room in rooms for route in room.routes()]

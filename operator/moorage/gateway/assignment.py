@@ -142,6 +142,7 @@ def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
         handoff=handoff(caller.run) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
+        egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
 
 

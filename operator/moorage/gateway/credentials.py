@@ -17,6 +17,8 @@ GIT_KEYS = ("password", "token")
 """Where a remote's password is looked for if no key is named; a user name may stand beside it."""
 MODEL_KEYS = ("api-key", "apiKey", "token")
 """The same for a model provider's key."""
+EGRESS_KEYS = ("token",)
+"""The same for an allowed host's credential."""
 
 REASONS = {
     Lack.SECRET: "SecretNotFound",
@@ -42,7 +44,7 @@ class Wanted:
 
 
 def wanted(spec: ResolvedRun) -> Iterator[Wanted]:
-    """What the run's repository and its model ask for."""
+    """What the run's repository, its model and the hosts that it may reach ask for."""
     space, model = spec.workspace, spec.agent.model
     if space.kind == "remote_git" and space.credentials is not None:
         ref = space.credentials
@@ -51,6 +53,10 @@ def wanted(spec: ResolvedRun) -> Iterator[Wanted]:
     if model is not None and model.credentials is not None:
         keys = _keys(model.credentials, MODEL_KEYS)
         yield Wanted(f"ModelProvider {model.provider}", model.credentials, keys, keys[:1])
+    for host in spec.sandbox.egress:
+        if host.credentials is not None:
+            keys = _keys(host.credentials, EGRESS_KEYS)
+            yield Wanted(f"sandbox.egress of {host.host}", host.credentials, keys, keys[:1])
 
 
 def _keys(ref: SecretRef, usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,14 +15,12 @@ from moorage.gateway import anthropic
 from moorage.gateway.anthropic import Reading
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.headers import returned
 from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
 from moorage.points import Point, reached
 
 TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
-NOT_RETURNED = frozenset(
-    {"connection", "content-encoding", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"}
-)
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Exchange:
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON))
         streams = told.good and told.content_type.startswith(anthropic.EVENT_STREAM)
         body = self._stream(answer, told) if streams else self._whole(answer, told)
-        headers = _returned(answer.headers) | _tokens_left(self._caller.run)
+        headers = returned(answer.headers) | _tokens_left(self._caller.run)
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
     def _outgoing(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Request:
@@ -216,9 +214,3 @@ def _tokens_left(run: Run) -> dict[str, str]:
 def _stopped(run: Run) -> bool:
     """I5: nobody will act on the rest of this answer."""
     return run.at is not None and (run.at.state.end is not None or run.at.state.cancel_stage is not None)
-
-
-def _returned(headers: httpx.Headers) -> dict[str, str]:
-    """What goes back to the agent, as it came."""
-    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
-    return {name: value for name, value in told if name not in NOT_RETURNED and name != "content-type"}

@@ -1,7 +1,7 @@
 """What the doors need to know of a run beyond its state: reduced from the journal too, so that a restart loses nothing.
 
 `fold` is pure. Sizes are bounded: answers of models are kept since the last safe point only (R2), intents while their
-effect is kept.
+effect is kept, calls as far as they may be asked for again, and no more of them are begun than `MAX_CALLS`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from moorage.core.effects.calls import Answer, Call
+from moorage.core.effects.http import KIND as HTTP
+from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
 
 FACTS_VERSION = 1
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
+MAX_CALLS = 1_024
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Facts:
     asked: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))  # by request_id, unanswered
     turn: int = 0  # the highest iteration that any record names, complete or not
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
+    calls: tuple[Call, ...] = ()  # HTTP effects, oldest first, the last one of each key
 
     def intent(self, effect_id: str) -> Intent | None:
         """The push of that effect."""
@@ -77,11 +82,49 @@ def _epoch_raised(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
     return replace(f, lease=p.get("lease") or f.lease, holder=p.get("holder"))
 
 
-def _intent(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
+def _intent(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    if p.get("kind") == HTTP:
+        return _called(f, r, p)
     if "commit" not in p:
         return f
     intent = Intent(p["effect_id"], p["commit"], p["branch"], p.get("old"))
     return replace(f, intents=(*f.intents, intent)[-KEPT_INTENTS:])
+
+
+def _called(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    if p["level"] == Level.READ_ONLY:
+        return f
+    call = Call(
+        effect_id=p["effect_id"],
+        key=p["key"],
+        level=p["level"],
+        fingerprint=p["fingerprint"],
+        since=p["since"],
+        epoch=r.epoch,
+        name=p.get("name"),
+        request=(r.attachments or {}).get("request"),
+    )
+    others = tuple(c for c in f.calls if c.key != call.key)
+    return replace(f, calls=(*others, call))
+
+
+def _went(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    """How far a call got; its answer, where the record brings one."""
+    if not any(c.effect_id == p["effect_id"] for c in f.calls):
+        return f
+    changes: dict[str, Any] = {"status": p.get("outcome", "dispatched")}
+    if "status" in p:
+        content = (r.attachments or {}).get("answer")
+        changes["answer"] = Answer(p["status"], str(p.get("content_type", "")), content)
+    return _changed_call(f, p["effect_id"], **changes)
+
+
+def _adopted(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    return _changed_call(f, p["effect_id"], epoch=r.epoch)
+
+
+def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:
+    return replace(f, calls=tuple(replace(c, **changes) if c.effect_id == effect_id else c for c in f.calls))
 
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
@@ -108,13 +151,20 @@ def _newest(entries: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
-    """R2 looks no further back: what was answered before is in the checkpoint."""
-    return replace(f, answers=MappingProxyType({}))
+    """R2 looks no further back: what was answered before is in the checkpoint. A call that has a name of the agent's
+    own, or whose end isn't known, may still be asked for.
+    """
+    calls = tuple(c for c in f.calls if c.name is not None or c.doubtful)
+    return replace(f, answers=MappingProxyType({}), calls=calls)
 
 
 STEPS = {
     RecordType.EPOCH_RAISED.value: _epoch_raised,
     RecordType.EFFECT_INTENT.value: _intent,
+    RecordType.EFFECT_DISPATCHED.value: _went,
+    RecordType.EFFECT_RECEIPT.value: _went,
+    RecordType.EFFECT_RECONCILED.value: _went,
+    RecordType.EFFECT_ADOPTED.value: _adopted,
     RecordType.MODEL_REQUEST.value: _model_request,
     RecordType.MODEL_RESPONSE.value: _model_response,
     RecordType.ITERATION_COMPLETE.value: _safe_point,

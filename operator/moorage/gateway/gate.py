@@ -11,6 +11,7 @@ from starlette.requests import Request
 from moorage.api.wire import Role
 from moorage.clock import Clock
 from moorage.core.journal.heads import SigningKey
+from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
@@ -47,6 +48,7 @@ class GatewayDeps:
     metrics: GatewayMetrics
     log: Any
     settings: GatewaySettings = field(default_factory=GatewaySettings)
+    resolve: Resolve = resolved
 
 
 @dataclass(frozen=True)

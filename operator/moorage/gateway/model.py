@@ -8,7 +8,6 @@ away doesn't read is still read here, and given to it when it asks again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -28,6 +27,7 @@ from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.headers import forwarded
 from moorage.gateway.http import JSON, read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.ports import SecretMissing
@@ -36,28 +36,6 @@ from moorage.store.errors import BlobCorrupted, BlobMissing, StoreError
 NO_RETRY = {"x-should-retry": "false"}
 RETRY_HEADER = "x-stainless-retry-count"
 TURN_HEADER = "x-moorage-turn"
-NOT_FORWARDED = frozenset(
-    {
-        "accept-encoding",
-        "authorization",
-        "connection",
-        "content-length",
-        "cookie",
-        "forwarded",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "via",
-        "x-api-key",
-        "x-real-ip",
-    }
-)
-NOT_FORWARDED_STARTS = ("x-moorage-", "x-forwarded-", "cf-")
 
 
 class ModelRoom:
@@ -123,7 +101,7 @@ class ModelRoom:
             query=request.url.query,
             turn=int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 10 else None,
             again=request.headers.get(RETRY_HEADER, "0") != "0",
-            headers=_forwarded(request.headers),
+            headers=forwarded(request.headers),
         )
 
     async def _credential(self, run: Run, model: ResolvedModel) -> dict[str, str]:
@@ -216,13 +194,3 @@ def _hash(asked: dict[str, Any], body: bytes) -> str:
         return hashlib.sha256(canonical(asked)).hexdigest()
     except NotCanonical:
         return hashlib.sha256(body).hexdigest()
-
-
-def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """What goes on to the provider: no credential of ours, nothing of the hop, and an answer that can be read."""
-    kept = {
-        name: value
-        for name, value in headers.items()
-        if name not in NOT_FORWARDED and not name.startswith(NOT_FORWARDED_STARTS)
-    }
-    return kept | {"accept-encoding": "identity"}

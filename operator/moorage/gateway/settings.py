@@ -89,3 +89,17 @@ class GatewaySettings:
 
     model_body_bytes: int = 32 * MIB
     """Body of a model request: the largest that a provider takes."""
+
+    egress_private: tuple[str, ...] = ()
+    """T3: networks (CIDR) that hosts of `sandbox.egress` may lie in beside the public ones. None: who may write an
+    AgentRun shall not reach, through the gateway, what only the cluster can. Metadata addresses never."""
+
+    egress_connect_ms: int = 10_000
+    """Connecting to an allowed host: TCP and TLS take well under a second where they work at all."""
+
+    egress_read_ms: int = 120_000
+    """Longest silence of an allowed host; what is silent for longer ends unknown, or is asked again under its key."""
+
+    egress_tries: int = 3
+    """Times that a keyed request is sent under its key while its agent waits: a connection that breaks is rarely alone
+    in breaking, and an agent doesn't wait for long."""

@@ -94,11 +94,11 @@ class RunnerHost:
 class AgentPaths:
     """W6: HOME, TMPDIR and caches of the agent's own, on the volume and outside the tree."""
 
-    def __init__(self, volume: Path, relay_url: str, dummy_key: str) -> None:
+    def __init__(self, volume: Path, relay_url: str, dummy_key: str, *, proxied: bool = False) -> None:
         own = volume / ".moorage" / "agent"
         self.home, self.tmp, self.cache = own / "home", own / "tmp", own / "cache"
         self.goal, self.remaining = own / "goal.txt", own / "remaining.json"
-        self._relay_url, self._dummy_key = relay_url, dummy_key
+        self._relay_url, self._dummy_key, self._proxied = relay_url, dummy_key, proxied
 
     def prepare(self, goal: str) -> None:
         """Make the folders and write the goal; TMPDIR starts empty in each attempt."""
@@ -122,4 +122,10 @@ class AgentPaths:
             "MOORAGE_REMAINING_FILE": str(self.remaining),
             "ANTHROPIC_BASE_URL": f"{self._relay_url}/model",
             "ANTHROPIC_API_KEY": self._dummy_key,
+            **(self._proxy() if self._proxied else {}),
         }
+
+    def _proxy(self) -> dict[str, str]:
+        """E8: the way to allowed hosts, under the names that programs look for it; some read one case only."""
+        told = {"http_proxy": self._relay_url, "no_proxy": "127.0.0.1,localhost"}
+        return {**told, **{name.upper(): value for name, value in told.items()}}

@@ -1,4 +1,6 @@
-"""L4: what the agent sees of the outside: a loopback port that leads to the gateway's model and git doors.
+"""L4: what the agent sees of the outside: a loopback port that leads to the gateway's model, git and egress doors.
+
+It is an HTTP proxy too: a request for `http://HOST/…` goes to the egress door, which decides about the host.
 
 Each connection carries one request: its head is read, checked and rewritten (the current token in, whatever key the
 client sent out), and from then on bytes are passed both ways as they come, so that nothing is buffered. The gateway is
@@ -14,14 +16,25 @@ from pathlib import Path
 
 from moorage.runner.exchange import connect
 
-PREFIXES = ("/model/", "/git/")
+PREFIXES = ("/model/", "/git/", "/egress/")
+PROXIED = "http://"
 PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
 MAX_HEAD = 64 * 1024
 CHUNK = 64 * 1024
 LINGER_S = 2.0
 REQUEST_LINE = re.compile(rb"[A-Z]{1,16} [!-~\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
-DROPPED = frozenset({b"authorization", b"x-api-key", b"host", b"connection", b"proxy-authorization", b"keep-alive"})
+DROPPED = frozenset(
+    {
+        b"authorization",
+        b"x-api-key",
+        b"host",
+        b"connection",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"keep-alive",
+    }
+)
 REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
@@ -69,16 +82,16 @@ class Relay:
             )
         if not well_formed(head):
             return await _refuse(reader, writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
-        path = head.split(b" ", 2)[1].decode("latin-1")
-        if not path.startswith(PREFIXES) or "/../" in path:
-            return await _refuse(reader, writer, b"404 Not Found", b"only /model/ and /git/ lead out of this sandbox")
+        path = door_of(head.split(b" ", 2)[1].decode("latin-1"))
+        if path is None:
+            return await _refuse(reader, writer, b"404 Not Found", b"only /model/, /git/ and http://HOST/ lead out")
         token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
         try:
             up_reader, up_writer = await connect(self._gateway)
         except OSError:
             return await _refuse(reader, writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
         try:
-            up_writer.write(rewrite(head, token))
+            up_writer.write(rewrite(head, path, token))
             await _both_ways(reader, up_writer, up_reader, writer)
         finally:
             up_writer.close()
@@ -94,9 +107,18 @@ def well_formed(head: bytes) -> bool:
     return bool(REQUEST_LINE.fullmatch(first)) and all(HEADER_LINE.fullmatch(line) for line in lines)
 
 
-def rewrite(head: bytes, token: bytes) -> bytes:
-    """The request's head with our token and without the client's own credentials."""
+def door_of(target: str) -> str | None:
+    """The gateway's door for a request's target; None where none of them is meant."""
+    if target.lower().startswith(PROXIED):
+        target = f"/egress/http/{target[len(PROXIED) :]}"
+    return target if target.startswith(PREFIXES) and "/../" not in target else None
+
+
+def rewrite(head: bytes, path: str, token: bytes) -> bytes:
+    """The request's head, for that door, with our token and without the client's own credentials."""
     first, *lines = head[:-4].split(b"\r\n")
+    method, _, version = first.split(b" ")
+    first = b" ".join([method, path.encode("latin-1"), version])
     kept = [line for line in lines if line.partition(b":")[0].lower() not in DROPPED]
     ours = [b"host: gateway", b"authorization: Bearer " + token, b"connection: close"]
     return b"\r\n".join([first, *kept, *ours]) + b"\r\n\r\n"

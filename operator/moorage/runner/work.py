@@ -139,7 +139,7 @@ class Work:
         )
 
     async def _attempt(self, worktree: RunWorktree, watch: Watch) -> None:
-        paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY)
+        paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY, proxied=bool(self.assignment.egress))
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
         host.tell_remaining(self.assignment.next_iteration - 1)

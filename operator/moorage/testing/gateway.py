@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from moorage.api.wire import SecretRef
 from moorage.clock import Clock, SystemClock
 from moorage.core.journal.heads import SigningKey
+from moorage.gateway.addresses import Resolve
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
@@ -62,6 +63,17 @@ class GivenSecrets:
         return Secret({ref.key: data[ref.key]} if ref.key else data)
 
 
+def resolver(hosts: Mapping[str, str]) -> Resolve:
+    """Addresses of hosts as a test gives them; others have none."""
+
+    async def resolve(host: str, port: int) -> Sequence[str]:  # noqa: ARG001  the port's signature
+        if host not in hosts:
+            raise OSError(f"{host} isn't known here")
+        return [hosts[host]]
+
+    return resolve
+
+
 class LocalGateway:
     """One gateway. What isn't given is kept in memory, but the mirrors, which are real."""
 
@@ -76,6 +88,7 @@ class LocalGateway:
         settings: GatewaySettings | None = None,
         head_key: SigningKey | None = None,
         log: Any = None,
+        hosts: Mapping[str, str] | None = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -93,6 +106,7 @@ class LocalGateway:
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log or structlog.get_logger(),
             settings=settings or GatewaySettings(),
+            resolve=resolver(hosts or {}),
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.timeout(240)  # each case starts the program two or thr
 RUNNER = ("worktree/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/")
 NOT_HERE = {
     Point.MODEL_STREAM,  # this job's agent doesn't stream
+    Point.EGRESS_BEFORE,  # nor does it reach any other host
+    Point.EGRESS_WITHIN,
+    Point.EGRESS_AFTER,
     Point.SEAL_BEFORE,  # nothing of a run that succeeded is kept to be released
     Point.SEAL_AFTER,
     Point.RELEASE_BEFORE,

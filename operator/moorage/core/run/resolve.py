@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moorage.api.agent import Agent, AgentTemplate, ModelChoice, Sandbox
+from moorage.api.agent import Agent, AgentTemplate, EgressHost, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
 from moorage.api.modelprovider import ModelProvider
@@ -21,6 +21,7 @@ from moorage.api.wire import (
     ResolvedAgent,
     ResolvedCheck,
     ResolvedDelivery,
+    ResolvedEgress,
     ResolvedLimits,
     ResolvedModel,
     ResolvedRetention,
@@ -104,7 +105,6 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
     spec, meta = run.spec, run.metadata
     _refuse_unsupported(run)
     template, agent = _template(run, refs)
-    _refuse_egress(agent)
     workspace, prefix = _workspace(run, refs, defaults)
     sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, _size(refs.workspace), defaults)
     _demand_runtime_class(sandbox.runtime_class, refs.runtime_classes)
@@ -136,19 +136,12 @@ def _refuse_unsupported(run: AgentRun) -> None:
     asked = {
         "parentRef": spec.parent_ref is not None,
         "continueFrom": spec.continue_from is not None,
-        "sandbox.egress": bool(spec.sandbox and spec.sandbox.egress),
     }
     for field, used in asked.items():
         if used:
             raise Unresolved(
                 "NotSupported", f"spec.{field} isn't supported by this version: leave it out", stalled=True
             )
-
-
-def _refuse_egress(agent: Agent | None) -> None:
-    if agent is not None and agent.spec.sandbox is not None and agent.spec.sandbox.egress:
-        why = f"Agent {agent.metadata.name} lists sandbox.egress, which isn't supported by this version: leave it out"
-        raise Unresolved("NotSupported", why)
 
 
 # --- goal -------------------------------------------------------------------------------------------------------------
@@ -310,6 +303,22 @@ def _sandbox(own: Sandbox | None, usual: Sandbox | None, size: Quantity | None, 
         cpu=_first(*(r.cpu for r in resources), defaults.cpu),
         memory=_first(*(r.memory for r in resources), defaults.memory),
         disk=_first(*(r.disk for r in resources), size, defaults.disk),
+        egress=tuple(_egress(host) for host in next((s.egress for s in layers if s.egress is not None), ())),
+    )
+
+
+def _egress(host: EgressHost) -> ResolvedEgress:
+    secret = host.credentials_secret_ref
+    return ResolvedEgress(
+        host=host.host,
+        effects=host.effects,
+        scheme=host.scheme,
+        port=host.port or (443 if host.scheme == "https" else 80),
+        methods=host.methods or (),
+        paths=host.paths or (),
+        credentials=SecretRef(name=secret.name, key=secret.key) if secret else None,
+        credential_header=host.credential_header,
+        key_header=host.key_header,
     )
 
 

@@ -1,0 +1,244 @@
+"""E1, E8: one HTTP effect. Intent, dispatch, receipt, and only then the answer; reads have all of these too.
+
+Whatever dies on the way: what was never sent is known not to have happened; a keyed request is sent again under the
+same key, and its authority drops a second one; any other one whose receipt is missing stays unknown, is sent by nobody
+again, and a person says what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import httpx
+from starlette.responses import Response
+
+from moorage.api.wire import ResolvedEgress
+from moorage.core.effects import http
+from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, named
+from moorage.core.effects.http import Asked
+from moorage.core.effects.levels import Level
+from moorage.core.journal.record import Draft, RecordType
+from moorage.gateway.effects import EffectLog
+from moorage.gateway.errors import Refusal
+from moorage.gateway.facts import MAX_CALLS
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.headers import returned
+from moorage.gateway.http import Cut, Piped
+from moorage.gateway.ledger import Run
+from moorage.gateway.outward import Lost, Outgoing, Unreached
+from moorage.gateway.sending import Came, Effect, Sending
+from moorage.points import Point, reached
+from moorage.store.errors import BlobCorrupted, BlobMissing
+
+EFFECT_HEADER = "x-moorage-effect"
+
+
+class Calls:
+    """HTTP effects of all runs. `_busy` are those that this process has under way."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._settings = gate, gate.deps.settings
+        self._log, self._sending = EffectLog(gate), Sending(gate.deps)
+        self._busy: set[str] = set()
+        self._choosing: WeakKeyDictionary[Run, asyncio.Lock] = WeakKeyDictionary()
+
+    async def call(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
+        """Send what may be sent; else the recorded answer, or a Refusal that says why not."""
+        await self._sending.check(caller.run, entry)  # what is missing is said before anything is meant
+        level = http.level(entry, asked.method)
+        if level is Level.READ_ONLY:
+            return await self._read(caller, entry, asked, outgoing)
+        own = outgoing.headers.pop(entry.key_header.lower(), None) if level is Level.KEYED else None
+        question = Question(
+            run_uid=caller.run.uid,
+            fingerprint=http.fingerprint(entry, asked, outgoing.body),
+            level=level,
+            since=caller.run.state.iteration,
+            epoch=caller.epoch,
+            name=named(own),
+        )
+        return await self._effect(caller, question, entry, asked, outgoing)
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    async def _read(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
+        run = caller.run
+        effect = self._new(run, uuid4().hex, Level.READ_ONLY, entry, outgoing)
+        await self._mean(caller, effect, asked, {})
+        try:
+            answer = await self._sending.send(run, effect)
+        except (Unreached, Lost) as error:
+            await self._log.receipt(run, effect.effect_id, "not_dispatched", str(error))
+            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+        headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
+        kind = answer.headers.get("content-type", "")
+        return Piped(self._passed_on(run, effect, answer), answer.status_code, headers, kind, self._gate.deps.log)
+
+    async def _passed_on(self, run: Run, effect: Effect, answer: httpx.Response) -> AsyncIterator[bytes]:
+        """Chunk by chunk; the last one waits for the receipt, so that what is whole for the agent is so for us."""
+        digest, size, held, problem = hashlib.sha256(), 0, b"", None
+        try:
+            async for chunk in answer.aiter_raw():
+                digest.update(chunk)
+                size += len(chunk)
+                if held:
+                    yield held
+                held = chunk
+        except httpx.HTTPError as error:
+            problem = f"cut after {size} bytes ({type(error).__name__})"
+        finally:
+            await answer.aclose()
+            reached(Point.EGRESS_WITHIN)
+            outcome = http.outcome(answer.status_code, Level.READ_ONLY)
+            told = {"status": answer.status_code, "size": size, "body_sha256": digest.hexdigest()}
+            await self._log.receipt(run, effect.effect_id, outcome, problem or f"status {answer.status_code}", **told)
+            reached(Point.EGRESS_AFTER)
+        if problem:
+            raise Cut(problem)
+        if held:
+            yield held
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    async def _effect(
+        self, caller: Caller, question: Question, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing
+    ) -> Response:
+        run = caller.run
+        async with self._choosing.setdefault(run, asyncio.Lock()):
+            chosen = choose(question, run.facts.calls, frozenset(self._busy))
+            if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
+                await self._adopt(caller, chosen.call)
+            if chosen.way is Way.GIVE and chosen.call is not None:
+                return await self._given(run, chosen.call)
+            effect = self._chosen(run, chosen, question, entry, outgoing)
+            if chosen.way is Way.SEND:
+                await self._mean(caller, effect, asked, await self._kept(run, question, outgoing))
+            self._busy.add(effect.effect_id)
+        try:
+            return await self._finish(run, effect, again=chosen.way is Way.REPEAT)
+        finally:
+            self._busy.discard(effect.effect_id)
+
+    def _chosen(
+        self, run: Run, chosen: Chosen, question: Question, entry: ResolvedEgress, outgoing: Outgoing
+    ) -> Effect:
+        """The effect to send, new or the same again. Raise Refusal."""
+        if chosen.way is Way.REPEAT and chosen.call is not None:
+            return Effect(chosen.call.effect_id, chosen.key, Level.KEYED, entry, outgoing)
+        if chosen.way is not Way.SEND:
+            raise _refused(chosen)
+        if len(run.facts.calls) >= MAX_CALLS:
+            why = f"more than {MAX_CALLS} effects since the last safe point: this run may have no further one"
+            raise Refusal(why, status=403, reason="TooManyEffects")
+        return self._new(run, chosen.key, question.level, entry, outgoing)
+
+    def _new(self, run: Run, key: str, level: Level, entry: ResolvedEgress, outgoing: Outgoing) -> Effect:
+        return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, entry, outgoing)
+
+    async def _kept(self, run: Run, question: Question, outgoing: Outgoing) -> dict[str, Any]:
+        """What the intent says beside, so that the call is known again and, where it has a key, can be sent again."""
+        more: dict[str, Any] = {"fingerprint": question.fingerprint, "since": question.since, "name": question.name}
+        if question.level is Level.KEYED:
+            more["attachments"] = {"request": await self._gate.ledger.attach(run, outgoing.packed())}
+        return more
+
+    async def _mean(self, caller: Caller, effect: Effect, asked: Asked, more: Mapping[str, Any]) -> None:
+        """E1: durable before anything leaves. Nothing stands between the intent and its dispatch, so they are one."""
+        more = dict(more)
+        attachments = more.pop("attachments", None)
+        payload = {
+            "effect_id": effect.effect_id,
+            "kind": http.KIND,
+            "key": effect.key,
+            "level": effect.level.value,
+            "target": http.described(effect.entry, asked),
+            **more,
+        }
+        reached(Point.INTENT_BEFORE)
+        intent = self._log.note(RecordType.EFFECT_INTENT, payload, effect.effect_id, attachments=attachments)
+        await self._log.append(caller.run, caller.epoch, intent, self._dispatched(effect))
+        reached(Point.INTENT_AFTER)
+
+    def _dispatched(self, effect: Effect) -> Draft:
+        return self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect.effect_id}, effect.effect_id)
+
+    async def _adopt(self, caller: Caller, call: Call) -> None:
+        """This attempt has asked for it too: what it asks for next is the one after."""
+        if call.epoch < caller.epoch:
+            key = (call.effect_id, caller.epoch)
+            draft = self._log.note(RecordType.EFFECT_ADOPTED, {"effect_id": call.effect_id}, *key)
+            await self._log.append(caller.run, caller.epoch, draft)
+
+    async def _given(self, run: Run, call: Call) -> Response:
+        """E3: the recorded result. Its target hears nothing."""
+        answer = call.answer
+        if answer is None or answer.content is None:
+            raise _refused(Chosen(Way.REFUSE_DONE, call.key, call))
+        try:
+            content = await self._gate.deps.blobs.get(run.tenant, answer.content)
+        except (BlobMissing, BlobCorrupted):
+            raise _refused(Chosen(Way.REFUSE_DONE, call.key, call)) from None
+        headers = {EFFECT_HEADER: call.effect_id, "x-moorage-replayed": "true"}
+        return Response(content, answer.status, headers, answer.content_type or None)
+
+    async def _finish(self, run: Run, effect: Effect, *, again: bool) -> Response:
+        """Send it, write down what came of it, and tell the agent."""
+        came = await self._sending.finish(run, effect, doubt=again)
+        reached(Point.EGRESS_WITHIN)
+        await self._close(run, effect, came, again=again)
+        reached(Point.EGRESS_AFTER)
+        if came.status is None or not came.whole:
+            raise _unanswered(effect, came)
+        return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)
+
+    async def _close(self, run: Run, effect: Effect, came: Came, *, again: bool) -> None:
+        """The receipt: status and hash; the answer itself lies beside the journal, where it may be asked for again."""
+        told: dict[str, Any] = {}
+        if came.status is not None:
+            told = {"status": came.status, "size": len(came.content), "content_type": came.kind[:128]}
+            if came.whole:
+                told["body_sha256"] = hashlib.sha256(came.content).hexdigest()
+                told["attachments"] = {"answer": await self._gate.ledger.attach(run, came.content)}
+        if again:
+            await self._log.append(
+                run, None, self._log.settled(run, effect.effect_id, came.outcome, came.detail, **told)
+            )
+        else:
+            await self._log.receipt(run, effect.effect_id, came.outcome, came.detail, **told)
+
+
+def _refused(chosen: Chosen) -> Refusal:
+    """Why a call isn't made, and what to do."""
+    effect = chosen.call.effect_id if chosen.call else chosen.key[:16]
+    match chosen.way:
+        case Way.REFUSE_OTHER:
+            return Refusal("this key was used for another request: take a new one", status=409, reason="KeyReused")
+        case Way.REFUSE_BUSY:
+            return Refusal(f"effect {effect}, the same one, is under way: wait for it", status=409, reason="EffectBusy")
+        case Way.REFUSE_DONE:
+            why = f"effect {effect} happened, and its answer isn't kept: look at the target instead of asking again"
+            return Refusal(why, status=409, reason="EffectDone")
+        case _:
+            return Refusal(_look(effect), status=409, reason="EffectUnknown")
+
+
+def _unanswered(effect: Effect, came: Came) -> Refusal:
+    match came.outcome:
+        case "not_dispatched":
+            return Refusal(f"nothing was sent: {came.detail}", status=502, reason="TargetUnreachable")
+        case "unknown":
+            return Refusal(f"{came.detail}. {_look(effect.effect_id)}", status=409, reason="EffectUnknown")
+        case _:
+            return _refused(Chosen(Way.REFUSE_DONE, effect.key))
+
+
+def _look(effect: str) -> str:
+    return (
+        f"nobody knows whether effect {effect} happened, and it isn't sent again: look at the target, go on without it,"
+        " and leave it to a person (moorage resolve)"
+    )

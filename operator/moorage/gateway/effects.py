@@ -1,0 +1,64 @@
+"""E1: intents, dispatches, receipts and reconciliations of every kind of effect, written in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.core.journal.record import BlobRef, Draft, RecordType
+from moorage.gateway.errors import Illegal
+from moorage.gateway.gate import Gate
+from moorage.gateway.ledger import Run
+
+OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
+DETAIL_LIMIT = 1_000
+
+
+class EffectLog:
+    """Writes what becomes of effects, and counts how they close."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._ledger, self._metrics = gate.ledger, gate.deps.metrics
+
+    def note(
+        self,
+        kind: RecordType,
+        payload: Mapping[str, Any],
+        *key: object,
+        attachments: Mapping[str, BlobRef] | None = None,
+    ) -> Draft:
+        """A record of an effect; what is None in its payload is left out."""
+        given = {name: value for name, value in payload.items() if value is not None}
+        return self._ledger.observed(kind, given, *key, effect_id=given.get("effect_id"), attachments=attachments)
+
+    def closed(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> Draft:
+        """How an effect ended: its receipt or, after the run's end, reconciliation. `more` goes into the payload."""
+        attachments = more.pop("attachments", None)
+        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], **more}
+        kind = RecordType.EFFECT_RECEIPT if run.state.end is None else RecordType.EFFECT_RECONCILED
+        return self.note(kind, payload, effect_id, attachments=attachments)
+
+    def settled(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> Draft:
+        """What was found out later; each time is a record of its own."""
+        attachments = more.pop("attachments", None)
+        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], **more}
+        key = (effect_id, run.state.offset)
+        return self.note(RecordType.EFFECT_RECONCILED, payload, *key, attachments=attachments)
+
+    async def receipt(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> None:
+        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
+        try:
+            await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))
+        except Illegal:
+            if run.state.end is None:
+                raise
+            await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))  # it ended just now
+
+    async def append(self, run: Run, epoch: int | None, *drafts: Draft) -> None:
+        """An outcome counts once it is durable, and once."""
+        result = await self._ledger.append(run, epoch, drafts)
+        kinds = {effect.effect_id: effect.kind for effect in run.state.effects}
+        for record in result.appended:
+            if record.type in OUTCOMES and record.payload is not None:
+                kind = kinds.get(record.effect_id or "", "git_push")
+                self._metrics.effects.labels(kind, str(record.payload["outcome"])).inc()

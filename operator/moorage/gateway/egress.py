@@ -1,0 +1,74 @@
+"""The egress door: an agent's requests to the hosts that its run lists, and to no others (T3, E8).
+
+The runner's relay brings them as `/egress/SCHEME/HOST[:PORT]/…`; how the host is really spoken to stands in the spec.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from moorage.api.wire import ResolvedEgress, Role
+from moorage.core.effects.http import Asked, NotAllowed, allowed
+from moorage.core.run.phases import RunPhase
+from moorage.gateway.calls import Calls
+from moorage.gateway.errors import Invalid, Refusal
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.headers import forwarded
+from moorage.gateway.http import read_body
+from moorage.gateway.ledger import Run
+from moorage.gateway.outward import Outgoing
+
+METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class EgressRoom:
+    """Doors below /egress, for runners."""
+
+    def __init__(self, gate: Gate, calls: Calls) -> None:
+        self._gate, self._calls = gate, calls
+
+    def routes(self) -> list[BaseRoute]:
+        """The doors."""
+        return [Route("/egress/{scheme}/{rest:path}", self.call, methods=METHODS, name="egress")]
+
+    async def call(self, request: Request) -> Response:
+        """One request and its answer."""
+        caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
+        demand_working(caller.run)
+        asked = asked_of(request)
+        entry = self._allowed(caller, asked)
+        body = await read_body(request, self._gate.deps.settings.max_body_bytes)
+        headers = forwarded(request.headers)
+        return await self._calls.call(caller, entry, asked, Outgoing(asked.method, asked.target, headers, body))
+
+    def _allowed(self, caller: Caller, asked: Asked) -> ResolvedEgress:
+        try:
+            return allowed(caller.run.spec.sandbox.egress, asked)
+        except NotAllowed as error:
+            raise Refusal(str(error), status=403, reason="EgressForbidden") from None
+
+
+def demand_working(run: Run) -> None:
+    """I5, I6: effects are an agent's, and of this attempt's while it is at work."""
+    state = run.state
+    if state.end is not None or state.agent_end is not None or state.phase is not RunPhase.RUNNING:
+        raise Refusal(f"no agent of this run is at work ({state.phase})", status=409, reason="NotAtWork")
+
+
+def asked_of(request: Request) -> Asked:
+    """What is asked for, from the path as it came: decoding it here would change what it means there."""
+    raw = bytes(request.scope["raw_path"]).partition(b"?")[0].decode("latin-1")
+    authority, slash, path = raw.partition("/egress/")[2].partition("/")[2].partition("/")
+    query = request.scope["query_string"].decode("latin-1")
+    host, port = authority_of(authority)
+    return Asked(request.method, host, port, (f"/{path}" if slash else "/") + (f"?{query}" if query else ""))
+
+
+def authority_of(text: str) -> tuple[str, int | None]:
+    """Host and port, if there is one. Raise Invalid."""
+    host, _, port = text.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 6)):
+        raise Invalid(f"{text[:80]!r} is no host with a port")
+    return host.lower().rstrip("."), int(port) if port else None

@@ -1,0 +1,116 @@
+"""From the gateway to an allowed host: where it is, what is added on the way, and whether what broke had left."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import httpx
+import orjson
+
+from moorage.api.wire import ResolvedEgress
+from moorage.gateway.addresses import AddressForbidden, reachable
+from moorage.gateway.credentials import EGRESS_KEYS
+from moorage.gateway.errors import Refusal
+from moorage.gateway.gate import GatewayDeps
+from moorage.gateway.ledger import Run
+from moorage.gateway.ports import SecretMissing
+
+NEVER_LEFT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError, httpx.InvalidURL)
+
+
+class Unreached(Exception):
+    """Nothing was sent. The message says why, in a word."""
+
+
+class Lost(Exception):
+    """It was sent, at least in part, and no answer came."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request without its credential and key, as it may be kept and sent again. `target` is path and query."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    def packed(self) -> bytes:
+        """As bytes, for the blob store."""
+        body = base64.b64encode(self.body).decode()
+        return orjson.dumps({"method": self.method, "target": self.target, "headers": self.headers, "body": body})
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Outgoing:
+        """The same again."""
+        raw = orjson.loads(data)
+        return cls(raw["method"], raw["target"], raw["headers"], base64.b64decode(raw["body"]))
+
+
+class Outward:
+    """Sends to hosts that were allowed already."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._deps = deps
+
+    async def credential(self, run: Run, entry: ResolvedEgress) -> dict[str, str]:
+        """T2: read at use, kept by nobody. Raise Refusal where it is missing."""
+        ref = entry.credentials
+        if ref is None:
+            return {}
+        try:
+            value = (await self._deps.secrets.read(run.tenant, ref)).text(*((ref.key,) if ref.key else EGRESS_KEYS))
+        except (SecretMissing, UnicodeDecodeError):
+            value = None
+        if not value:
+            why = f"the credential of {entry.host} is missing: Secret {ref.name}"
+            raise Refusal(why, status=424, reason="CredentialMissing")
+        name = entry.credential_header.lower()
+        return {name: f"Bearer {value}" if name == "authorization" else value}
+
+    async def addresses(self, entry: ResolvedEgress) -> list[str]:
+        """Where the host is. Raise Unreached, and Refusal for an address that no agent has business at."""
+        try:
+            private = self._deps.settings.egress_private
+            return list(await reachable(entry.host, entry.port, private, self._deps.resolve))
+        except AddressForbidden as error:
+            why = f"{error}, and this installation lets no agent reach that address (egress.privateNetworks)"
+            raise Refusal(why, status=403, reason="AddressForbidden") from None
+        except (OSError, UnicodeError) as error:
+            raise Unreached(f"{entry.host} has no address ({type(error).__name__})") from None
+
+    async def send(self, run: Run, entry: ResolvedEgress, outgoing: Outgoing, key: str | None = None) -> httpx.Response:
+        """The answer, its body still to come. `key` goes into the key header. Raise Unreached, Lost, Refusal."""
+        added = await self.credential(run, entry)
+        if key is not None:
+            added[entry.key_header.lower()] = key
+        why = f"{entry.host} has no address"
+        for address in await self.addresses(entry):
+            request = self._request(entry, outgoing, address, outgoing.headers | added)
+            try:
+                return await self._deps.http.send(request, stream=True)
+            except NEVER_LEFT as error:
+                why = f"{entry.host} can't be reached ({type(error).__name__})"
+            except httpx.HTTPError as error:
+                raise Lost(f"no answer came ({type(error).__name__})") from None
+        raise Unreached(why)
+
+    def _request(
+        self, entry: ResolvedEgress, outgoing: Outgoing, address: str, headers: dict[str, str]
+    ) -> httpx.Request:
+        """To that very address, under the host's name; on a connection that nothing else has used."""
+        settings = self._deps.settings
+        usual = 443 if entry.scheme == "https" else 80
+        host = entry.host if entry.port == usual else f"{entry.host}:{entry.port}"
+        url = httpx.URL(scheme=entry.scheme, host=address, port=entry.port, raw_path=outgoing.target.encode("latin-1"))
+        told = [("host", host), ("connection", "close"), *headers.items()]
+        connect = settings.egress_connect_ms / 1000
+        return self._deps.http.build_request(
+            outgoing.method,
+            url,
+            content=outgoing.body or None,
+            headers=[(k.encode("latin-1"), v.encode("latin-1")) for k, v in told],
+            timeout=httpx.Timeout(settings.egress_read_ms / 1000, connect=connect, pool=connect),
+            extensions={"sni_hostname": entry.host},
+        )

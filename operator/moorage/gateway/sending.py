@@ -1,0 +1,114 @@
+"""What becomes of an HTTP effect that is sent: once, or under its key until its authority has said something."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import httpx
+
+from moorage.api.wire import ResolvedEgress
+from moorage.core.effects import http
+from moorage.core.effects.levels import Level
+from moorage.gateway.errors import Refusal
+from moorage.gateway.exchange import Kept
+from moorage.gateway.gate import GatewayDeps
+from moorage.gateway.headers import returned
+from moorage.gateway.ledger import Run
+from moorage.gateway.outward import Lost, Outgoing, Outward, Unreached
+from moorage.points import Point, reached
+
+PAUSE_S = 0.2  # before a keyed request is sent again, doubled each time
+ENDS = frozenset({"confirmed", "rejected"})
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An effect under way: where to, at which level, and under which key its target knows it."""
+
+    effect_id: str
+    key: str
+    level: Level
+    entry: ResolvedEgress
+    outgoing: Outgoing
+
+
+@dataclass(frozen=True)
+class Came:
+    """What it came to. `status` None: no answer; `whole` False: the body was cut, or is too long to be kept."""
+
+    outcome: str
+    detail: str
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    kind: str = ""
+    content: bytes = b""
+    whole: bool = False
+
+
+class Sending:
+    """Sends; writes nothing down."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._outward, self._settings = Outward(deps), deps.settings
+
+    async def check(self, run: Run, entry: ResolvedEgress) -> None:
+        """Raise Refusal where the credential is missing, or the host is nowhere, or where no agent has business."""
+        await self._outward.credential(run, entry)
+        try:
+            await self._outward.addresses(entry)
+        except Unreached as error:
+            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+
+    async def send(self, run: Run, effect: Effect) -> httpx.Response:
+        """One time; the answer's body is still to come. Raise Unreached, Lost."""
+        reached(Point.EGRESS_BEFORE)
+        key = effect.key if effect.level is Level.KEYED else None
+        try:
+            return await self._outward.send(run, effect.entry, effect.outgoing, key)
+        except Refusal as error:
+            raise Unreached(error.message) from None
+
+    async def finish(self, run: Run, effect: Effect, *, doubt: bool) -> Came:
+        """A few times under its key, once without. `doubt`: it may have been sent before.
+
+        Once it may have happened, a refusal proves nothing: it may be about the credential, or about the first one
+        being under way. Only success is then the authority's word on the key.
+        """
+        came, pause = await self._once(run, effect), PAUSE_S
+        for _ in range(self._settings.egress_tries - 1 if effect.level is Level.KEYED else 0):
+            if came.outcome in ENDS and not (doubt and came.outcome == "rejected"):
+                break
+            doubt = doubt or came.outcome == "unknown"
+            await asyncio.sleep(pause)
+            came, pause = await self._once(run, effect), pause * 2
+        return replace(came, outcome="unknown") if doubt and came.outcome != "confirmed" else came
+
+    async def _once(self, run: Run, effect: Effect) -> Came:
+        try:
+            answer = await self.send(run, effect)
+        except Unreached as error:
+            return Came("not_dispatched", str(error))
+        except Lost as error:
+            return Came(http.unanswered(effect.level), str(error))
+        return await self._read(answer, effect.level)
+
+    async def _read(self, answer: httpx.Response, level: Level) -> Came:
+        """The status decides, also where the body is cut."""
+        kept, problem = Kept(self._settings.max_content_bytes), ""
+        try:
+            async for chunk in answer.aiter_raw():
+                kept.add(chunk)
+        except httpx.HTTPError as error:
+            problem = f", its body was cut ({type(error).__name__})"
+        finally:
+            await answer.aclose()
+        return Came(
+            http.outcome(answer.status_code, level),
+            f"status {answer.status_code}{problem}",
+            answer.status_code,
+            returned(answer.headers),
+            answer.headers.get("content-type", ""),
+            b"" if kept.over else kept.content(),
+            whole=not problem and not kept.over,
+        )
