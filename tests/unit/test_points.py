@@ -39,10 +39,11 @@ def test_nothing_of_the_harness_is_loaded_where_nothing_is_armed() -> None:
 
 def test_a_kill_is_a_kill_and_comes_once(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    env = environment(trace, Shot(Point.BLOB_WITHIN))
+    shot = Shot(Point.BLOB_WITHIN)
+    env = environment(trace, shot)
     assert walk(env) == -signal.SIGKILL
     assert passed(trace) == list(Point)[: list(Point).index(Point.BLOB_WITHIN) + 1]
-    assert fired(trace)
+    assert fired(trace, shot)
     assert walk(env) == 0
     begin(trace)
     assert passed(trace) == []
@@ -53,6 +54,17 @@ def test_a_point_is_counted_over_all_processes(tmp_path: Path) -> None:
     env = environment(tmp_path / "trace", Shot(Point.BLOB_WITHIN, 2))
     assert walk(env) == 0
     assert walk(env) == -signal.SIGKILL
+
+
+def test_several_shots_fire_each_once_and_in_their_turn(tmp_path: Path) -> None:
+    trace, shots = tmp_path / "trace", (Shot(Point.BLOB_AFTER, 2), Shot(Point.BLOB_WITHIN), Shot(Point.BLOB_WITHIN, 9))
+    env = environment(trace, *shots)
+    assert walk(env) == -signal.SIGKILL
+    assert [fired(trace, shot) is not None for shot in shots] == [False, True, False]
+    assert walk(env) == 0
+    assert walk(env) == -signal.SIGKILL
+    assert [fired(trace, shot) is not None for shot in shots] == [True, True, False]
+    assert walk(env) == 0
 
 
 @pytest.mark.parametrize(

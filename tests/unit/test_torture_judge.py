@@ -1,5 +1,7 @@
 """The judge of tortured runs, over a real journal: it finds nothing where nothing is wrong, and all that can be."""
 
+import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,12 @@ import pytest
 
 from moorage.core.journal.export import parse_record, read_lines
 from moorage.core.journal.record import RecordType, RunIdentity, decode
+from moorage.points import Point
 from moorage.store.memory import MemoryStore
 from moorage.store.port import AppendResult, NewExecution
 from moorage.testing.judge import Journal, Kind, _asked_again, judge, older_owner, outcome
-from moorage.testing.killpoints import Fault, Shot
-from moorage.testing.torture import Tally, Verdict, plan
+from moorage.testing.killpoints import Fault, Shot, parse_shots
+from moorage.testing.torture import Tally, Verdict, Wanted, plan
 
 GOLDEN = Path(__file__).parents[1] / "replay" / "golden" / "local-command.journal"
 LINES = list(read_lines([GOLDEN.read_bytes()]))[1:]
@@ -99,16 +102,32 @@ def test_the_tally_counts_what_hit_and_what_was_found() -> None:
     tally, shot = Tally(), Shot.parse("append/within:3:kill")
     tally.add(Verdict((shot, shot), 3, UNDISTURBED, ()))
     assert tally.clean
-    assert str(tally) == "2 kills in 1 runs: 0 duplicates, 0 losses, 0 divergences, 0 unknown"
+    assert str(tally) == "2 kills in 1 runs: 0 duplicates, 0 losses, 0 divergences, 0 leftovers, 0 unknown"
     unknown = replace(UNDISTURBED, effects=("unknown",))
     found = tuple(judge([(WHOLE,)], UNDISTURBED, ["f" * 40, "e" * 40]))
     tally.add(Verdict((replace(shot, fault=Fault.STOP),), 1, unknown, found))
     assert not tally.clean
-    assert str(tally) == "2 kills, 1 stops in 2 runs: 1 duplicates, 0 losses, 1 divergences, 1 unknown"
+    assert str(tally) == "2 kills, 1 stops in 2 runs: 1 duplicates, 0 losses, 1 divergences, 0 leftovers, 1 unknown"
+
+
+POINTS = Counter({Point.APPEND_WITHIN: 40, Point.BLOB_AFTER: 17, Point.PUSH_WITHIN: 1})
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_the_same_shots_again(seed: int) -> None:
-    chances = [Shot.parse(f"append/within:{n}:kill") for n in range(1, 40)]
-    assert plan(seed, chances) == plan(seed, chances)
-    assert plan(seed, chances) != plan(seed + 100, chances)
+    shots = plan(seed, POINTS, [Fault.KILL])
+    assert shots == plan(seed, POINTS, [Fault.KILL])
+    assert shots != plan(seed + 100, POINTS, [Fault.KILL])
+    assert all(1 <= shot.number <= POINTS[shot.point] for shot in shots)
+
+
+def test_every_point_is_drawn_about_as_often() -> None:
+    drawn = Counter(shot.point for seed in range(600) for shot in plan(seed, POINTS, [Fault.KILL]))
+    assert min(drawn.values()) > 0.3 * max(drawn.values()), drawn  # of PUSH_WITHIN each trial has one shot at most
+
+
+def test_shots_that_are_named_are_one_run() -> None:
+    shots = parse_shots("append/within:3:kill push/within:1:stop")
+    assert list(Wanted(1, 7, shots=shots).plans(POINTS)) == [(7, shots)]
+    seeds = [seed for seed, _ in itertools.islice(Wanted(1, 7).plans(POINTS), 3)]
+    assert seeds == [7, 8, 9]

@@ -27,11 +27,13 @@ def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:
     return opened(state)
 
 
-async def torture(manifest: Path, *, kills: int, seed: int, same_tree: bool, tell: Callable[[str], None]) -> bool:
-    """Run the manifest on clones, killed so often; whether nothing was found. Raises ManifestRefused."""
+async def torture(
+    manifest: Path, *, kills: int, seed: int, shots: str, same_tree: bool, tell: Callable[[str], None]
+) -> bool:
+    """Run the manifest on clones, killed so often or by those shots; whether nothing was found. See the port."""
     from moorage.app.torture import torture as run  # noqa: PLC0415  the harness is no part of what is in use
 
-    return await run(manifest, kills=kills, seed=seed, same_tree=same_tree, tell=tell)
+    return await run(manifest, kills=kills, seed=seed, shots=shots, same_tree=same_tree, tell=tell)
 
 
 def run_operator() -> None:

@@ -53,18 +53,20 @@ ALL = 1_000_000  # more runs than one person makes on one machine
 CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the user is told that it can't be
 
 
-async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+async def run_local(
+    manifest: Path, *, state: Path, listener: Listener, fresh: bool = False, dsn: str | None = None
+) -> LocalResult:
     """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would.
 
     An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
-    branch. Raises ManifestRefused, RunRefused.
+    branch. With `dsn` the journal is in that PostgreSQL database. Raises ManifestRefused, RunRefused.
     """
     asked, uid = read_manifest(manifest), str(uuid.uuid4())
     with _machine_fit():
         owner = Owner(os.getpid(), asked.path, new_socket())
         owned = Owners(state / "owners").new(uid, owner)
         try:
-            async with open_machine(state, owner.socket, asked.secrets, listener) as machine:
+            async with open_machine(state, owner.socket, asked.secrets, listener, dsn) as machine:
                 mine = await _make_way(machine, asked, fresh=fresh)
                 if mine is not None:
                     result = await _go_on(machine, asked, mine, owner)

@@ -84,11 +84,13 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def open_machine(state: Path, folder: Path, given: ManifestSecrets, listener: Listener) -> AsyncIterator[Machine]:
-    """Store and gateway, up and listening in `folder`, which must not be there yet."""
+async def open_machine(
+    state: Path, folder: Path, given: ManifestSecrets, listener: Listener, dsn: str | None = None
+) -> AsyncIterator[Machine]:
+    """Store and gateway, up and listening in `folder`, which must not be there yet. `dsn`: see `open_stores`."""
     clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
     async with (
-        open_stores(state / "gateway", clock) as kept,
+        open_stores(state / "gateway", clock, dsn) as kept,
         httpx.AsyncClient(trust_env=False) as outside,
         _listening(gateway_of(kept, clock, tokens, given, outside, isolated=isolated), folder) as socket,
         session(aiohttp.UnixConnector(str(socket))) as http,

@@ -135,9 +135,12 @@ class App(Protocol):
         """Open the store of past runs for reading."""
 
     async def torture(
-        self, manifest: Path, *, kills: int, seed: int, same_tree: bool, tell: Callable[[str], None]
+        self, manifest: Path, *, kills: int, seed: int, shots: str, same_tree: bool, tell: Callable[[str], None]
     ) -> bool:
-        """Run the manifest on clones, killed so often; whether nothing was found. Raises ManifestRefused."""
+        """Run the manifest on clones, killed so often, or once by `shots` where there are any: was nothing found?
+
+        Raises ManifestRefused.
+        """
 
     def run_operator(self) -> None:
         """Be the operator until told to stop; settings come from MOORAGE_* variables."""

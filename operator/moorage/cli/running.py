@@ -63,27 +63,31 @@ def torture(
     file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun on a local repository.")],
     kills: Annotated[int, typer.Option("--kills", min=1, help="How often to kill, over all runs.")] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the first run; a finding names its own.")] = 1,
+    shots: Annotated[
+        str, typer.Option("--shots", help="One run with just these, as a finding names them: 'append/within:3:kill …'.")
+    ] = "",
     any_tree: Annotated[
         bool, typer.Option("--any-tree", help="The agent's files may differ from run to run; the run's end may not.")
     ] = False,
 ) -> None:
     """Run an AgentRun again and again on clones, killed at named points; exit code 0 only if nothing was found.
 
-    Prints duplicates, losses and divergences, each with the seed that repeats it; the last line is the tally.
+    Prints duplicates, losses, divergences and what was left behind, each with the command that shows it again; the last
+    line is the tally.
     """
     session = session_of(ctx)
     if not file.is_file():
         raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
-    if not wait(_torture(session, file, kills, seed, same_tree=not any_tree)):
+    if not wait(_torture(session, file, kills, seed, shots, same_tree=not any_tree)):
         raise typer.Exit(Exit.FAILED)
 
 
-async def _torture(session: Session, file: Path, kills: int, seed: int, *, same_tree: bool) -> bool:
+async def _torture(session: Session, file: Path, kills: int, seed: int, shots: str, *, same_tree: bool) -> bool:
     def tell(line: str) -> None:
         session.terminal.write(f"{line}\n".encode())
 
     try:
-        return await session.app().torture(file, kills=kills, seed=seed, same_tree=same_tree, tell=tell)
+        return await session.app().torture(file, kills=kills, seed=seed, shots=shots, same_tree=same_tree, tell=tell)
     except ManifestRefused as error:
         raise Usage(f"{file}: {error}") from None
 

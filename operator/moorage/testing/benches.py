@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from moorage.testing.gitserver import GitServer
+from moorage.testing.judge import in_postgres, on_disk
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
+from moorage.testing.owner import DSN
+from moorage.testing.postgres import PostgresServer
 from moorage.testing.torture import Bench
 from moorage.testing.trees import ENV, git
 
@@ -26,6 +32,7 @@ n=$(ls [0-9].txt 2>/dev/null | wc -l)
 test $n -ge {STEPS} || {{ n=$((n + 1)); echo $n > $n.txt; echo $n >> all; }}
 """
 """One step more, whatever was done before; past the last one nothing."""
+ON_POSTGRES = (sys.executable, "-m", "moorage.testing.owner")
 MOST_ATTEMPTS = 100  # R6 would end a run that is killed as often as these are
 USER, PASSWORD, MODEL_KEY = "ada", "s3cret-of-ada", "sk-stand-in"
 
@@ -35,6 +42,15 @@ def script() -> Script:
     usage = Usage(input_tokens=100, output_tokens=10)
     step = Reply(text="One more.", tools=(ToolCall(name="bash", input={"command": STEP}),), usage=usage)
     return Script(replies=(*[step] * STEPS, Reply(text="All done.", usage=usage)))
+
+
+@contextlib.asynccontextmanager
+async def small_on(server: PostgresServer, folder: Path, name: str) -> AsyncIterator[Bench]:
+    """The same with its journal in a schema of its own on that server."""
+    with server.schema() as dsn:
+        async with small(folder, name) as bench:
+            env = {**bench.env, DSN: dsn}
+            yield replace(bench, env=env, program=ON_POSTGRES, store=functools.partial(in_postgres, dsn))
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +70,7 @@ async def small(folder: Path, name: str) -> AsyncIterator[Bench]:
             def pushes() -> list[str]:
                 return [each.new for each in remote.updates if each.ref == f"refs/heads/{BRANCH}"]
 
-            yield Bench(root, manifest, _environment(root), pushes)
+            yield Bench(root, manifest, _environment(root), pushes, functools.partial(on_disk, root / "state"))
     shutil.rmtree(root)
 
 
@@ -139,7 +155,9 @@ def _copy(manifest: Path, root: Path) -> Bench:
     spec["recovery"] = {**(spec.get("recovery") or {}), "maxAttempts": MOST_ATTEMPTS}
     copy = root / "run.yaml"
     copy.write_text(yaml.safe_dump_all(documents))
-    return Bench(root, copy, dict(os.environ), lambda: _moves(clone, branch))
+    (root / "tmp").mkdir()
+    env = os.environ | {"TMPDIR": str(root / "tmp")}  # so that what is left there can be told from everybody's else
+    return Bench(root, copy, env, lambda: _moves(clone, branch), functools.partial(on_disk, root / "state"))
 
 
 def _moves(clone: Path, branch: str) -> Sequence[str]:

@@ -1,13 +1,15 @@
 """K1: what must hold after a run whose processes died: read from its journal, whoever wrote it.
 
-`look` reads a state folder. `judge` compares what was seen after each death with the end, and the end with that of an
+`look` reads a store. `judge` compares what was seen after each death with the end, and the end with that of an
 undisturbed run.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,7 @@ from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState, Usage
 from moorage.store.errors import Fenced, RunSealed
 from moorage.store.port import DurableExecutionStore
+from moorage.store.postgres import PostgresStore
 from moorage.store.sqlite import SqliteStore
 
 ENDS = frozenset({RecordType.RUN_SUCCEEDED, RecordType.RUN_FAILED, RecordType.RUN_CANCELLED})
@@ -30,6 +33,7 @@ class Kind(StrEnum):
     DUPLICATE = "duplicate"
     LOSS = "loss"
     DIVERGENCE = "divergence"
+    LEFTOVER = "leftover"
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,44 @@ def outcome(state: RunState) -> Outcome:
     )
 
 
-async def look(state: Path) -> tuple[Journal, ...]:
-    """All runs of a state folder, their chains verified; none as long as there is no store."""
-    if not (file := _database(state)).is_file():
-        return ()
+Opened = Callable[[], AbstractAsyncContextManager[DurableExecutionStore | None]]
+"""A store as it is now; None as long as there is none."""
+
+
+@contextlib.asynccontextmanager
+async def on_disk(state: Path) -> AsyncIterator[DurableExecutionStore | None]:
+    """The store of a state folder."""
+    file = state / "gateway" / "moorage.db"
+    if not file.is_file():
+        yield None
+        return
     async with SqliteStore(file) as store:
-        changes = await store.changes(0, MOST_RUNS)
-        return tuple([await _journal(store, uid) for uid in sorted({each.run_uid for each in changes})])
+        yield store
+
+
+@contextlib.asynccontextmanager
+async def in_postgres(dsn: str) -> AsyncIterator[DurableExecutionStore | None]:
+    """The store of a database."""
+    async with await PostgresStore.open(dsn) as store:
+        yield store
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All runs of a store, their chains verified, and what was wrong with their owners."""
+
+    journals: tuple[Journal, ...]
+    findings: tuple[Finding, ...]
+
+
+async def look(opened: Opened) -> Seen:
+    """After a death: read everything, and let each run's older owner try to commit."""
+    async with opened() as store:
+        if store is None:
+            return Seen((), ())
+        uids = sorted({change.run_uid for change in await store.changes(0, MOST_RUNS)})
+        found = [finding for uid in uids for finding in await older_owner(store, uid)]
+        return Seen(tuple([await _journal(store, uid) for uid in uids]), tuple(found))
 
 
 async def older_owner(store: DurableExecutionStore, uid: str) -> list[Finding]:
@@ -110,20 +145,7 @@ async def older_owner(store: DurableExecutionStore, uid: str) -> list[Finding]:
     return [Finding(Kind.DUPLICATE, f"epoch {owner - 1} committed beside epoch {owner}")]
 
 
-async def older_owners(state: Path) -> list[Finding]:
-    """The same for every run of a state folder."""
-    if not (file := _database(state)).is_file():
-        return []
-    async with SqliteStore(file) as store:
-        changes = await store.changes(0, MOST_RUNS)
-        return [f for uid in sorted({each.run_uid for each in changes}) for f in await older_owner(store, uid)]
-
-
-def _database(state: Path) -> Path:
-    return state / "gateway" / "moorage.db"
-
-
-async def _journal(store: SqliteStore, uid: str) -> Journal:
+async def _journal(store: DurableExecutionStore, uid: str) -> Journal:
     head, verifier = (await store.get(uid)).head, ChainVerifier(run_uid=uid)
     records: list[Record] = []
     async for stored in store.stored(uid):

@@ -1,8 +1,9 @@
-"""K1: what happens at an armed point. A process that is started with `Shot.environment` meets one fault, once.
+"""K1: what happens at an armed point. Processes that are started with `environment` meet each shot's fault once.
 
 A trace says which points were passed since the harness began it. A point is counted over all processes that write the
-trace, and the fault fires in the one that gets there. Faults are the real ones: the process is killed or stopped by a
-signal that it can't handle, an error is one that a failing disk or store raises there, a delay holds the process up.
+trace, one after another and beside each other, and a fault fires in the one that gets there. Faults are the real ones:
+the process is killed or stopped by a signal that it can't handle, an error is one that a failing disk or store raises
+there, a delay holds the process up.
 """
 
 from __future__ import annotations
@@ -54,10 +55,15 @@ class Shot:
         return cls(Point(point), int(number), Fault(fault))
 
 
-def environment(trace: Path, shot: Shot | None = None) -> dict[str, str]:
-    """Variables that arm a process and its children: trace points to that file, and fire that shot."""
+def parse_shots(text: str) -> tuple[Shot, ...]:
+    """Several, with blanks between them. Raises ValueError for what is none."""
+    return tuple(Shot.parse(each) for each in text.split())
+
+
+def environment(trace: Path, *shots: Shot) -> dict[str, str]:
+    """Variables that arm a process and its children: trace points to that file, and fire those shots."""
     told = {VARIABLE: __name__, TRACE: str(trace)}
-    return {**told, FAULT: str(shot)} if shot else told
+    return {**told, FAULT: " ".join(map(str, shots))} if shots else told
 
 
 def passed(trace: Path) -> list[Point]:
@@ -66,16 +72,16 @@ def passed(trace: Path) -> list[Point]:
     return [Point(line.split()[1]) for line in lines]
 
 
-def fired(trace: Path) -> int | None:
+def fired(trace: Path, shot: Shot) -> int | None:
     """The process that met the fault, if one did."""
-    mark = _mark(trace)
+    mark = _mark(trace, shot)
     return int(text) if mark.is_file() and (text := mark.read_text()) else None
 
 
 def begin(trace: Path) -> None:
-    """Count from here on, and let the next shot fire."""
-    trace.unlink(missing_ok=True)
-    _mark(trace).unlink(missing_ok=True)
+    """Count from here on, and let every shot fire again."""
+    for left in (trace, *trace.parent.glob(f"{trace.name}.*.fired")):
+        left.unlink(missing_ok=True)
 
 
 def often(points: Iterable[Point]) -> Counter[Point]:
@@ -85,8 +91,7 @@ def often(points: Iterable[Point]) -> Counter[Point]:
 
 def hook(environ: Mapping[str, str]) -> Hook:
     """What `moorage.points.arm` asks for."""
-    shot = environ.get(FAULT)
-    return _Trigger(Path(environ[TRACE]), Shot.parse(shot) if shot else None)
+    return _Trigger(Path(environ[TRACE]), parse_shots(environ.get(FAULT, "")))
 
 
 @dataclass
@@ -94,17 +99,20 @@ class _Trigger:
     """Points are reached on several threads."""
 
     trace: Path
-    shot: Shot | None
+    shots: tuple[Shot, ...]
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, point: Point) -> None:
+        if (shot := self._due(point)) is not None:
+            _happen(shot.fault, point)
+
+    def _due(self, point: Point) -> Shot | None:
+        """The shot that fires here and now: the first one whose number has come, and that nobody has met yet."""
         with self._lock:
             _add(self.trace, f"{os.getpid()} {point}\n")
-            if self.shot is None or point is not self.shot.point:
-                return
-            due = often(passed(self.trace))[point] >= self.shot.number
-        if due and _claim(_mark(self.trace)):
-            _happen(self.shot.fault, point)
+            aimed = [shot for shot in self.shots if shot.point is point]
+            times = often(passed(self.trace))[point] if aimed else 0
+            return next((s for s in aimed if s.number <= times and _claim(_mark(self.trace, s))), None)
 
 
 def _happen(fault: Fault, point: Point) -> None:
@@ -131,8 +139,8 @@ def _error(point: Point) -> Exception:
             return OSError(errno.EIO, os.strerror(errno.EIO), str(point))
 
 
-def _mark(trace: Path) -> Path:
-    return trace.with_suffix(".fired")
+def _mark(trace: Path, shot: Shot) -> Path:
+    return trace.with_name(f"{trace.name}.{str(shot).replace('/', '-')}.fired")
 
 
 def _claim(mark: Path) -> bool:

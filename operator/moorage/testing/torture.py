@@ -1,7 +1,7 @@
 """K2: a run on this machine, killed again and again at named points, and what came of it.
 
 A `Bench` is where that happens: a manifest, an environment, and a way to count what the remote got. A trial takes a
-fresh bench, starts `moorage run` once per shot and then until it ends, and judges. All that is random follows from a
+fresh bench, starts `moorage run` until it ends, with all its shots armed, and judges. All that is random follows from a
 seed, so that each finding can be seen again.
 """
 
@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.core.run.phases import RunPhase
 from moorage.points import Point
-from moorage.testing.judge import Finding, Journal, Kind, Outcome, judge, look, older_owners, outcome
+from moorage.testing import leftovers
+from moorage.testing.judge import Finding, Journal, Kind, Opened, Outcome, judge, look, outcome
 from moorage.testing.killpoints import Fault, Shot, begin, environment, fired, often, passed
 
 PROGRAM = (sys.executable, "-c", "from moorage.cli.main import main; main()")
 STOPPED_S = 0.3
-MOST_SHOTS = 4  # in one trial; an attempt that is lost counts (R6), and a run bears five
+MOST_SHOTS = 5  # in one trial; each attempt that is lost lets the next one wait longer (R6)
+SPARE_STARTS = 3
 LOOK_S = 0.02
+SETTLED_S = 10.0  # until what a run leaves has ended by itself
 TOLD_EVERY = 20
 
 
@@ -43,6 +47,8 @@ class Bench:
     manifest: Path
     env: Mapping[str, str]
     pushes: Callable[[], Sequence[str]]
+    store: Opened
+    program: Sequence[str] = PROGRAM
 
     @property
     def state(self) -> Path:
@@ -53,6 +59,11 @@ class Bench:
     def trace(self) -> Path:
         """Which points were passed."""
         return self.root / "trace"
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR of what runs here."""
+        return self.root / "tmp"
 
 
 Benches = Callable[[str], AbstractAsyncContextManager[Bench]]
@@ -65,15 +76,6 @@ class Reference:
 
     outcome: Outcome
     points: Counter[Point]
-
-    def chances(self, faults: Sequence[Fault]) -> list[Shot]:
-        """Every shot that can hit."""
-        return [
-            Shot(point, number, fault)
-            for point in sorted(self.points)
-            for number in range(1, self.points[point] + 1)
-            for fault in faults
-        ]
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,23 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Sums over trials."""
+    """Sums over trials. `points`: where processes were killed; `missed`: trials in a row that no shot hit in."""
 
     trials: int = 0
     shots: Counter[Fault] = field(default_factory=Counter)
+    points: Counter[Point] = field(default_factory=Counter)
     found: Counter[Kind] = field(default_factory=Counter)
     unknown: int = 0
+    missed: int = 0
 
     def add(self, verdict: Verdict) -> None:
         """One trial more."""
         self.trials += 1
         self.shots.update(shot.fault for shot in verdict.shots)
+        self.points.update(shot.point for shot in verdict.shots if shot.fault is Fault.KILL)
         self.found.update(finding.kind for finding in verdict.findings)
         self.unknown += verdict.outcome is not None and verdict.outcome.unknown
+        self.missed = 0 if verdict.shots else self.missed + 1
 
     @property
     def kills(self) -> int:
@@ -113,6 +119,11 @@ class Tally:
         """Nothing was found."""
         return not self.found.total()
 
+    @property
+    def by_point(self) -> str:
+        """Kills at each point."""
+        return ", ".join(f"{point} {times}" for point, times in sorted(self.points.items()))
+
     def __str__(self) -> str:
         others = "".join(f", {self.shots[f]} {f}s" for f in Fault if f is not Fault.KILL and self.shots[f])
         found = ", ".join(f"{self.found[kind]} {kind}{'es' if kind is Kind.LOSS else 's'}" for kind in Kind)
@@ -121,57 +132,76 @@ class Tally:
 
 @dataclass(frozen=True)
 class Rig:
-    """Runs trials. `patience_s`: the longest that one start may take."""
+    """Runs trials. `patience_s`: the longest that one start may take; one that takes longer hangs."""
 
     benches: Benches
-    patience_s: float = 60.0
+    patience_s: float = 120.0
     same_tree: bool = True
 
     async def reference(self) -> Reference:
         """Run once, undisturbed. Raises NothingToCompare where that doesn't succeed."""
-        async with self.benches("undisturbed") as bench:
-            code, said = await self._start(bench, None)
-            seen = await look(bench.state)
+        async with self._bench("undisturbed") as bench:
+            code = await self._start(bench, ())
+            seen = (await look(bench.store)).journals
             if code != 0 or len(seen) != 1:
-                raise NothingToCompare(f"the undisturbed run must succeed first (exit code {code}): {said[-2000:]}")
+                why = f"the undisturbed run must succeed first (exit code {code}): {_said(bench)[-2000:]}"
+                raise NothingToCompare(why)
             return Reference(outcome(seen[0].state), often(passed(bench.trace)))
 
     async def trial(self, name: str, shots: Sequence[Shot], reference: Reference) -> Verdict:
-        """Meet each shot in a start of its own, then start until it has ended."""
-        async with self.benches(name) as bench:
-            hit, seen, starts, code, said = [], list[tuple[Journal, ...]](), 0, 1, ""
-            findings: list[Finding] = []
-            for shot in (*shots, *[None] * 3):
-                begin(bench.trace)
-                code, said = await self._start(bench, shot)
-                starts += 1
-                findings += await older_owners(bench.state)
-                seen.append(await look(bench.state))
-                hit += [shot] if shot is not None and fired(bench.trace) else []
-                if code == 0 or _failed(seen[-1]):
+        """Start until it has ended, and meet each shot once on the way."""
+        async with self._bench(name) as bench:
+            seen, findings, code = list[tuple[Journal, ...]](), list[Finding](), None
+            while len(seen) < len(shots) + SPARE_STARTS:
+                code = await self._start(bench, shots)
+                if code is None:
+                    findings.append(Finding(Kind.DIVERGENCE, f"start {len(seen) + 1} hung for {self.patience_s:.0f} s"))
+                looked = await look(bench.store)
+                findings += looked.findings
+                seen.append(looked.journals)
+                if code == 0 or _failed(looked.journals):
                     break
             findings += judge(seen, reference.outcome, bench.pushes(), same_tree=self.same_tree)
+            findings += await _left(bench, whole=code == 0)
+            hit = tuple(shot for shot in shots if fired(bench.trace, shot))
             ended = outcome(seen[-1][0].state) if len(seen[-1]) == 1 else None
-            return Verdict(tuple(hit), starts, ended, tuple(findings), said if findings else "")
+            return Verdict(hit, len(seen), ended, tuple(findings), _said(bench) if findings else "")
 
-    async def _start(self, bench: Bench, shot: Shot | None) -> tuple[int, str]:
-        """One `moorage run`: its exit code, and what it wrote on standard error."""
-        argv = (*PROGRAM, "run", "-f", str(bench.manifest), "--state", str(bench.state), "-o", "json")
-        armed = {**bench.env, **environment(bench.trace, shot)}
+    @contextlib.asynccontextmanager
+    async def _bench(self, name: str) -> AsyncIterator[Bench]:
+        """A fresh one; nothing runs on in it when it goes, however that comes about."""
+        async with self.benches(name) as bench:
+            begin(bench.trace)
+            try:
+                yield bench
+            finally:
+                await leftovers.end(bench.root)
+
+    async def _start(self, bench: Bench, shots: Sequence[Shot]) -> int | None:
+        """One `moorage run`: its exit code, or None where it hung and had to be killed."""
+        argv = (*bench.program, "run", "-f", str(bench.manifest), "--state", str(bench.state), "-o", "json")
+        armed = {**bench.env, **environment(bench.trace, *shots)}
         with (bench.root / "said").open("wb") as said:
             process = await asyncio.create_subprocess_exec(
                 *argv, env=armed, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said
             )
-            waker = asyncio.create_task(_waken(bench.trace)) if shot and shot.fault is Fault.STOP else None
-            try:
-                code = await asyncio.wait_for(process.wait(), self.patience_s)
-            except TimeoutError:
+        stops = [asyncio.create_task(_waken(bench.trace, shot)) for shot in shots if shot.fault is Fault.STOP]
+        try:
+            return await asyncio.wait_for(process.wait(), self.patience_s)
+        except TimeoutError:
+            return None
+        finally:
+            for waker in stops:
+                waker.cancel()
+            if process.returncode is None:
                 process.kill()
-                code = await process.wait()
-            finally:
-                if waker is not None:
-                    waker.cancel()
-        return code, (bench.root / "said").read_text(errors="replace")
+                await process.wait()
+
+
+def _said(bench: Bench) -> str:
+    """What the last start wrote."""
+    said = bench.root / "said"
+    return said.read_text(errors="replace") if said.is_file() else ""
 
 
 def _failed(journals: tuple[Journal, ...]) -> bool:
@@ -180,47 +210,125 @@ def _failed(journals: tuple[Journal, ...]) -> bool:
     return any(phase is not RunPhase.SUCCEEDED for phase in ends)
 
 
-async def _waken(trace: Path) -> None:
+async def _left(bench: Bench, *, whole: bool) -> list[Finding]:
+    """X2, W5: what of an ended run is still there. `whole`: it succeeded, so that no folder of its own is kept."""
+    kept = ("runs", "owners") if whole else ()
+    left = {
+        "processes": await leftovers.still_running(bench.root, SETTLED_S),
+        "mounts": leftovers.mounted(bench.root),
+        "temporary files": leftovers.entries(bench.temporary),
+        **{f"entries in {name}": leftovers.entries(bench.state / name) for name in kept},
+    }
+    return [Finding(Kind.LEFTOVER, f"{what}: {names}") for what, names in left.items() if names]
+
+
+async def _waken(trace: Path, shot: Shot) -> None:
     """Let a process that was stopped go on after a while."""
-    while (pid := fired(trace)) is None:  # noqa: ASYNC110  another process's doing
+    while (pid := fired(trace, shot)) is None:  # noqa: ASYNC110  another process's doing
         await asyncio.sleep(LOOK_S)
     await asyncio.sleep(STOPPED_S)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
-def plan(seed: int, chances: Sequence[Shot]) -> list[Shot]:
-    """Shots of one trial."""
-    chance = random.Random(seed)  # noqa: S311  it has to be the same again
-    return [chance.choice(chances) for _ in range(chance.randint(1, MOST_SHOTS))]
+# --- many trials ------------------------------------------------------------------------------------------------------
 
 
-async def torture(
-    rig: Rig, kills: int, seed: int, faults: Sequence[Fault] = (Fault.KILL,), jobs: int = 1
-) -> AsyncIterator[tuple[int, Verdict]]:
-    """Trials until so many shots have hit, each with the seed that repeats it: `seed` for the first, and on."""
-    reference = await rig.reference()
-    chances, done, idle = reference.chances(faults), 0, 0
-    while done < kills:
-        seeds = range(seed, seed + jobs)
-        trials = [rig.trial(f"trial-{each}", plan(each, chances), reference) for each in seeds]
-        for each, verdict in zip(seeds, await asyncio.gather(*trials), strict=True):
-            hit = len(verdict.shots)
-            done, idle = done + hit, 0 if hit else idle + 1
-            yield each, verdict
-        if idle > len(chances):
-            raise NothingToCompare("no shot hits any more: no run passes a point that the undisturbed one passed")
-        seed += jobs
+@dataclass(frozen=True)
+class Wanted:
+    """`kills`: faults to be met over all runs, `jobs` of them at a time. With `shots`: those alone, in one run.
+
+    `again` is the command that begins what repeats a run.
+    """
+
+    kills: int
+    seed: int = 1
+    faults: Sequence[Fault] = (Fault.KILL,)
+    jobs: int = 1
+    shots: tuple[Shot, ...] = ()
+    again: str = ""
+
+    def plans(self, points: Counter[Point]) -> Iterator[tuple[int, Sequence[Shot]]]:
+        """Seeds, and the shots that follow from each."""
+        if self.shots:
+            return iter([(self.seed, self.shots)])
+        return ((seed, plan(seed, points, self.faults)) for seed in itertools.count(self.seed))
 
 
-async def report(trials: AsyncIterator[tuple[int, Verdict]], tell: Callable[[str], None]) -> Tally:
-    """Tell each finding with the seed that repeats it, how far it is now and then, and the tally last."""
-    tally = Tally()
-    async for seed, verdict in trials:
-        tally.add(verdict)
-        for finding in verdict.findings:
-            tell(f"seed {seed}, {' '.join(map(str, verdict.shots)) or 'no shot hit'}: {finding}")
-        if tally.trials % TOLD_EVERY == 0:
-            tell(f"so far: {tally}")
-    tell(str(tally))
-    return tally
+def plan(seed: int, points: Counter[Point], faults: Sequence[Fault]) -> tuple[Shot, ...]:
+    """Shots of one trial: every point as likely as any other, at any of the times that it is passed undisturbed."""
+    chance, drawn = random.Random(seed), dict[Shot, None]()  # noqa: S311  it has to be the same again
+    for _ in range(chance.randint(1, MOST_SHOTS)):
+        point = chance.choice(sorted(points))
+        drawn[Shot(point, chance.randint(1, points[point]), chance.choice(faults))] = None
+    return tuple(drawn)
+
+
+async def torture(rig: Rig, wanted: Wanted, tell: Callable[[str], None]) -> Tally:
+    """Trials until so many shots have hit, each with the seed that repeats it: `wanted.seed` for the first, and on.
+
+    Tells each finding with the command that repeats it, how far it is now and then, and the tally last, also when it is
+    interrupted: SIGTERM is the same as Ctrl-C here. Raises NothingToCompare.
+    """
+    with _interruptible():
+        reference = await rig.reference()
+        going = _Going(rig, wanted, reference, tell)
+        try:
+            await going.on()
+        finally:
+            tell(f"killed at: {going.tally.by_point}")
+            tell(str(going.tally))
+    if going.idle:
+        raise NothingToCompare("no shot hits any more: no run passes a point that the undisturbed one passed")
+    return going.tally
+
+
+@dataclass
+class _Going:
+    """What the jobs of one torture share."""
+
+    rig: Rig
+    wanted: Wanted
+    reference: Reference
+    tell: Callable[[str], None]
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def idle(self) -> bool:
+        """No trial hits any more."""
+        return self.tally.missed > len(self.reference.points)
+
+    async def on(self) -> None:
+        """Until enough was met."""
+        plans = self.wanted.plans(self.reference.points)
+        await asyncio.gather(*(self._job(plans) for _ in range(self.wanted.jobs)))
+
+    async def _job(self, plans: Iterator[tuple[int, Sequence[Shot]]]) -> None:
+        while self.tally.shots.total() < self.wanted.kills and not self.idle:
+            if (planned := next(plans, None)) is None:
+                return
+            seed, shots = planned
+            verdict = await self.rig.trial(f"trial-{seed}", shots, self.reference)
+            self.tally.add(verdict)
+            for told in _told(self.wanted, seed, shots, verdict):
+                self.tell(told)
+            if self.tally.trials % TOLD_EVERY == 0:
+                self.tell(f"so far: {self.tally}")
+
+
+def _told(wanted: Wanted, seed: int, shots: Sequence[Shot], verdict: Verdict) -> Iterator[str]:
+    """Each finding, and how to see it again."""
+    for finding in verdict.findings:
+        yield f"seed {seed}, {' '.join(map(str, verdict.shots)) or 'no shot hit'}: {finding}"
+    if verdict.findings:
+        yield f"  again: {wanted.again} --shots '{' '.join(map(str, shots))}'"
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: this task is cancelled, and ends its children on the way."""
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
