@@ -12,10 +12,11 @@ from tests.property.run_world import a_spec
 
 from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
+from moorage.api.wire import Role
 from moorage.clock import SystemClock
 from moorage.sandbox.kube import KubeApi, load_configuration, path_of
 from moorage.sandbox.pods import PodSubstrate
-from moorage.sandbox.port import Conflict, RunKey
+from moorage.sandbox.port import Conflict, RunKey, Which
 from moorage.sandbox.tenant import TenantObjects
 
 pytestmark = pytest.mark.integration
@@ -107,3 +108,37 @@ async def test_the_policy_stays_while_a_sandbox_stands_though_the_last_run_is_go
     await api.delete(path_of("v1", "pods", namespace, "dying"), pod["metadata"]["uid"], grace_s=0)
     assert await tenants.release(namespace, now_ms() + 1)
     assert await api.get(policy) is None
+
+
+@pytest.mark.rule("T3")
+async def test_a_policy_that_is_doubted_is_looked_at_before_the_next_sandbox(
+    substrate: PodSubstrate, api: KubeApi, run: RunKey
+) -> None:
+    tenants = substrate._tenants
+    policy = path_of("networking.k8s.io/v1", "networkpolicies", run.tenant, names.SANDBOX)
+    await substrate.raise_epoch(run, 1, "first")
+    stands = await api.get(policy)
+    assert stands is not None
+    await api.delete(policy, stands["metadata"]["uid"])
+    assert tenants.doubt(run.tenant)
+    assert not tenants.doubt(run.tenant)
+    await substrate.raise_epoch(run, 2, "second")
+    again = await api.get(policy)
+    assert again is not None
+    assert again["spec"] == stands["spec"]
+
+
+async def test_an_account_that_went_unseen_is_put_back_when_a_sandbox_needs_it(
+    substrate: PodSubstrate, api: KubeApi, run: RunKey
+) -> None:
+    await substrate.raise_epoch(run, 1, "first")
+    account = path_of("v1", "serviceaccounts", run.tenant, names.SANDBOX)
+    found = await api.get(account)
+    assert found is not None
+    await api.delete(account, found["metadata"]["uid"])
+    agent = a_spec().agent.model_copy(update={"image": "localhost/moorage/base:1"})
+    spec = a_spec(uid=run.uid, tenant=run.tenant, name=run.name, agent=agent)
+    await substrate.ensure_volume(run, spec)
+    view = await substrate.start(run, spec, Which(1, Role.RUNNER))
+    assert [v.uid for v in (await substrate.observe(run)).sandboxes] == [view.uid]
+    assert await api.get(account) is not None

@@ -277,7 +277,8 @@ class PolicyGuard:
         self._namespaces: asyncio.Queue[str] = asyncio.Queue()
 
     def drifted(self, namespace: str) -> None:
-        """A policy of ours was changed or deleted there."""
+        """A policy of ours was changed or deleted there: no sandbox starts before somebody has looked."""
+        self._tenants.doubt(namespace)
         self._namespaces.put_nowait(namespace)
 
     async def run(self) -> None:

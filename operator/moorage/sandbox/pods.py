@@ -21,6 +21,7 @@ from moorage.sandbox.spec import SandboxSettings
 from moorage.sandbox.tenant import TenantObjects
 
 LEASES: Final = "coordination.k8s.io/v1"
+FORBIDDEN: Final = 403
 
 
 class PodSubstrate:
@@ -103,9 +104,8 @@ class PodSubstrate:
         body = objects.pod(run, spec, self._settings, which)
         name = body["metadata"]["name"]
         with _translated():
-            await self._tenants.ensure(run.tenant)
             try:
-                found = await self._api.create(path_of("v1", "pods", run.tenant), body)
+                found = await self._create_pod(run.tenant, body)
             except Exists:
                 there = await self._api.get(path_of("v1", "pods", run.tenant, name))
                 if there is None:
@@ -114,6 +114,18 @@ class PodSubstrate:
                 found = there
         self._recent.sandbox(run.uid, view_of(found), version_of(found))
         return view_of(found)
+
+    async def _create_pod(self, tenant: str, body: Body) -> Body:
+        """Once more where it is forbidden and the namespace was only believed to be in order."""
+        path = path_of("v1", "pods", tenant)
+        await self._tenants.ensure(tenant)
+        try:
+            return await self._api.create(path, body)
+        except KubeError as e:
+            if e.status != FORBIDDEN or not self._tenants.doubt(tenant):
+                raise
+        await self._tenants.ensure(tenant)
+        return await self._api.create(path, body)
 
     async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
         """Delete with a precondition on the UID. Without `force` the pod stays until its processes are gone."""
@@ -207,4 +219,4 @@ def refusal(error: KubeError) -> Refused:
         return Refused("NamespaceTerminating", text)
     if "violates PodSecurity" in text:
         return Refused("PodSecurity", text)
-    return Refused("AdmissionRefused" if error.status == 403 else "ApiRefused", text)
+    return Refused("AdmissionRefused" if error.status == FORBIDDEN else "ApiRefused", text)

@@ -12,7 +12,10 @@ from moorage.sandbox.kube import Body, Exists, KubeApi, path_of
 from moorage.sandbox.port import NameTaken
 from moorage.sandbox.spec import SandboxSettings, network_policy, service_account
 
-FRESH_MS = 5_000  # a namespace seen in order this recently is not looked at again
+FRESH_MS = 60_000
+"""A namespace seen in order this recently is not looked at again, unless `doubt` came between: the watch tells of a
+policy that changed, and without the account the API server refuses the pod.
+"""
 
 
 class TenantObjects:
@@ -38,6 +41,10 @@ class TenantObjects:
             seen = self._in_order.get(namespace)
             if seen is None or self._now_ms() - seen >= fresh_ms:
                 await self._put(namespace)
+
+    def doubt(self, namespace: str) -> bool:
+        """The next sandbox there looks again. False where it would have looked anyway."""
+        return self._in_order.pop(namespace, None) is not None
 
     async def _put(self, namespace: str) -> None:
         account, policy = service_account(namespace), network_policy(namespace, self._settings)
