@@ -124,6 +124,20 @@ def test_a_settled_run_keeps_no_body_and_knows_when_it_is_due() -> None:
     assert entry.due_at == 1_767_225_600_000 + 168 * 3_600_000
 
 
+def test_what_is_journaled_of_an_ended_run_is_news_only_while_an_effect_is_told_as_open() -> None:
+    roll, key = Roll(1), RunKey("uid-a", "t", "a")
+    assert not roll.heeds(key)
+    roll.saw(body("a", status={"phase": "Running"}))
+    assert roll.heeds(key)
+    roll.note(key, Standing.ENDED)
+    assert not roll.heeds(key)
+    unknown = ENDED["status"] | {"conditions": [{"type": "EffectsClosed", "status": "False"}]}
+    roll.saw(body("a", version=2, status=unknown))
+    assert roll.heeds(key), "somebody may resolve it"
+    roll.saw(body("a", version=3, **ENDED))
+    assert not roll.heeds(key)
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

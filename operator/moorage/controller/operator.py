@@ -55,8 +55,7 @@ class Operator:
 
     def journal_changed(self, key: RunKey) -> None:
         """The gateway journaled something about a run."""
-        entry = self._roll.get(key)
-        if entry is not None and entry.standing is not Standing.ENDED:
+        if self._roll.heeds(key):
             self.queue.add(key)
 
     def reference_changed(self, tenant: str | None) -> None:

@@ -100,6 +100,14 @@ class Roll:
         known = self._entries.get((key.tenant, key.name))
         return known if known is not None and known.key.uid == key.uid else None
 
+    def heeds(self, key: RunKey) -> bool:
+        """Whether what is journaled about that run is news: until its end, and then while an effect is told as open."""
+        entry = self.get(key)
+        if entry is None or entry.standing is not Standing.ENDED:
+            return entry is not None
+        status = (entry.body or {}).get("status")
+        return isinstance(status, Mapping) and _unsettled(status)
+
     def find(self, tenant: str, name: str) -> RunKey | None:
         """The run of that name."""
         known = self._entries.get((tenant, name))
