@@ -1,7 +1,7 @@
 """The gateway is killed at every point of an HTTP effect; the host that has the effect counts how often."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,14 @@ async def shoot(gateway: Killed, trace: Path, shot: Shot, agent: httpx.AsyncClie
     assert await gateway.process.wait() == -9
 
 
+async def killed_at(shots: Sequence[Shot], gateway: Killed, tmp_path: Path) -> None:
+    """One call per point, none of which gets an answer; the gateway is dead afterwards."""
+    url, token = f"http://127.0.0.1:{gateway.port}", {"authorization": "Bearer token-of-p1"}
+    async with httpx.AsyncClient(base_url=url, headers=token, timeout=30) as agent:
+        for number, shot in enumerate(shots):
+            await shoot(gateway, tmp_path / f"{number}.trace", shot, agent)
+
+
 async def next_attempt(operator: Patient, port: int) -> Patient:
     lost = {"epoch": 1, "reason": "PodLost", "message": ""}
     await operator("POST", f"{RUN}/records", told("ATTEMPT_ENDED", lost))
@@ -79,11 +87,7 @@ async def killed_everywhere(
     gateway: Killed, tmp_path: Path, operator: Patient, authority: Authority
 ) -> dict[str, tuple[int, Any]]:
     """One call per point, then all of them once more by the next attempt: what each got, by its point."""
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{gateway.port}", headers={"authorization": "Bearer token-of-p1"}, timeout=30
-    ) as agent:
-        for shot in SHOTS:
-            await shoot(gateway, tmp_path / f"{SHOTS.index(shot)}.trace", shot, agent)
+    await killed_at(SHOTS, gateway, tmp_path)
     assert authority.committed == [body(shot) for shot in (*HAPPENED, *WRITTEN)]
     await gateway.start()
     again = await next_attempt(operator, gateway.port)
@@ -129,3 +133,47 @@ async def test_other_requests_are_sent_once_at_most_and_unknown_where_nobody_can
     assert authority.duplicates == 0
     assert sorted(authority.committed) == sorted(body(s) for s in (*NOTHING_MEANT, *HAPPENED, *WRITTEN))
     assert len(authority.log) == len(authority.committed)
+
+
+SETTLED = [Shot(Point.EGRESS_BEFORE), Shot(Point.EGRESS_WITHIN), Shot(Point.EGRESS_AFTER)]
+
+
+@pytest.mark.rule("E4", "I8", "R1")
+@pytest.mark.parametrize(
+    ("effects", "ends"),
+    [
+        ("keyed", ["confirmed", "confirmed", "confirmed"]),
+        ("opaque", ["unknown", "unknown", "confirmed"]),
+        ("none", ["not_dispatched", "not_dispatched", "confirmed"]),
+    ],
+)
+async def test_what_was_left_open_is_settled_before_the_run_goes_on(
+    upstream: GitServer, tmp_path: Path, authority: Authority, effects: str, ends: list[str]
+) -> None:
+    async with running(tmp_path) as gateway:
+        operator = await at_work(gateway, upstream, authority, effects)
+        await killed_at(SETTLED, gateway, tmp_path)
+        await gateway.start()
+        lost = {"epoch": 1, "reason": "PodLost", "message": ""}
+        await operator("POST", f"{RUN}/records", told("ATTEMPT_ENDED", lost))
+        for _ in range(2):  # a second time settles nothing more
+            state = (await operator("POST", f"{RUN}/deliver", {"epoch": 1}))["state"]
+            assert [e["status"] for e in state["effects"]] == ends
+        await operator.http.aclose()
+    sent = SETTLED if effects == "keyed" else SETTLED[1:]
+    assert sorted(authority.committed) == sorted(body(shot) for shot in sent)
+
+
+@pytest.mark.rule("I5", "E4")
+async def test_a_run_that_is_cancelled_repeats_nothing(
+    upstream: GitServer, tmp_path: Path, authority: Authority
+) -> None:
+    async with running(tmp_path) as gateway:
+        operator = await at_work(gateway, upstream, authority, "keyed")
+        await killed_at(SETTLED[:2], gateway, tmp_path)
+        await gateway.start()
+        await operator("POST", f"{RUN}/records", told("CANCEL_REQUESTED", {"reason": "user"}))
+        state = (await operator("POST", f"{RUN}/deliver", {"epoch": 1}))["state"]
+        assert [e["status"] for e in state["effects"]] == ["unknown", "unknown"]
+        await operator.http.aclose()
+    assert len(authority.log) == 1

@@ -430,3 +430,44 @@ def test_a_settled_run_asks_nothing() -> None:
     sandboxes_end(world)
     world.now += 10 * MINUTE
     assert not any(isinstance(x, a.Deliver) for x in world.plan().actions)
+
+
+# --- what an agent has left open --------------------------------------------------------------------------------------
+
+
+def left_open(world: World) -> World:
+    """An HTTP effect of this attempt's, sent off and without a receipt."""
+    for kind, payload in ((T.EFFECT_INTENT, intent("e1", key="other")), (T.EFFECT_DISPATCHED, {"effect_id": "e1"})):
+        world.gateway.append(kind, kind, payload, world.state.epoch, world.now)
+    return world
+
+
+@pytest.mark.rule("I8", "E4")
+def test_what_an_agent_left_open_is_settled_before_its_result_is_judged() -> None:
+    world = left_open(at_delivery())
+    plan = world.plan()
+    assert plan.actions == (a.Deliver(),)
+    assert (plan.reason, plan.message) == ("Reconciling", "finding out what became of the http to t")
+    world.gateway.append("c", T.EFFECT_RECONCILED, closed("e1", "unknown"), 0, world.now)
+    assert world.plan().actions == (a.Deliver(HEAD),)
+    assert until_end(world).state.phase is RunPhase.SUCCEEDED
+    assert [e.effect_id for e in world.state.unknown_effects] == ["e1"]
+
+
+@pytest.mark.rule("R1", "I8")
+def test_what_a_lost_attempt_left_open_is_settled_before_the_next_one_starts() -> None:
+    world = World()
+    world.step()
+    runner = world.sandbox("runner")
+    assert runner
+    world.run_pod(runner)
+    left_open(world)
+    sandboxes_end(world)
+    for _ in range(50):
+        if world.state.epoch == 2 and any(isinstance(action, a.Deliver) for action in world.plan().actions):
+            break
+        world.step()
+    assert world.plan().actions == (a.Deliver(),)
+    assert world.state.sandbox(2, "runner") is None
+    world.gateway.append("c", T.EFFECT_RECONCILED, closed("e1", "unknown"), 0, world.now)
+    assert any(isinstance(action, a.StartSandbox) for action in world.plan().actions)

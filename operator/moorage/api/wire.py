@@ -392,10 +392,12 @@ class VerificationReport(Wire):
 
 
 class DeliverRequest(Wire):
-    """Push `commit` to the run's branch upstream (E5). Repeating it under the same epoch repeats no effect."""
+    """Settle the run's effects of unknown end (E4) and, where a commit is given, push it to the run's branch upstream
+    (E5). Repeating it under the same epoch repeats no effect.
+    """
 
     epoch: int
-    commit: Sha
+    commit: Sha | None = None
 
 
 class ResolveRequest(Wire):

@@ -25,6 +25,7 @@ from moorage.core.journal import errors as journal_errors
 from moorage.gateway.bases import Bases
 from moorage.gateway.calls import Calls
 from moorage.gateway.changes import ChangesRoom
+from moorage.gateway.delivery import Delivery
 from moorage.gateway.egress import EgressRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
 from moorage.gateway.evidence import EvidenceRoom
@@ -49,9 +50,9 @@ __all__ = ["GatewayDeps", "create_app"]
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     gate = Gate(deps)
-    bases = Bases(gate)
+    bases, calls = Bases(gate), Calls(gate)
     rooms = (
-        RunsRoom(gate, bases),
+        RunsRoom(gate, bases, Delivery(gate, calls)),
         ReadersRoom(gate),
         EvidenceRoom(gate),
         ResolveRoom(gate),
@@ -59,7 +60,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         SandboxRoom(gate, bases),
         GitRoom(gate),
         ModelRoom(gate),
-        EgressRoom(gate, Calls(gate)),
+        EgressRoom(gate, calls),
         HealthRoom(gate),
     )
     routes: list[BaseRoute] = [route for room in rooms for route in room.routes()]

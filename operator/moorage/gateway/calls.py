@@ -23,6 +23,7 @@ from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, name
 from moorage.core.effects.http import Asked
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import Draft, RecordType
+from moorage.core.run import state
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import MAX_CALLS
@@ -186,15 +187,51 @@ class Calls:
         headers = {EFFECT_HEADER: call.effect_id, "x-moorage-replayed": "true"}
         return Response(content, answer.status, headers, answer.content_type or None)
 
+    # --- reconciliation -----------------------------------------------------------------------------------------------
+
+    def busy(self, effect_id: str) -> bool:
+        """Whether that effect is under way here."""
+        return effect_id in self._busy
+
+    async def reconcile(self, run: Run, effect: state.Effect) -> None:
+        """E4: the same again, under the same key."""
+        again = await self._remembered(run, effect.effect_id)
+        if again is not None:
+            self._busy.add(effect.effect_id)
+            try:
+                await self._sent(run, again, again=True)
+            finally:
+                self._busy.discard(effect.effect_id)
+        elif effect.open:
+            gone = self._log.settled(run, effect.effect_id, "unknown", "what was asked is kept no more")
+            await self._log.append(run, None, gone)
+
+    async def _remembered(self, run: Run, effect_id: str) -> Effect | None:
+        call = next((c for c in run.facts.calls if c.effect_id == effect_id), None)
+        if call is None or call.request is None:
+            return None
+        try:
+            outgoing = Outgoing.unpacked(await self._gate.deps.blobs.get(run.tenant, call.request))
+        except (BlobMissing, BlobCorrupted):
+            return None
+        entry = next((e for e in run.spec.sandbox.egress if e.host == outgoing.host), None)
+        return Effect(effect_id, call.key, Level(call.level), entry, outgoing) if entry is not None else None
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
     async def _finish(self, run: Run, effect: Effect, *, again: bool) -> Response:
         """Send it, write down what came of it, and tell the agent."""
+        came = await self._sent(run, effect, again=again)
+        if came.status is None or not came.whole:
+            raise _unanswered(effect, came)
+        return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)
+
+    async def _sent(self, run: Run, effect: Effect, *, again: bool) -> Came:
         came = await self._sending.finish(run, effect, doubt=again)
         reached(Point.EGRESS_WITHIN)
         await self._close(run, effect, came, again=again)
         reached(Point.EGRESS_AFTER)
-        if came.status is None or not came.whole:
-            raise _unanswered(effect, came)
-        return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)
+        return came
 
     async def _close(self, run: Run, effect: Effect, came: Came, *, again: bool) -> None:
         """The receipt: status and hash; the answer itself lies beside the journal, where it may be asked for again."""
@@ -204,6 +241,9 @@ class Calls:
             if came.whole:
                 told["body_sha256"] = hashlib.sha256(came.content).hexdigest()
                 told["attachments"] = {"answer": await self._gate.ledger.attach(run, came.content)}
+        known = {e.effect_id for e in run.state.unknown_effects}
+        if came.outcome == "unknown" and effect.effect_id in known:
+            return  # nothing new
         if again:
             await self._log.append(
                 run, None, self._log.settled(run, effect.effect_id, came.outcome, came.detail, **told)

@@ -9,17 +9,20 @@ that comes to nothing is a record (EFFECT_DEFERRED), so that a restart of either
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
-from moorage.core.effects.levels import Level, queryable
+from moorage.core.effects import http
+from moorage.core.effects.levels import Level
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Effect
 from moorage.core.run.waiting import due
+from moorage.gateway.calls import Calls
+from moorage.gateway.effects import DETAIL_LIMIT, EffectLog
 from moorage.gateway.errors import Illegal, Refusal
 from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
+from moorage.gateway.reconciling import Reconciling
 from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
 from moorage.points import Point, reached
 from moorage.workspace.errors import BranchExists, WorkspaceError
@@ -27,8 +30,6 @@ from moorage.workspace.mirror import PushKind, PushOutcome
 from moorage.workspace.upstream import AnyUpstream, Closure, closure
 
 KIND = "git_push"
-OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
-DETAIL_LIMIT = 1_000
 QUIET_MS = 10_000
 """A remote may still be at work on a push whose connection was cut: for so long, an absent branch proves nothing."""
 
@@ -49,23 +50,25 @@ class NoRemote(Refusal):
 class Delivery:
     """Delivers verified commits. One call per run at a time; other runs don't wait."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, calls: Calls) -> None:
         self._gate = gate
-        self._ledger = gate.ledger
         self._mirrors = gate.deps.mirrors
+        self._log = EffectLog(gate)
+        kinds = {KIND: self.reconcile, http.KIND: calls.reconcile}
+        self._reconciling = Reconciling(self._log, kinds, calls.busy)
 
-    async def deliver(self, run: Run, epoch: int, commit: str) -> None:
-        """One try: settle what is unsettled, then push what is known not to have been. Repeating it repeats no effect.
+    async def deliver(self, run: Run, epoch: int, commit: str | None) -> None:
+        """One try: settle what is unsettled, of every kind, then push what is known not to have been. Repeating it
+        repeats no effect. Without a commit nothing is pushed.
 
         While another call is at it this one does nothing: what that one comes to is in the journal.
         """
         if run.delivering.locked():
             return
         async with run.delivering:
-            for effect in run.state.unsettled_effects:
-                await self._reconcile(run, effect)
+            await self._reconciling.settle(run)
             last = run.state.delivered()
-            if last is None or last.status == "not_dispatched":
+            if commit is not None and (last is None or last.status == "not_dispatched"):
                 await self._push(run, epoch, commit)
 
     # --- the first time -----------------------------------------------------------------------------------------------
@@ -83,10 +86,12 @@ class Delivery:
             return
         foreseen = _foreseen(found, intent)
         if foreseen is not None:
-            await self._append(run, epoch, self._meant(run, intent), self._closed(run, intent.effect_id, foreseen))
+            await self._log.append(
+                run, epoch, self._meant(run, intent), self._log.closed(run, intent.effect_id, *foreseen)
+            )
             return
         reached(Point.INTENT_BEFORE)
-        await self._append(run, epoch, self._meant(run, intent))  # E1: durable before anything leaves
+        await self._log.append(run, epoch, self._meant(run, intent))  # E1: durable before anything leaves
         reached(Point.INTENT_AFTER)
         await self._dispatch(run, epoch, intent, upstream)
 
@@ -105,12 +110,12 @@ class Delivery:
         if trouble.passing:
             await self._defer(run, epoch, trouble)
             return
-        refused = self._closed(run, intent.effect_id, ("rejected", f"{trouble.reason}: {trouble.message}"))
-        await self._append(run, epoch, self._meant(run, intent), refused)
+        refused = self._log.closed(run, intent.effect_id, "rejected", f"{trouble.reason}: {trouble.message}")
+        await self._log.append(run, epoch, self._meant(run, intent), refused)
 
     async def _dispatch(self, run: Run, epoch: int, intent: Intent, upstream: AnyUpstream) -> None:
         sent = {"effect_id": intent.effect_id}
-        await self._append(run, epoch, self._note(RecordType.EFFECT_DISPATCHED, sent, intent.effect_id))
+        await self._log.append(run, epoch, self._log.note(RecordType.EFFECT_DISPATCHED, sent, intent.effect_id))
         reached(Point.PUSH_BEFORE)
         try:
             outcome = await self._mirrors.push_upstream(
@@ -142,25 +147,25 @@ class Delivery:
     async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
         """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
         outcome, detail = verdict
-        drafts = [self._closed(run, intent.effect_id, verdict)]
+        drafts = [self._log.closed(run, intent.effect_id, *verdict)]
         if outcome in {"unknown", "not_dispatched"} and run.state.end is None:
             reason, _, message = detail.partition(": ")
             drafts.append(self._deferred(run, Trouble(reason, message, passing=True)))
         try:
-            await self._append(run, None, *drafts)
+            await self._log.append(run, None, *drafts)
         except Illegal:
             if run.state.end is None:
                 raise
-            await self._append(run, None, self._closed(run, intent.effect_id, verdict))  # it ended this very moment
+            await self._log.append(
+                run, None, self._log.closed(run, intent.effect_id, *verdict)
+            )  # it ended this very moment
 
     # --- an earlier time ----------------------------------------------------------------------------------------------
 
-    async def _reconcile(self, run: Run, effect: Effect) -> None:
-        """E4, E5: what never left didn't happen; else the remote knows, or, where none can be asked, nobody."""
+    async def reconcile(self, run: Run, effect: Effect) -> None:
+        """E4, E5: the remote knows."""
         intent = run.facts.intent(effect.effect_id)
-        if effect.status == "intended":
-            await self._settle(run, effect, ("not_dispatched", "it was never sent off"))
-        elif intent is None or not queryable(effect.level):
+        if intent is None:
             await self._settle(run, effect, ("unknown", "nobody can be asked whether it happened"))
         else:
             await self._ask(run, effect, intent)
@@ -210,16 +215,13 @@ class Delivery:
             await self._settle(run, effect, ("unknown", str(trouble)))
 
     async def _settle(self, run: Run, effect: Effect, verdict: Verdict, found: str | None = None) -> None:
-        outcome, detail = verdict
-        payload = {"effect_id": effect.effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], "found": found}
-        note = self._note(RecordType.EFFECT_RECONCILED, payload, effect.effect_id, run.state.offset)
-        await self._append(run, None, note)
+        await self._log.append(run, None, self._log.settled(run, effect.effect_id, *verdict, found=found))
 
     async def _defer(self, run: Run, epoch: int | None, trouble: Trouble) -> None:
         """A try before its time is no news: whoever asks too often makes no journal longer."""
         waited = run.state.deferral
         if waited is None or due(run.uid, waited, self._gate.deps.clock.now_ms()):
-            await self._append(run, epoch, self._deferred(run, trouble))
+            await self._log.append(run, epoch, self._deferred(run, trouble))
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -234,30 +236,11 @@ class Delivery:
             "branch": intent.branch,
             "old": intent.old,
         }
-        return self._note(RecordType.EFFECT_INTENT, payload, intent.effect_id)
-
-    def _closed(self, run: Run, effect_id: str, verdict: Verdict) -> Draft:
-        outcome, detail = verdict
-        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT]}
-        kind = RecordType.EFFECT_RECEIPT if run.state.end is None else RecordType.EFFECT_RECONCILED
-        return self._note(kind, payload, effect_id)
+        return self._log.note(RecordType.EFFECT_INTENT, payload, intent.effect_id)
 
     def _deferred(self, run: Run, trouble: Trouble) -> Draft:
         payload = {"kind": KIND, "reason": trouble.reason, "message": trouble.message[:DETAIL_LIMIT]}
-        return self._note(RecordType.EFFECT_DEFERRED, payload, run.state.offset)
-
-    def _note(self, kind: RecordType, payload: Mapping[str, str | None], *key: object) -> Draft:
-        given = {name: value for name, value in payload.items() if value is not None}
-        return self._ledger.observed(kind, given, *key, effect_id=given.get("effect_id"))
-
-    async def _append(self, run: Run, epoch: int | None, *drafts: Draft) -> None:
-        """An outcome counts once it is durable, and once."""
-        result = await self._ledger.append(run, epoch, drafts)
-        kinds = {effect.effect_id: effect.kind for effect in run.state.effects}
-        for record in result.appended:
-            if record.type in OUTCOMES and record.payload is not None:
-                kind = kinds.get(record.effect_id or "", KIND)
-                self._gate.deps.metrics.effects.labels(kind, str(record.payload["outcome"])).inc()
+        return self._log.note(RecordType.EFFECT_DEFERRED, payload, run.state.offset)
 
 
 def _target(run: Run, branch: str) -> str:

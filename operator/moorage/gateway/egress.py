@@ -41,7 +41,9 @@ class EgressRoom:
         entry = self._allowed(caller, asked)
         body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)
-        return await self._calls.call(caller, entry, asked, Outgoing(asked.method, asked.target, headers, body))
+        return await self._calls.call(
+            caller, entry, asked, Outgoing(asked.host, asked.method, asked.target, headers, body)
+        )
 
     def _allowed(self, caller: Caller, asked: Asked) -> ResolvedEgress:
         try:

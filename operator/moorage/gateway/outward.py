@@ -31,6 +31,7 @@ class Lost(Exception):
 class Outgoing:
     """A request without its credential and key, as it may be kept and sent again. `target` is path and query."""
 
+    host: str
     method: str
     target: str
     headers: dict[str, str]
@@ -39,13 +40,14 @@ class Outgoing:
     def packed(self) -> bytes:
         """As bytes, for the blob store."""
         body = base64.b64encode(self.body).decode()
-        return orjson.dumps({"method": self.method, "target": self.target, "headers": self.headers, "body": body})
+        head = {"host": self.host, "method": self.method, "target": self.target, "headers": self.headers}
+        return orjson.dumps({**head, "body": body})
 
     @classmethod
     def unpacked(cls, data: bytes) -> Outgoing:
         """The same again."""
         raw = orjson.loads(data)
-        return cls(raw["method"], raw["target"], raw["headers"], base64.b64decode(raw["body"]))
+        return cls(raw["host"], raw["method"], raw["target"], raw["headers"], base64.b64decode(raw["body"]))
 
 
 class Outward:

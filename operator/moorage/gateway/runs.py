@@ -40,11 +40,11 @@ PHASES = {ExecutionStatus.RUNNING: RunPhase.RUNNING} | {status: phase for phase,
 class RunsRoom:
     """Doors below /v1/runs that only the operator may open, and the view that readers may see too."""
 
-    def __init__(self, gate: Gate, bases: Bases) -> None:
+    def __init__(self, gate: Gate, bases: Bases, delivery: Delivery) -> None:
         self._gate, self._bases = gate, bases
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
-        self._delivery = Delivery(gate)
+        self._delivery = delivery
         self._roll = Roll(gate.deps.store)
 
     def routes(self) -> list[BaseRoute]:

@@ -92,9 +92,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Have the gateway push the verified commit upstream, or reconcile an earlier try (E5)."""
+    """Have the gateway settle effects of unknown end and, where a commit is given, push it upstream (E4, E5)."""
 
-    commit: str
+    commit: str | None = None
 
 
 @dataclass(frozen=True)

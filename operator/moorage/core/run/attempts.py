@@ -19,7 +19,7 @@ from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.state import RunState
-from moorage.core.run.waiting import stuck, until_stuck
+from moorage.core.run.waiting import stuck, unsettled, until_stuck
 from moorage.core.run.words import fail, give_up, lost
 
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
@@ -78,6 +78,8 @@ def _start(o: Observed, s: RunState, now: int) -> Plan:
         stops = tuple(action for v in older for action in stop(v, now, "Fenced", 0))
         why = "waiting for the old sandbox to go"
         return Plan(actions=stops, requeue_ms=STOP_POLL_MS, reason="Recovering", message=why)
+    if (settling := unsettled(s)) is not None:
+        return settling  # R1: only then is work admitted
     fresh: tuple[Action, ...] = ()
     if o.volume and s.last_loss is not None and s.last_loss.reason == VOLUME_UNREACHABLE:
         fresh = (ReleaseVolume(),)  # R1: a new one from the last checkpoint

@@ -44,8 +44,8 @@ def _ask_on(o: Observed, s: RunState, now: int) -> tuple[tuple[Action, ...], int
     return ((Deliver(_proposed(s)),) if now_asked else ()), again
 
 
-def _proposed(s: RunState) -> str:
-    return s.proposal.commit if s.proposal else ""
+def _proposed(s: RunState) -> str | None:
+    return s.proposal.commit if s.proposal else None
 
 
 def _sooner(*waits: int | None) -> int | None:

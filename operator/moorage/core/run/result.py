@@ -8,7 +8,7 @@ from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Rep
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.state import Deferral, Effect, Proposal, RunState
-from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, until_stuck
+from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, unsettled, until_stuck
 from moorage.core.run.words import attempt_ended, fail, lost, report
 
 MAX_VERIFIER_LOSSES = 3
@@ -20,6 +20,8 @@ def agent_ended(o: Observed, s: RunState, now: int) -> Plan | None:
     end = s.agent_end
     if end is None or end.outcome == "unknown":
         return None
+    if (settling := unsettled(s)) is not None:
+        return settling
     if end.outcome != "completed":
         reason = "BudgetExhausted" if end.outcome == "exhausted" else end.reason or "AgentFailed"
         return Plan(actions=(fail(reason, end.message or f"the agent ended with exit code {end.exit_code}"),))

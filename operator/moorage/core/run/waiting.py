@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from moorage.api.meta import format_time
 from moorage.api.wire import ResolvedRun
 from moorage.core.journal.record import RecordType
-from moorage.core.run.actions import Plan, Report
+from moorage.core.run.actions import Deliver, Plan, Report
 from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.state import Deferral, Effect, RunState
@@ -15,6 +15,7 @@ from moorage.core.run.words import fail, report
 
 STUCK_PATIENCE_MS = 300_000  # what no waiting mends fails the run after this long
 SHORTEST_WAIT_MS = 500  # between two tries of an effect; bounds their number too
+SETTLE_RETRY_MS = 2_000
 ASK_AGAIN_MS = 60_000  # after the end: first pause before unknown effects are asked about, doubled each time
 ASK_AGAIN_CAP_MS = 3_600_000
 ASK_WINDOW_MS = 30_000  # a pass that comes this late still asks
@@ -45,6 +46,18 @@ def until_stuck(spec: ResolvedRun, view: SandboxView, now: int) -> int:
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
+
+
+def unsettled(s: RunState) -> Plan | None:
+    """I8: what an agent has left open outside its sandbox is settled before the run goes on; pushes have their own way.
+
+    One try settles all but what is under way at this moment, which ends by itself.
+    """
+    left = [e for e in s.open_effects if e.kind != "git_push"]
+    if not left:
+        return None
+    why = f"finding out what became of the {named(left)}"
+    return Plan(actions=(Deliver(),), requeue_ms=SETTLE_RETRY_MS, reason="Reconciling", message=why)
 
 
 def next_try(uid: str, waited: Deferral) -> int:
