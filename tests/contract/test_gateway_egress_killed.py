@@ -1,5 +1,6 @@
 """The gateway is killed at every point of an HTTP effect; the host that has the effect counts how often."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from moorage.api.wire import ResolvedEgress, ResolvedSandbox
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
 from moorage.points import Point
+from moorage.runner.relay import Relay
 from moorage.testing.authority import Authority
 from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
@@ -162,6 +164,29 @@ async def test_what_was_left_open_is_settled_before_the_run_goes_on(
         await operator.http.aclose()
     sent = SETTLED if effects == "keyed" else SETTLED[1:]
     assert sorted(authority.committed) == sorted(body(shot) for shot in sent)
+
+
+@pytest.mark.rule("E4", "E8", "K1")
+async def test_a_tunnel_that_died_with_the_gateway_is_unknown(
+    upstream: GitServer, tmp_path: Path, authority: Authority
+) -> None:
+    async with running(tmp_path) as gateway:
+        operator = await at_work(gateway, upstream, authority, "opaque")
+        (tmp_path / "token").write_text("token-of-p1")
+        relay = Relay(f"http://127.0.0.1:{gateway.port}", tmp_path / "token")
+        await relay.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+        writer.write(f"CONNECT api.example.com:{authority.port} HTTP/1.1\r\n\r\n".encode())
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        await gateway.kill()
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        await relay.stop()
+        await gateway.start()
+        state = (await operator("POST", f"{RUN}/deliver", {"epoch": 1}))["state"]
+        assert [(e["kind"], e["status"]) for e in state["effects"]] == [("tunnel", "unknown")]
+        await operator.http.aclose()
 
 
 @pytest.mark.rule("I5", "E4")

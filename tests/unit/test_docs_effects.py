@@ -10,6 +10,8 @@ from moorage.core.effects.levels import Level, queryable
 from moorage.core.run.reducer import CLOSURES
 from moorage.core.run.waiting import ASK_AGAIN_CAP_MS, ASK_AGAIN_MS
 from moorage.gateway.delivery import QUIET_MS
+from moorage.gateway.facts import MAX_CALLS
+from moorage.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "effects.md").read_text()
@@ -32,7 +34,7 @@ def kinds_in_sources() -> set[str]:
 @pytest.mark.rule("E7")
 def test_every_kind_says_what_once_covers_who_reconciles_and_what_can_remain() -> None:
     table = rows("Each kind")
-    assert kinds_in_sources() == {"git_push", "http_request"}
+    assert kinds_in_sources() == {"git_push", "http_request", "tunnel"}
     for kind in kinds_in_sources():
         assert [row[0] for row in table if f"`{kind}`" in row[0]]
     for about in ("push", "objects that the operator makes", "files", "commands", "model requests", "network"):
@@ -54,12 +56,16 @@ def test_the_levels_are_those_of_the_sources() -> None:
 def test_closures_and_times_are_those_of_the_sources() -> None:
     assert {name for name in CLOSURES if f"`{name}`" not in PAGE} == set()
     assert (Timeouts().delivery.ms, Timeouts().settle.ms) == (30 * 60_000, 60_000)
+    assert (MAX_CALLS, GatewaySettings().egress_open, GatewaySettings().egress_tries) == (1_024, 64, 3)
     assert (QUIET_MS, ASK_AGAIN_MS, ASK_AGAIN_CAP_MS) == (10_000, 60_000, 3_600_000)
     text = " ".join(PAGE.split())
     for said in (
         "`timeouts.delivery` (30 minutes)",
         "`timeouts.settle` (a minute)",
         "ten seconds later",
+        "64 requests and tunnels",
+        "1,024 effects of HTTP",
+        "under the same key, three times at most",
         "after 1, 3, 7, … minutes, later every hour",
         "nothing here claims exactly-once in general",
     ):

@@ -31,6 +31,7 @@ Doors of the gateway (who may call: the role found by authentication):
     verifier  POST /v1/self/verification          VerificationReport -> Reported
     runner    POST /model/v1/messages             Anthropic Messages, credential injected
     runner    *    /egress/{scheme}/{host}/…      a request to an allowed host, credential and key added
+    runner    POST /tunnel/{host}:{port}          bytes both ways, to an allowed host
     both      GET|POST /git/run.git/…             smart HTTP of the run's mirror; receive for runners only
 """
 

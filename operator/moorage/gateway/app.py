@@ -39,6 +39,7 @@ from moorage.gateway.readers import ReadersRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
+from moorage.gateway.tunnel import TunnelRoom
 from moorage.gateway.upstream import refusal_of
 from moorage.store import errors as store_errors
 from moorage.telemetry.metrics import GatewayMetrics
@@ -50,9 +51,10 @@ __all__ = ["GatewayDeps", "create_app"]
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     gate = Gate(deps)
-    bases, calls = Bases(gate), Calls(gate)
+    busy: set[str] = set()
+    bases, calls = Bases(gate), Calls(gate, busy)
     rooms = (
-        RunsRoom(gate, bases, Delivery(gate, calls)),
+        RunsRoom(gate, bases, Delivery(gate, calls, busy)),
         ReadersRoom(gate),
         EvidenceRoom(gate),
         ResolveRoom(gate),
@@ -61,6 +63,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         GitRoom(gate),
         ModelRoom(gate),
         EgressRoom(gate, calls),
+        TunnelRoom(gate, busy),
         HealthRoom(gate),
     )
     routes: list[BaseRoute] = [route for room in rooms for route in room.routes()]

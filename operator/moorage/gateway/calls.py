@@ -40,12 +40,12 @@ EFFECT_HEADER = "x-moorage-effect"
 
 
 class Calls:
-    """HTTP effects of all runs. `_busy` are those that this process has under way."""
+    """HTTP effects of all runs. `busy` are those that this process has under way."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, busy: set[str]) -> None:
         self._gate, self._settings = gate, gate.deps.settings
         self._log, self._sending = EffectLog(gate), Sending(gate.deps)
-        self._busy: set[str] = set()
+        self._busy = busy
         self._choosing: WeakKeyDictionary[Run, asyncio.Lock] = WeakKeyDictionary()
 
     async def call(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
@@ -188,10 +188,6 @@ class Calls:
         return Response(content, answer.status, headers, answer.content_type or None)
 
     # --- reconciliation -----------------------------------------------------------------------------------------------
-
-    def busy(self, effect_id: str) -> bool:
-        """Whether that effect is under way here."""
-        return effect_id in self._busy
 
     async def reconcile(self, run: Run, effect: state.Effect) -> None:
         """E4: the same again, under the same key."""

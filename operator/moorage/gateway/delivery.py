@@ -9,6 +9,7 @@ that comes to nothing is a record (EFFECT_DEFERRED), so that a restart of either
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
@@ -50,12 +51,12 @@ class NoRemote(Refusal):
 class Delivery:
     """Delivers verified commits. One call per run at a time; other runs don't wait."""
 
-    def __init__(self, gate: Gate, calls: Calls) -> None:
+    def __init__(self, gate: Gate, calls: Calls, busy: Set[str]) -> None:
         self._gate = gate
         self._mirrors = gate.deps.mirrors
         self._log = EffectLog(gate)
         kinds = {KIND: self.reconcile, http.KIND: calls.reconcile}
-        self._reconciling = Reconciling(self._log, kinds, calls.busy)
+        self._reconciling = Reconciling(self._log, kinds, busy)
 
     async def deliver(self, run: Run, epoch: int, commit: str | None) -> None:
         """One try: settle what is unsettled, of every kind, then push what is known not to have been. Repeating it

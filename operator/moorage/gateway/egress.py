@@ -36,7 +36,7 @@ class EgressRoom:
     async def call(self, request: Request) -> Response:
         """One request and its answer."""
         caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
-        demand_working(caller.run)
+        demand_working(caller.run, self._gate.deps.settings.egress_open)
         asked = asked_of(request)
         entry = self._allowed(caller, asked)
         body = await read_body(request, self._gate.deps.settings.max_body_bytes)
@@ -52,11 +52,18 @@ class EgressRoom:
             raise Refusal(str(error), status=403, reason="EgressForbidden") from None
 
 
-def demand_working(run: Run) -> None:
-    """I5, I6: effects are an agent's, and of this attempt's while it is at work."""
-    state = run.state
-    if state.end is not None or state.agent_end is not None or state.phase is not RunPhase.RUNNING:
-        raise Refusal(f"no agent of this run is at work ({state.phase})", status=409, reason="NotAtWork")
+def at_work(run: Run) -> bool:
+    """Whether an agent of the current attempt is."""
+    return run.state.agent_end is None and run.state.phase is RunPhase.RUNNING
+
+
+def demand_working(run: Run, most: int) -> None:
+    """I5, I6: effects are an agent's while it is at work, and `most` of them at once."""
+    if not at_work(run):
+        raise Refusal(f"no agent of this run is at work ({run.state.phase})", status=409, reason="NotAtWork")
+    if len(run.state.open_effects) >= most:
+        why = f"{most} requests and tunnels of this run are under way: wait until one has ended"
+        raise Refusal(why, status=429, reason="TooManyOpen", headers={"retry-after": "1"})
 
 
 def asked_of(request: Request) -> Asked:

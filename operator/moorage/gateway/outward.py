@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -97,6 +99,19 @@ class Outward:
             except httpx.HTTPError as error:
                 raise Lost(f"no answer came ({type(error).__name__})") from None
         raise Unreached(why)
+
+    async def connect(
+        self, entry: ResolvedEgress, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection, for a tunnel. Raise Unreached."""
+        why = ""
+        for address in addresses:
+            try:
+                async with asyncio.timeout(self._deps.settings.egress_connect_ms / 1000):
+                    return await asyncio.open_connection(address, entry.port)
+            except (OSError, TimeoutError) as error:
+                why = type(error).__name__
+        raise Unreached(f"{entry.host} can't be reached ({why})")
 
     def _request(
         self, entry: ResolvedEgress, outgoing: Outgoing, address: str, headers: dict[str, str]

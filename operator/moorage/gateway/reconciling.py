@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 
 from moorage.core.effects.reconcile import Step, steps
 from moorage.core.run.state import Effect
@@ -20,15 +20,15 @@ SAID = {
 
 
 class Reconciling:
-    """`kinds`: who asks or repeats, by kind. `busy`: whether an effect is under way here at this moment."""
+    """`kinds`: who asks or repeats, by kind. `busy`: effects that are under way here at this moment."""
 
-    def __init__(self, log: EffectLog, kinds: Mapping[str, Reconciler], busy: Callable[[str], bool]) -> None:
+    def __init__(self, log: EffectLog, kinds: Mapping[str, Reconciler], busy: Set[str]) -> None:
         self._log, self._kinds, self._busy = log, kinds, busy
 
     async def settle(self, run: Run) -> None:
         """Take one step with each effect that is left open or unknown."""
         for effect, step in steps(run.state):
-            if not self._busy(effect.effect_id):
+            if effect.effect_id not in self._busy:
                 await self._take(run, effect, step)
 
     async def _take(self, run: Run, effect: Effect, step: Step) -> None:

@@ -100,6 +100,9 @@ class GatewaySettings:
     egress_read_ms: int = 120_000
     """Longest silence of an allowed host; what is silent for longer ends unknown, or is asked again under its key."""
 
+    egress_open: int = 64
+    """Requests and tunnels that one run may have under way: no run takes the connections of all."""
+
     egress_tries: int = 3
     """Times that a keyed request is sent under its key while its agent waits: a connection that breaks is rarely alone
     in breaking, and an agent doesn't wait for long."""

@@ -127,5 +127,5 @@ class AgentPaths:
 
     def _proxy(self) -> dict[str, str]:
         """E8: the way to allowed hosts, under the names that programs look for it; some read one case only."""
-        told = {"http_proxy": self._relay_url, "no_proxy": "127.0.0.1,localhost"}
+        told = dict.fromkeys(("http_proxy", "https_proxy"), self._relay_url) | {"no_proxy": "127.0.0.1,localhost"}
         return {**told, **{name.upper(): value for name, value in told.items()}}

@@ -1,6 +1,7 @@
 """L4: what the agent sees of the outside: a loopback port that leads to the gateway's model, git and egress doors.
 
-It is an HTTP proxy too: a request for `http://HOST/…` goes to the egress door, which decides about the host.
+It is an HTTP proxy too: a request for `http://HOST/…` goes to the egress door, `CONNECT HOST:PORT` to that of tunnels;
+they decide about the host.
 
 Each connection carries one request: its head is read, checked and rewritten (the current token in, whatever key the
 client sent out), and from then on bytes are passed both ways as they come, so that nothing is buffered. The gateway is
@@ -15,6 +16,7 @@ import re
 from pathlib import Path
 
 from moorage.runner.exchange import connect
+from moorage.runner.tunnel import carry
 
 PREFIXES = ("/model/", "/git/", "/egress/")
 PROXIED = "http://"
@@ -35,6 +37,7 @@ DROPPED = frozenset(
         b"keep-alive",
     }
 )
+NO_GATEWAY = (b"502 Bad Gateway", b"the gateway can't be reached; try again")
 REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
@@ -82,19 +85,36 @@ class Relay:
             )
         if not well_formed(head):
             return await _refuse(reader, writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
+        if head.startswith(b"CONNECT "):
+            return await self._tunnel(head, reader, writer)
         path = door_of(head.split(b" ", 2)[1].decode("latin-1"))
         if path is None:
             return await _refuse(reader, writer, b"404 Not Found", b"only /model/, /git/ and http://HOST/ lead out")
-        token = (await asyncio.to_thread(self._token_file.read_bytes)).strip()
+        token = await self._token()
         try:
             up_reader, up_writer = await connect(self._gateway)
         except OSError:
-            return await _refuse(reader, writer, b"502 Bad Gateway", b"the gateway can't be reached; try again")
+            return await _refuse(reader, writer, *NO_GATEWAY)
         try:
             up_writer.write(rewrite(head, path, token))
             await _both_ways(reader, up_writer, up_reader, writer)
         finally:
             up_writer.close()
+
+    async def _token(self) -> bytes:
+        """The current one: it rotates."""
+        return (await asyncio.to_thread(self._token_file.read_bytes)).strip()
+
+    async def _tunnel(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        token = await self._token()
+        try:
+            gateway = await connect(self._gateway)
+        except OSError:
+            return await _refuse(reader, writer, *NO_GATEWAY)
+        try:
+            await carry(head.split(b" ")[1], token, (reader, writer), gateway)
+        finally:
+            gateway[1].close()
 
 
 def well_formed(head: bytes) -> bool:

@@ -88,15 +88,15 @@ class Authority:
         await self.waits.wait()
         cut = self.cuts.pop(0) if self.cuts else None
         if cut is Cut.BEFORE:
-            return _reset(writer)
+            return reset(writer)
         status, body = self._outcome(seen)
         if cut is Cut.AFTER:
-            return _reset(writer)
+            return reset(writer)
         head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
         if cut is Cut.WITHIN:
-            return _reset(writer)
+            return reset(writer)
         writer.write(b"" if seen.method == "HEAD" else body)
         await writer.drain()
         return None
@@ -124,7 +124,7 @@ async def _read(reader: asyncio.StreamReader) -> Seen:
     return Seen(method, target, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: asyncio.StreamWriter) -> None:
     """Break the connection as a machine that dies does: with a reset."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

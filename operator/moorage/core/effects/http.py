@@ -25,7 +25,6 @@ from moorage.api.wire import ResolvedEgress
 from moorage.core.effects.levels import Level
 
 KIND = "http_request"
-TUNNEL = "tunnel"
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 DID_NOTHING = frozenset({501, 505})
 MAX_TARGET = 300

@@ -1,0 +1,196 @@
+"""E8: tunnels to allowed hosts. They carry bytes, no credential goes into them, and nobody knows what they did.
+
+The runner's relay asks by `POST /tunnel/HOST:PORT`: its body is what goes out, the answer's body what comes in, for as
+long as the tunnel stands. One that the host has ended in order is confirmed: it was carried whole. One that is cut, by
+whoever or with its run, is unknown where the host was declared to have effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from moorage.api.wire import ResolvedEgress, Role
+from moorage.core.effects import http
+from moorage.core.effects.levels import Level
+from moorage.core.journal.record import RecordType
+from moorage.gateway.effects import EffectLog
+from moorage.gateway.egress import at_work, authority_of, demand_working
+from moorage.gateway.errors import Invalid, Refusal
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.outward import Outward, Unreached
+from moorage.gateway.signals import rung_within
+from moorage.points import Point, reached
+
+KIND = "tunnel"
+CHUNK = 64 * 1024
+LOOK_MS = 5_000  # another gateway may have raised the fence
+
+
+@dataclass
+class Carried:
+    """Bytes so far, and why the tunnel was cut, if it was."""
+
+    out: int = 0
+    back: int = 0
+    cut: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.out} bytes out, {self.back} bytes back" + (f"; cut: {self.cut}" if self.cut else "")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A tunnel that stands."""
+
+    caller: Caller
+    effect_id: str
+    level: Level
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class TunnelRoom:
+    """The door of tunnels, for runners. `busy`: effects that this process has under way."""
+
+    def __init__(self, gate: Gate, busy: set[str]) -> None:
+        self._gate, self._busy = gate, busy
+        self._log, self._outward = EffectLog(gate), Outward(gate.deps)
+
+    def routes(self) -> list[BaseRoute]:
+        """The door."""
+        return [Route("/tunnel/{authority}", self.open, methods=["POST"], name="tunnel")]
+
+    async def open(self, request: Request) -> Response:
+        """Intent first, then the connection; what can't be reached has not happened."""
+        caller = await self._gate.sandbox(request, "tunnel", Role.RUNNER)
+        demand_working(caller.run, self._gate.deps.settings.egress_open)
+        entry = self._allowed(caller, request.path_params["authority"])
+        addresses = await self._addresses(entry)
+        effect_id = await self._mean(caller, entry)
+        self._busy.add(effect_id)
+        try:
+            stream = await self._outward.connect(entry, addresses)
+        except Unreached as error:
+            self._busy.discard(effect_id)
+            await self._log.receipt(caller.run, effect_id, "not_dispatched", str(error))
+            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+        return Tunnel(self, Opened(caller, effect_id, http.tunnel_level(entry), stream))
+
+    def _allowed(self, caller: Caller, authority: str) -> ResolvedEgress:
+        host, port = authority_of(authority)
+        if port is None:
+            raise Invalid(f"{host}: a tunnel needs a port")
+        try:
+            return http.tunnel_to(caller.run.spec.sandbox.egress, host, port)
+        except http.NotAllowed as error:
+            raise Refusal(str(error), status=403, reason="EgressForbidden") from None
+
+    async def _addresses(self, entry: ResolvedEgress) -> list[str]:
+        try:
+            return await self._outward.addresses(entry)
+        except Unreached as error:
+            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+
+    async def _mean(self, caller: Caller, entry: ResolvedEgress) -> str:
+        key = uuid4().hex
+        effect_id = f"tunnel-{key[:16]}"
+        payload = {
+            "effect_id": effect_id,
+            "kind": KIND,
+            "key": key,
+            "level": http.tunnel_level(entry).value,
+            "target": f"{entry.host}:{entry.port}",
+        }
+        reached(Point.INTENT_BEFORE)
+        meant = self._log.note(RecordType.EFFECT_INTENT, payload, effect_id)
+        sent = self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect_id}, effect_id)
+        await self._log.append(caller.run, caller.epoch, meant, sent)
+        reached(Point.INTENT_AFTER)
+        return effect_id
+
+    async def ended(self, opened: Opened, carried: Carried) -> None:
+        """The receipt: how much was carried, and whether to the end."""
+        outcome = http.unanswered(opened.level) if carried.cut else "confirmed"
+        told = {"bytes_out": carried.out, "bytes_back": carried.back}
+        try:
+            await self._log.receipt(opened.caller.run, opened.effect_id, outcome, str(carried), **told)
+        finally:
+            self._busy.discard(opened.effect_id)
+
+    async def over(self, caller: Caller) -> str:
+        """Returns once the run has no agent at work in this attempt any more: why."""
+        while True:
+            run = await self._gate.ledger.open(caller.run.uid)
+            bell = run.bell.arm()
+            if run.state.epoch != caller.epoch:
+                return "another attempt owns the run"
+            if not at_work(run):
+                return f"the run is {run.state.phase}"
+            await rung_within(bell, LOOK_MS)
+
+
+class Tunnel(Response):
+    """An answer that lasts as long as the tunnel; used once."""
+
+    def __init__(self, room: TunnelRoom, opened: Opened) -> None:
+        super().__init__(None, 200, {"x-moorage-effect": opened.effect_id}, "application/octet-stream")
+        del self.headers["content-length"]
+        self._room, self._opened, self._carried = room, opened, Carried()
+        self._reader, self._writer = opened.stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
+        """Carry until the host ends, something breaks, or the run is over. The receipt comes before the end."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        ways = (self._back(send), self._out(receive), self._watch())
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._writer.transport.abort()
+            await self._room.ended(self._opened, self._carried)
+        if not self._carried.cut:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _back(self, send: Send) -> None:
+        """Its end is the tunnel's."""
+        with self._named():
+            while data := await self._reader.read(CHUNK):
+                self._carried.back += len(data)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _out(self, receive: Receive) -> None:
+        """Its end is passed on, and the host may still have something to say."""
+        with self._named():
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionResetError
+                data, more = message.get("body", b""), message.get("more_body", False)
+                self._carried.out += len(data)
+                self._writer.write(data)
+                await self._writer.drain()
+            self._writer.write_eof()
+            await asyncio.Event().wait()
+
+    async def _watch(self) -> None:
+        self._carried.cut = await self._room.over(self._opened.caller)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """What breaks, cuts."""
+        try:
+            yield
+        except OSError as error:
+            self._carried.cut = f"the connection broke ({type(error).__name__})"

@@ -1,0 +1,208 @@
+"""Tunnels through the runner's real relay: allowed hosts only, carried byte by byte, counted, ended with the run."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved, result
+
+from moorage.api.wire import ResolvedEgress, ResolvedSandbox
+from moorage.gateway.settings import GatewaySettings
+from moorage.runner.relay import Relay
+from moorage.store.sqlite import SqliteStore
+from moorage.testing.authority import reset
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+
+HOSTS = dict.fromkeys(
+    ("opaque.example.com", "keyed.example.com", "none.example.com", "narrow.example.com"), "127.0.0.1"
+)
+
+
+@dataclass
+class Echo:
+    """A host that gives back what it gets, and ends after the client; `came` counts connections."""
+
+    port: int = 0
+    came: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.came += 1
+        self.writers.append(writer)
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    made = Echo()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    yield made
+    server.close()
+
+
+@dataclass
+class Place:
+    """A run at work behind its relay."""
+
+    gateway: LocalGateway
+    operator: Operator
+    runner: Any
+    relay: Relay
+    port: int
+
+    async def connect(self, host: str, port: int | None = None) -> tuple[bytes, Any]:
+        """The first line of what the proxy says, and the tunnel."""
+        stream = await asyncio.open_connection("127.0.0.1", int(self.relay.url.rpartition(":")[2]))
+        authority = f"{host}.example.com:{port or self.port}"
+        stream[1].write(f"CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n".encode())
+        head = await asyncio.wait_for(stream[0].readuntil(b"\r\n\r\n"), 30)
+        return head.partition(b"\r\n")[0], stream
+
+    async def effects(self) -> list[Any]:
+        return (await self.operator.state())["effects"]
+
+    async def settled(self) -> Any:
+        """The only effect, once it is closed."""
+        for _ in range(600):
+            (effect,) = await self.effects()
+            if effect["status"] not in {"intended", "dispatched"}:
+                return effect
+            await asyncio.sleep(0.05)
+        raise AssertionError("the tunnel is still open")
+
+
+@pytest.fixture
+async def place(tmp_path: Path, upstream: GitServer, echo: Echo) -> AsyncIterator[Place]:
+    store = SqliteStore(tmp_path / "journal.db")
+    gateway = LocalGateway(
+        tmp_path, store=store, settings=GatewaySettings(egress_private=("127.0.0.0/8",)), hosts=HOSTS
+    )
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    (tmp_path / "token").write_text("token-of-p1")
+    common: dict[str, Any] = {"scheme": "http", "port": echo.port}
+    hosts = [ResolvedEgress(host=f"{name}.example.com", effects=name, **common) for name in ("opaque", "keyed", "none")]
+    narrow = ResolvedEgress(host="narrow.example.com", paths=("/v1",), **common)
+    async with gateway.serving():
+        operator = Operator(gateway, resolved(upstream, sandbox=ResolvedSandbox(egress=(*hosts, narrow))))
+        runner = await agent_at_work(gateway, operator)
+        relay = Relay(gateway.url or "", tmp_path / "token")
+        await relay.start()
+        yield Place(gateway, operator, runner, relay, echo.port)
+        await relay.stop()
+    await store.close()
+
+
+async def exchange(stream: Any, data: bytes) -> bytes:
+    """Send while reading, end, and read to the end."""
+    reader, writer = stream
+
+    async def send() -> None:
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+
+    _, back = await asyncio.gather(send(), asyncio.wait_for(reader.read(), 30))
+    writer.close()
+    return back
+
+
+@pytest.mark.rule("E8")
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+async def test_a_tunnel_carries_bytes_both_ways_and_is_counted(place: Place, size: int) -> None:
+    line, stream = await place.connect("opaque")
+    assert line == b"HTTP/1.1 200 Connection established"
+    sent = os.urandom(size)
+    assert await exchange(stream, sent) == sent
+    effect = await place.settled()
+    assert (effect["kind"], effect["level"], effect["status"]) == ("tunnel", "opaque", "confirmed")
+    assert effect["detail"] == f"{size} bytes out, {size} bytes back"
+    types = [r.type for r in await place.operator.records() if r.effect_id]
+    assert types == ["EFFECT_INTENT", "EFFECT_DISPATCHED", "EFFECT_RECEIPT"]
+
+
+@pytest.mark.rule("T3", "E8")
+@pytest.mark.parametrize(("host", "port"), [("other", None), ("opaque", 1), ("narrow", None)])
+async def test_no_tunnel_leads_anywhere_else(place: Place, echo: Echo, host: str, port: int | None) -> None:
+    line, stream = await place.connect(host, port)
+    assert line.startswith(b"HTTP/1.1 403 ")
+    assert b"EgressForbidden" in await asyncio.wait_for(stream[0].read(), 30)
+    stream[1].close()
+    assert (echo.came, await place.effects()) == (0, [])
+
+
+async def cancelled(place: Place, _stream: Any, _echo: Echo) -> None:
+    await ok(await place.operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+
+
+async def agent_done(place: Place, _stream: Any, _echo: Echo) -> None:
+    await ok(await place.runner.post("/v1/self/result", json=result(None, outcome="failed", reason="Exited")))
+
+
+async def taken_over(place: Place, _stream: Any, _echo: Echo) -> None:
+    await ok(await place.operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "reason": "PodLost", "message": ""}))
+
+
+async def sandbox_dies(place: Place, _stream: Any, _echo: Echo) -> None:
+    await place.relay.stop()
+
+
+async def host_resets(_place: Place, _stream: Any, echo: Echo) -> None:
+    reset(echo.writers[0])
+
+
+CUTS: list[Callable[..., Any]] = [cancelled, agent_done, taken_over, sandbox_dies, host_resets]
+
+
+@pytest.mark.rule("E8", "I8", "X2")
+@pytest.mark.parametrize("end", CUTS)
+@pytest.mark.parametrize(("host", "status"), [("opaque", "unknown"), ("keyed", "unknown"), ("none", "not_dispatched")])
+async def test_a_tunnel_ends_with_its_run_and_is_unknown_where_it_may_have_had_effects(
+    place: Place, echo: Echo, end: Callable[..., Any], host: str, status: str
+) -> None:
+    line, (reader, writer) = await place.connect(host)
+    assert b" 200 " in line
+    writer.write(b"half")
+    assert await asyncio.wait_for(reader.readexactly(4), 30) == b"half"
+    await end(place, (reader, writer), echo)
+    effect = await place.settled()
+    assert effect["status"] == status
+    assert "4 bytes out, 4 bytes back; cut: " in effect["detail"]
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
+
+
+async def test_a_host_that_is_not_there_was_not_reached(place: Place, echo: Echo, upstream: GitServer) -> None:
+    gone = ResolvedSandbox(egress=(ResolvedEgress(host="none.example.com", port=9),))
+    operator = Operator(place.gateway, resolved(upstream, "u2", sandbox=gone))
+    await operator.admit()
+    await ok(await operator.fence(1))
+    await operator.register("q1", 1)
+    runner = place.gateway.sandbox("q1", "team-a")
+    started = {"record_id": "s", "type": "AGENT_STARTED", "payload": {}, "recorded_at": 7}
+    await ok(await runner.post("/v1/self/records", json={"epoch": 1, "records": [started]}))
+    answer = await runner.post("/tunnel/none.example.com:9")
+    assert (answer.status_code, answer.json()["reason"]) == (502, "TargetUnreachable")
+    assert [e["status"] for e in (await operator.state())["effects"]] == ["not_dispatched"]
+
+
+async def test_a_run_has_so_many_tunnels_at_once_and_no_more(place: Place) -> None:
+    most = place.gateway.deps.settings.egress_open
+    streams = [await place.connect("none") for _ in range(most)]
+    assert {line for line, _ in streams} == {b"HTTP/1.1 200 Connection established"}
+    line, (_, refused) = await place.connect("none")
+    assert line.startswith(b"HTTP/1.1 429 ")
+    refused.close()
+    for _, (_, writer) in streams:
+        writer.close()
