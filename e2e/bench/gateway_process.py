@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
-from kubernetes.aio.client import ApiClient
 
+from moorage.app.apiclient import api_client
 from moorage.clock import SystemClock
 from moorage.gateway.app import create_app
 from moorage.gateway.auth import Identity, Kind
@@ -43,7 +43,7 @@ class NamedTokens:
 async def serve(folder: Path, port: int, kubeconfig: str) -> None:
     """Until SIGTERM."""
     configuration = await load_configuration(kubeconfig)
-    async with ApiClient(configuration) as api, SqliteStore(folder / "moorage.db") as store:
+    async with api_client(configuration) as api, SqliteStore(folder / "moorage.db") as store:
         blobs = FileBlobs(folder / "blobs", SystemClock().now_ms)
         gateway = LocalGateway(folder, store=store, blobs=blobs, leases=ClusterLeases(api))
         app = create_app(replace(gateway.deps, authenticator=NamedTokens()))

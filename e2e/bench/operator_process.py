@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from random import Random
 
-from kubernetes.aio.client import ApiClient
 from prometheus_client import CollectorRegistry
 
+from moorage.app.apiclient import api_client
 from moorage.clock import SystemClock
 from moorage.controller.definitions import await_definitions
 from moorage.controller.gateway_client import GatewayClient, session
@@ -49,7 +49,7 @@ async def work(kubeconfig: str, gateway_url: str, port: int, max_live: int) -> N
     )
     configuration = await load_configuration(kubeconfig)
     metrics = OperatorMetrics(CollectorRegistry())
-    api = KubeApi(ApiClient(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
+    api = KubeApi(api_client(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
     listener = socket.create_server(("127.0.0.1", port))
     log = start_logging("operator", "info", sys.stdout)
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
-from unicodedata import category
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PrivateAttr
 from pydantic.json_schema import JsonSchemaValue
@@ -17,12 +17,13 @@ MAX_CONDITIONS = 16
 
 Status = Literal["True", "False", "Unknown"]
 _ELLIPSIS = "…"
-_NO_TEXT = frozenset({"Cc", "Cs"})  # control characters and lone surrogates
+_NO_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+"""Control characters (but newline and tab) and lone surrogates."""
 
 
 def bounded(text: str, limit: int) -> str:
     """`text` in at most `limit` bytes of UTF-8, cut at a character, without control characters but newline and tab."""
-    clean = "".join(c for c in text[: limit + 1] if c in "\n\t" or category(c) not in _NO_TEXT)
+    clean = _NO_TEXT.sub("", text[: limit + 1])
     raw = clean.encode()
     if len(raw) <= limit and len(text) <= limit:
         return clean

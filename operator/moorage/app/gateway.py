@@ -14,6 +14,7 @@ import uvicorn
 from kubernetes.aio import client, config
 from prometheus_client import CollectorRegistry
 
+from moorage.app.apiclient import api_client
 from moorage.app.keys import head_key
 from moorage.app.stores import open_stores
 from moorage.clock import Clock, SystemClock
@@ -85,9 +86,10 @@ async def _serve(env: Environment) -> None:
         audience=env.audience, operator_subject=env.operator_account, egress_private=env.egress_private
     )
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
-    config.load_incluster_config()
+    configuration = client.Configuration()
+    config.load_incluster_config(client_configuration=configuration)
     async with (
-        client.ApiClient() as api,
+        api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False) as http,
         open_stores(env.data, clock, env.store_dsn) as kept,
     ):

@@ -10,9 +10,10 @@ import sys
 from random import Random
 
 from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 from prometheus_client import CollectorRegistry
 
+from moorage.app.apiclient import api_client
 from moorage.clock import SystemClock
 from moorage.controller.definitions import await_definitions
 from moorage.controller.gateway_client import GatewayClient, session, token_file
@@ -37,7 +38,7 @@ async def _work(settings: OperatorSettings) -> None:
     configuration = Configuration()
     config.load_incluster_config(client_configuration=configuration)
     metrics = OperatorMetrics(CollectorRegistry())
-    api = KubeApi(ApiClient(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
+    api = KubeApi(api_client(configuration), lambda verb, resource: metrics.api_writes.labels(verb, resource).inc())
     try:
         async with session() as http:
             deps = Deps(
