@@ -386,3 +386,16 @@ def test_a_reader_may_mint_tokens_of_the_reader_account_only(helm: str) -> None:
     (minting,) = [rule for rule in evidence["rules"] if rule["resources"] == ["serviceaccounts/token"]]
     assert minting["resourceNames"] == ["moorage-reader"]
     assert minting["verbs"] == ["create"]
+
+
+@pytest.mark.rule("T3")
+def test_agents_reach_no_private_network_unless_it_is_named(helm: str) -> None:
+    def handed(*values: str) -> tuple[str, Any]:
+        spec = named(render(helm, values), "Deployment", "moorage-gateway")["spec"]["template"]["spec"]
+        env = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+        return env["MOORAGE_EGRESS_PRIVATE"], spec.get("hostAliases")
+
+    assert handed() == ("", None)
+    networks, aliases = "gateway.egress.privateNetworks={10.0.0.0/8,fd00::/8}", "gateway.hostAliases[0].ip=10.0.0.7"
+    told = handed(networks, aliases, "gateway.hostAliases[0].hostnames={shop.example.com}")
+    assert told == ("10.0.0.0/8,fd00::/8", [{"ip": "10.0.0.7", "hostnames": ["shop.example.com"]}])

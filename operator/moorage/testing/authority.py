@@ -3,18 +3,22 @@
     async with Authority().listening() as authority:
         authority.port, authority.log, authority.committed
 
+As a program, `python -m moorage.testing.authority --port 8000`, it prints a line of JSON per request.
+
 It keeps the contract of an idempotency key: a second request of the same key gets the answer of the first, and has no
 effect. What has no key has an effect each time. `cuts` says, for the requests to come, where the connection breaks.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -45,7 +49,7 @@ class Authority:
     """`log`: every request; `committed`: every effect, by its body; `cuts`: taken from the front, one per request.
 
     `status`: what is answered instead of 201, without any effect, while it is set. `waits`: while it is clear, requests
-    are read and nothing else happens.
+    are read and nothing else happens. `tell` hears of each request.
     """
 
     key_header: str = "idempotency-key"
@@ -56,6 +60,7 @@ class Authority:
     waits: asyncio.Event = field(default_factory=asyncio.Event)
     came: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
+    tell: Callable[[Seen], None] | None = None
     _answers: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -64,10 +69,10 @@ class Authority:
         return sum(times - 1 for times in Counter(self.committed).values())
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Authority]:
-        """Serve on a free port of loopback."""
+    async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Authority]:
+        """Serve; without a port on a free one."""
         self.waits.set()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD)
+        server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -85,6 +90,8 @@ class Authority:
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         self.log.append(seen)
         self.came.set()
+        if self.tell is not None:
+            self.tell(seen)
         await self.waits.wait()
         cut = self.cuts.pop(0) if self.cuts else None
         if cut is Cut.BEFORE:
@@ -129,3 +136,34 @@ def reset(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     writer.transport.abort()
+
+
+def _print(seen: Seen) -> None:
+    told = {
+        "method": seen.method,
+        "target": seen.target,
+        "headers": dict(seen.headers),
+        "body": seen.body.decode("latin-1"),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+async def _forever(host: str, port: int) -> None:
+    async with Authority(tell=_print).listening(host, port):
+        await asyncio.Event().wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m moorage.testing.authority", description="A service with effects.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on")
+    args = parser.parse_args(argv)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_forever(args.host, args.port))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
