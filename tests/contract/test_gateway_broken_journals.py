@@ -34,6 +34,33 @@ async def test_a_broken_journal_hides_no_other_run_and_keeps_none_from_starting(
         assert [(brief["uid"], brief["phase"]) for brief in briefs] == [("u1", "Running"), ("u2", "Running")]
 
 
+@pytest.mark.rule("I1", "J5")
+async def test_only_who_may_settle_its_effects_lets_it_go_on_and_then_it_does(
+    tmp_path: Path, upstream: GitServer, clock: StepClock
+) -> None:
+    store = MemoryStore()
+    async with LocalGateway(tmp_path, store=store, clock=clock) as gateway:
+        gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+        operator = Operator(gateway, resolved(upstream, uid="u1"))
+        await operator.start(pod="p1")
+        events = store._runs["u1"].events
+        events[-1] = events[-1]._replace(body=bytes(60))
+        gateway.restart()
+        door, said = "/v1/runs/u1/repair", {"reason": "power cut", "user": "ada@example.com"}
+        owner = gateway.reader("local", None)
+        refused(await gateway.reader("ann", "team-a").post(door, json=said), 403, "Forbidden")
+        refused(await gateway.reader("eve", "team-b").post(door, json=said), 404, "UnknownRun")
+        refused(await owner.post("/v1/runs/u9/repair", json=said), 404, "UnknownRun")
+        refused(await owner.get("/v1/runs/u1"), 500, "JournalCorrupted")
+        last = len(events) - 1
+        told = await ok(await owner.post(door, json=said))
+        assert (told["generation"], told["first"], told["last"], told["offset"]) == (2, last, last, last + 1)
+        refused(await owner.post(door, json=said), 409, "NothingToRepair")
+        assert (await operator.state())["phase"] == "Recovering"
+        record = (await operator.records())[-1]
+        assert (record.type, record.actor) == ("JOURNAL_REPAIRED", "ada@example.com")
+
+
 @pytest.mark.rule("R7")
 @pytest.mark.parametrize(
     ("kept", "named"), [({"agent": {}}, "agent.driver: Field required"), ({"placement": "moon"}, "placement: ")]

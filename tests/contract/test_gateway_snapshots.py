@@ -43,11 +43,12 @@ SPEC = ResolvedRun(
 class Gateway:
     """A gateway's memory of one run; made anew, it has to read the journal."""
 
-    def __init__(self, store: DurableExecutionStore, key: SigningKey = KEY, every: int = EVERY) -> None:
+    def __init__(self, store: DurableExecutionStore, key: SigningKey = KEY, **changes: int) -> None:
         clock, self.metrics = StepClock(), GatewayMetrics(CollectorRegistry())
-        settings = GatewaySettings(snapshot_records=every)
+        settings = GatewaySettings(**{"snapshot_records": EVERY} | changes)
+        self.blobs = MemoryBlobs(clock.now_ms)
         snapshots = Snapshots(store, key, self.metrics, structlog.get_logger(), settings)
-        self.ledger = Ledger(store, MemoryBlobs(clock.now_ms), clock, self.metrics, settings, snapshots=snapshots)
+        self.ledger = Ledger(store, self.blobs, clock, self.metrics, settings, snapshots=snapshots)
 
     async def work(self, run: Run, turns: range) -> None:
         for turn in turns:
@@ -59,8 +60,8 @@ class Gateway:
         return int(self.metrics.snapshots.labels(outcome)._value.get())
 
 
-async def worked(store: DurableExecutionStore, turns: int = 10) -> Gateway:
-    made = Gateway(store)
+async def worked(store: DurableExecutionStore, turns: int = 10, **changes: int) -> Gateway:
+    made = Gateway(store, **changes)
     run = await made.ledger.admit(SPEC)
     await made.ledger.raise_fence(run, FenceRequest(epoch=1, attempt=1, holder="h"))
     await made.ledger.append(run, 1, [made.ledger.observed(RecordType.AGENT_STARTED, {}, 1)])

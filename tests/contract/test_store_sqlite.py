@@ -86,8 +86,8 @@ def rows(connection: sqlite3.Connection) -> list[Any]:
         "UPDATE executions SET fence_epoch = 1",
         "UPDATE executions SET spec_hash = 'other'",
         "DELETE FROM executions",
-        f"INSERT OR REPLACE INTO executions SELECT run, run_uid, {KEPT}, change_cursor + 1 FROM executions",
-        f"INSERT OR REPLACE INTO executions SELECT run + 1, 'run-2', {KEPT}, change_cursor FROM executions",
+        f"INSERT OR REPLACE INTO executions SELECT run, run_uid, {KEPT}, change_cursor + 1, dropped FROM executions",
+        f"INSERT OR REPLACE INTO executions SELECT run + 1, 'run-2', {KEPT}, change_cursor, dropped FROM executions",
     ],
 )
 async def test_history_cant_be_rewritten_by_sql(store: SqliteStore, other: sqlite3.Connection, statement: str) -> None:

@@ -41,6 +41,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "kind": st.sampled_from(["git_push", "http"]),
     "key": words,
     "target": words,
+    "generation": small,
+    "why": words,
+    "status": st.sampled_from(["RUNNING", "COMPLETED"]),
+    "effects": st.lists(
+        st.fixed_dictionaries({"effect_id": words, "kind": words, "key": words, "target": words}), max_size=2
+    ),
 }
 USUAL = ["RUN_ADMITTED", "EPOCH_RAISED", "AGENT_STARTED", "AGENT_FINISHED", "RESULT_PROPOSED", "EFFECT_INTENT"]
 kinds = st.sampled_from(USUAL) | st.sampled_from([*HANDLERS, RecordType.AGENT_OUTPUT, RecordType.TOMBSTONE])

@@ -67,6 +67,9 @@ def journal() -> bytes:
     return header_line(header) + b"".join(record_line(each) for each in sealed)
 
 
+REPAIRED = {"generation": 2, "first": 4, "last": 6, "offset": 7, "unreadable": 1, "why": "offset 4: its hash"}
+
+
 @dataclass
 class Doors:
     """A gateway's reader doors with one run behind them."""
@@ -86,6 +89,8 @@ class Doors:
         if request.method == "POST":
             said = await request.json()
             self.said.append(said)
+            if request.path_params["door"] == "repair":
+                return JSONResponse(REPAIRED)
             target = "https://git.example/web.git#main"
             return JSONResponse({"effect_id": said["effect"], "outcome": said["outcome"], "target": target})
         bodies = {"journal": self.exported, "logs": b"hello\xff\n", "diff": b"--- a\n+++ b\n"}
@@ -409,6 +414,16 @@ def test_resolve_asks_for_one_verdict_and_tells_the_gateway_who_asks(program: Pr
     assert program.text == "push-1 rejected: https://git.example/web.git#main\n"
     said = {"effect": "push-1", "outcome": "rejected", "note": "not there", "user": ""}
     assert program.composition.doors.said == [said]
+
+
+def test_repair_asks_for_a_reason_and_tells_what_was_dropped(program: Program) -> None:
+    assert program("repair", "tidy") == Exit.USAGE
+    assert program("repair", "tidy", "--reason", "x" * 501) == Exit.USAGE
+    assert program("repair", "tidy", "--reason", "power cut") == Exit.OK
+    dropped = "offsets 4 to 6 dropped, 1 of them can't be read"
+    assert program.text == f"generation 2 begins at offset 7: {dropped}\n"
+    assert "offset 4: its hash" in program.err
+    assert program.composition.doors.said == [{"reason": "power cut", "user": ""}]
 
 
 def test_a_refusal_to_resolve_is_told_with_what_it_takes(program: Program) -> None:

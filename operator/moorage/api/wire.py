@@ -421,6 +421,27 @@ class Resolved(Wire):
     target: str
 
 
+class RepairRequest(Wire):
+    """I1: a person wants a broken journal to go on in a new generation, and says why.
+
+    `user` is who the client says is asking; whose token it was is recorded beside it.
+    """
+
+    reason: str = Field(min_length=1, max_length=500)
+    user: str = Field(default="", max_length=200)
+
+
+class Repaired(Wire):
+    """Offsets `first` to `last` were dropped, `unreadable` of them for good; a new generation begins at `offset`."""
+
+    generation: int
+    first: int
+    last: int
+    offset: int
+    unreadable: int
+    why: str
+
+
 class Change(Wire):
     """Something about this run was journaled; `cursor` resumes the feed."""
 

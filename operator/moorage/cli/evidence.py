@@ -10,7 +10,7 @@ from typing import Literal
 import httpx
 from pydantic import ValidationError
 
-from moorage.api.wire import ErrorBody, Resolved, ResolveRequest
+from moorage.api.wire import ErrorBody, Repaired, RepairRequest, Resolved, ResolveRequest, Wire
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.core.journal.heads import SignedHead
 
@@ -75,16 +75,24 @@ class Evidence:
     async def resolve(self, effect: str, outcome: Literal["confirmed", "rejected"], note: str) -> Resolved:
         """Say what became of an effect. Raises CliError."""
         body = ResolveRequest(effect=effect, outcome=outcome, note=note, user=self.user)
-        path = f"/v1/runs/{self.uid}/resolve"
+        return Resolved.model_validate_json(await self._say("resolve", body, TIMEOUTS, "effect"))
+
+    async def repair(self, reason: str) -> Repaired:
+        """Let a broken journal go on in a new generation; a long one is read first. Raises CliError."""
+        body = RepairRequest(reason=reason, user=self.user)
+        return Repaired.model_validate_json(await self._say("repair", body, FOLLOWING, "journal"))
+
+    async def _say(self, door: str, body: Wire, patience: httpx.Timeout, what: str) -> bytes:
+        path = f"/v1/runs/{self.uid}/{door}"
         try:
-            answer = await self.client.post(path, content=body.model_dump_json(), timeout=TIMEOUTS)
+            answer = await self.client.post(path, content=body.model_dump_json(), timeout=patience)
         except httpx.TransportError as error:
             raise self._away(error) from None
         if answer.status_code == 403:
             raise Denied(_message(answer), "the role edit of the chart has it")
         if answer.is_error:
-            raise refused(answer, self.name, "effect")
-        return Resolved.model_validate_json(answer.content)
+            raise refused(answer, self.name, what)
+        return answer.content
 
     def _away(self, error: httpx.TransportError) -> Unreachable:
         return Unreachable(

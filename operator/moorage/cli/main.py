@@ -29,6 +29,7 @@ COMMANDS = (
     reading.export,
     proving.evidence,
     resolving.resolve,
+    resolving.repair,
 )
 
 

@@ -166,7 +166,7 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bool) -> None:
     """Print the timeline up to the first bad record, and fail if there is one."""
     verdict = verify_export(chunks_of(file))
-    sound = verdict.chain.offset if isinstance(verdict.chain, Broken) else verdict.chain.offset + 1
+    sound = verdict.sound
     shown = list(_rows(file, sound, everything=everything)) if verdict.header else []
     if output is Output.TEXT:
         terminal.out.print(timeline_table(shown))

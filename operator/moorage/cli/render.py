@@ -25,6 +25,7 @@ from moorage.cli.ports import LocalResult, Progress
 from moorage.cli.timeline import Row
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.export import Verdict
+from moorage.core.journal.lineage import Repair
 
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
 PIPED_WIDTH = 160  # of tables that no terminal shows
@@ -147,17 +148,24 @@ def result_text(result: LocalResult) -> Text:
     return text
 
 
+def repair_data(repair: Repair) -> dict[str, object]:
+    """A repair as data."""
+    return {"generation": repair.generation, "dropped": list(repair.dropped), "why": repair.why}
+
+
 def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
     """Print a verdict; a broken chain ends the command with exit code 1."""
     chain, header = verdict.chain, verdict.header
     intact = not isinstance(chain, Broken)
+    records = chain.offset if isinstance(chain, Broken) else chain.records
     data = {
         "run": header.name if header else None,
         "namespace": header.tenant if header else None,
         "runUid": header.run_uid if header else None,
         "intact": intact,
-        "records": chain.offset + 1 if intact else chain.offset,
+        "records": records,
         "head": None if isinstance(chain, Broken) else chain.hash,
+        "repairs": [] if isinstance(chain, Broken) else [repair_data(each) for each in chain.repairs],
         "firstBadRecord": None
         if not isinstance(chain, Broken)
         else {"offset": chain.offset, "recordId": chain.record_id, "why": chain.why},
@@ -167,7 +175,12 @@ def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
     elif output is Output.NAME:
         terminal.write(f"agentrun/{data['run']}\n".encode())
     elif not isinstance(chain, Broken):
-        terminal.out.print(f"intact: {chain.offset + 1} records, head {chain.hash}", highlight=False, soft_wrap=True)
+        terminal.out.print(f"intact: {records} records, head {chain.hash}", highlight=False, soft_wrap=True)
+        for each in chain.repairs:
+            gap = f"offsets {each.dropped.first} to {each.dropped.last} dropped, because of {each.why}"
+            terminal.out.print(
+                f"repaired: generation {each.generation}, {gap}", highlight=False, soft_wrap=True, markup=False
+            )
     if isinstance(chain, Broken):
         raise CliError(
             f"not intact: record {chain.offset} ({chain.record_id or 'unreadable'}) is the first bad one: {chain.why}",

@@ -1,4 +1,4 @@
-"""The command by which a person settles what nobody else can: `resolve`."""
+"""The commands by which a person settles what nobody else can: `resolve` an effect, `repair` a journal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moorage.api.wire import Resolved
+from moorage.api.wire import Repaired, Resolved
 from moorage.cli.exits import Usage
 from moorage.cli.session import RunName, Where, evidence_of, looking, session_of, wait
 
@@ -37,3 +37,28 @@ def resolve(
 
     done = wait(work())
     session.terminal.write(f"{done.effect_id} {done.outcome}: {done.target}\n".encode())
+
+
+@looking
+def repair(
+    ctx: typer.Context,
+    *,
+    run: RunName,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the journal: what became of the store.")],
+    where: Where,
+) -> None:
+    """Let a run whose journal is broken go on in a new generation, without what is bad and whatever follows that."""
+    session = session_of(ctx)
+    if not 1 <= len(reason) <= 500:
+        raise Usage("a reason has 1 to 500 characters", "a backup of the store, where there is one, loses less")
+
+    async def work() -> Repaired:
+        async with evidence_of(session, where, run, resolving=True) as found:
+            return await found.repair(reason)
+
+    done = wait(work())
+    lost = f", {done.unreadable} of them can't be read" if done.unreadable else ""
+    dropped = f"offsets {done.first} to {done.last} dropped{lost}"
+    session.terminal.write(f"generation {done.generation} begins at offset {done.offset}: {dropped}\n".encode())
+    session.terminal.note(f"because of {done.why}")
+    session.terminal.note("effects that were in it are unknown now: see `moorage timeline`, then `moorage resolve`")

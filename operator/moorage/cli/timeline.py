@@ -80,6 +80,8 @@ def recap(s: RunState) -> list[str]:
         why = f" after {s.last_loss.reason}" if s.last_loss else ""
         point = f", from iteration {s.checkpoint.iteration} at {_short(s.checkpoint.commit)}" if s.checkpoint else ""
         said.append(f"recovered{why}{point}: grade {proved}, {GRADES[proved]}")
+    if s.generation > 1:
+        said.append(f"the journal was repaired: this is generation {s.generation}, and what was dropped is in the rows")
     if s.drift:
         said.append(f"unsaved work was kept aside {s.drift} times: see the rows")
     said += [
@@ -111,6 +113,13 @@ def _because(payload: Payload) -> str:
 
 def _admitted(p: Payload) -> str:
     return f"admitted with spec {_short(p.get('spec_hash'))}"
+
+
+def _repaired(p: Payload) -> str:
+    gap = p.get("dropped") or {}
+    return (
+        f"journal repaired: generation {p.get('generation')}, offsets {gap.get('first')} to {gap.get('last')} dropped"
+    )
 
 
 def _epoch(p: Payload) -> str:
@@ -285,5 +294,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RUN_SUCCEEDED: _ended("succeeded"),
     RecordType.RUN_FAILED: _ended("failed"),
     RecordType.RUN_CANCELLED: _ended("cancelled"),
+    RecordType.SEGMENT_STARTED: lambda p: f"segment {p.get('segment')} begins",
+    RecordType.JOURNAL_REPAIRED: _repaired,
     RecordType.TOMBSTONE: lambda p: f"deleted and sealed ({_because(p) or 'asked for'})",
 }

@@ -36,6 +36,7 @@ from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.http import refusal
 from moorage.gateway.model import ModelRoom
 from moorage.gateway.readers import ReadersRoom
+from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
@@ -58,6 +59,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         ReadersRoom(gate),
         EvidenceRoom(gate),
         ResolveRoom(gate),
+        RepairRoom(gate),
         ChangesRoom(gate),
         SandboxRoom(gate, bases),
         GitRoom(gate),
@@ -133,6 +135,7 @@ def from_store(error: store_errors.StoreError) -> Refusal:
             | store_errors.RunSealed()
             | store_errors.VersionConflict()
             | store_errors.PodConflict()
+            | store_errors.NothingToRepair()
         ):
             return Refusal(str(error), status=409, reason=type(error).__name__)
         case store_errors.BlobCorrupted():

@@ -16,7 +16,7 @@ from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
@@ -54,6 +54,14 @@ class ModelAnswer:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """P3: the part of the journal that records go to now: its number, from 1, and its first offset."""
+
+    number: int = 1
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class Facts:
     """S1's neighbours."""
 
@@ -62,6 +70,7 @@ class Facts:
     intents: tuple[Intent, ...] = ()
     asked: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))  # by request_id, unanswered
     turn: int = 0  # the highest iteration that any record names, complete or not
+    segment: Segment = field(default_factory=Segment)
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
     calls: tuple[Call, ...] = ()  # HTTP effects, oldest first, the last one of each key
 
@@ -158,6 +167,17 @@ def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
     return replace(f, answers=MappingProxyType({}), calls=calls)
 
 
+def _segment(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    return replace(f, segment=Segment(p["segment"], r.seq))
+
+
+def _repaired(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    """I1: pushes whose records were dropped can still be asked for."""
+    for effect in p["effects"]:
+        f = _intent(f, r, effect) if effect["kind"] == "git_push" else f
+    return f
+
+
 STEPS = {
     RecordType.EPOCH_RAISED.value: _epoch_raised,
     RecordType.EFFECT_INTENT.value: _intent,
@@ -168,4 +188,6 @@ STEPS = {
     RecordType.MODEL_REQUEST.value: _model_request,
     RecordType.MODEL_RESPONSE.value: _model_response,
     RecordType.ITERATION_COMPLETE.value: _safe_point,
+    RecordType.SEGMENT_STARTED.value: _segment,
+    RecordType.JOURNAL_REPAIRED.value: _repaired,
 }

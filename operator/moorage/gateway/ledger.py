@@ -18,10 +18,11 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from moorage.api.wire import FenceRequest, ResolvedRun
+from moorage.api.wire import FenceRequest, Repaired, ResolvedRun
 from moorage.clock import Clock
-from moorage.core.journal.canonical import canonical_hash
+from moorage.core.journal.canonical import canonical, canonical_hash
 from moorage.core.journal.chain import Broken, ChainVerifier
+from moorage.core.journal.plain import plain
 from moorage.core.journal.record import (
     Assurance,
     BlobRef,
@@ -34,19 +35,21 @@ from moorage.core.journal.record import (
     Source,
     refuse_unknown_critical,
 )
+from moorage.core.journal.segments import CARRIED, Lineage
 from moorage.core.journal.snapshots import Grown
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.reducer import Replay, reduce
-from moorage.core.run.state import RunState
+from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
-from moorage.gateway.snapshots import Snapshots
+from moorage.gateway.snapshots import Snapshots, document
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
-from moorage.store.errors import OffsetConflict, RunSealed, StoreError
+from moorage.store.errors import NothingToRepair, OffsetConflict, RunSealed, StoreError
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
+from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
 
@@ -83,6 +86,7 @@ class Run:
     at: Reduced | None = None
     unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
     grown: Grown = field(default_factory=Grown)  # since the last snapshot
+    segment_bytes: int = 0  # of the present segment, as far as this process has seen them
     bell: Bell = field(default_factory=Bell)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -284,6 +288,8 @@ class Ledger:
         for last in range(RETRIES, -1, -1):
             at = await self._load(run)
             self._refuse_older(at.state, epoch)
+            if self._segment_full(run):
+                at = await self._new_segment(run)
             trial = Trial(at.state, at.facts)
             try:
                 with self._timed(run):
@@ -296,6 +302,37 @@ class Ledger:
             else:
                 return await self._advance(run, result, trial)
         raise AssertionError("unreachable")
+
+    def _segment_full(self, run: Run) -> bool:
+        """P3: before the append that would make it longer still. What has ended needs no other one."""
+        at, kept = run.now, self._settings
+        length = at.state.offset + 1 - at.facts.segment.first
+        full = length >= kept.segment_records or run.segment_bytes >= kept.segment_bytes
+        return full and not at.row.sealed and not at.state.phase.terminal
+
+    async def _new_segment(self, run: Run) -> Reduced:
+        """The journal goes on in the next segment, from the state that it carries over."""
+        at = run.now
+        state, segment = at.state, at.facts.segment
+        content = canonical(document(state, at.facts))
+        carried = await self.blobs.put(run.tenant, content, Privacy.CONTENT, Retention.JOURNAL)
+        digest = canonical_hash(plain(state))
+        follows = Lineage(segment.number + 1, segment.first, state.offset, state.head, digest, REDUCER_VERSION)
+        draft = self.observed(
+            RecordType.SEGMENT_STARTED, follows.payload(), follows.segment, attachments={CARRIED: carried}
+        )
+        trial = Trial(at.state, at.facts)
+        try:
+            with self._timed(run):
+                result = await self.store.append(run.uid, None, [draft], state.offset, guard=trial)
+        except OffsetConflict:  # another gateway was quicker
+            run.at = None
+            return await self._load(run)
+        await self._advance(run, result, trial)
+        run.segment_bytes = 0
+        await self._snapshots.take(run.now.row, run.state, run.facts)
+        run.grown = Grown()
+        return run.now
 
     async def raise_fence(self, run: Run, request: FenceRequest) -> None:
         """F2: fence and record in one step. The current epoch again is harmless. Raise Fenced for a lower one."""
@@ -330,6 +367,35 @@ class Ledger:
             reached(Point.SEAL_AFTER)
         self._ring(run)
 
+    async def repair(self, uid: str, reason: str, actor: str) -> Repaired:
+        """I1: a new generation of a broken journal, without its first bad record and whatever follows that.
+
+        Raise UnknownRun, NothingToRepair, RunSealed, OffsetConflict where somebody appended meanwhile.
+        """
+        run = self._alive.get(uid)
+        if run is None:
+            run = self._alive.setdefault(uid, Run(uid, await stored_spec(self.store, uid)))
+        async with run.writing:
+            row = await self.store.get(uid)
+            looked = await survey(self.store, row)
+            if looked.end() is None:
+                raise NothingToRepair(uid)
+            said = looked.payload(row.generation + 1, row.fence_epoch, row.status.value, reason)
+            draft = self.observed(RecordType.JOURNAL_REPAIRED, said, row.generation + 1, turn=looked.turn, actor=actor)
+            result = await self.store.repair(uid, looked.good, draft, row.head.offset)
+            run.at = None
+            await self._load(run)
+        self._ring(run)
+        first, last = looked.dropped
+        return Repaired(
+            generation=result.execution.generation,
+            first=first,
+            last=last,
+            offset=result.offset,
+            unreadable=said["unreadable"],
+            why=said["why"],
+        )
+
     async def refuse_fenced(self, run: Run, epoch: int, door: str, pod_uid: str) -> Fenced:
         """F3: count the call of an older epoch, have the owner's journal say so once, and return the refusal."""
         current = run.state.epoch
@@ -348,6 +414,7 @@ class Ledger:
         for record in result.appended:
             self._metrics.records.labels(record.source).inc()
         run.grown = run.grown.by(len(result.appended), result.size)
+        run.segment_bytes += result.size
         await self._settle_status(run)
         await self._snap(run, {record.type for record in result.appended})
         self._ring(run)

@@ -42,6 +42,12 @@ class GatewaySettings:
     snapshot_bytes: int = 4 * MIB
     """P1: and about as many bytes of them."""
 
+    segment_records: int = 50_000
+    """P3: a journal goes on in a new segment after as many records: a whole replay of one takes about a second."""
+
+    segment_bytes: int = 256 * MIB
+    """P3: and after as many bytes of them, as far as this process has seen them written."""
+
     inline_payload_bytes: int = 64 * KIB
     """J8: a payload above this goes to the blob store."""
 

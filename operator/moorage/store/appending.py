@@ -10,9 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorage.core.journal.chain import check_draft, head_at, same_fact, seal
+from moorage.core.journal.chain import Head, check_draft, head_at, same_fact, seal
+from moorage.core.journal.lineage import Dropped, is_live
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, Stored, decode
-from moorage.store.errors import DuplicateMismatch, Fenced, OffsetConflict, PodConflict, RunSealed, VersionConflict
+from moorage.core.journal.snapshots import Snapshot
+from moorage.store.errors import (
+    DuplicateMismatch,
+    Fenced,
+    NothingToRepair,
+    OffsetConflict,
+    PodConflict,
+    RunSealed,
+    SnapshotRefused,
+    VersionConflict,
+)
 from moorage.store.port import AppendResult, Execution, ExecutionStatus, Guard, Pod, Session
 
 TOMBSTONE_ID = "tombstone"
@@ -68,6 +79,39 @@ def plan_admission(row: Execution, epoch: int | None, drafts: Sequence[Draft], g
     if row.head.offset >= 0:
         return AppendPlan((), AppendResult((), row))
     return plan_append(row if epoch is None else plan_fence(row, epoch), epoch, drafts, None, {}, guard=guard)
+
+
+def plan_snapshot(row: Execution, stored_hash: str | None, snapshot: Snapshot) -> None:
+    """Refuse a snapshot of a place that the journal doesn't have; `stored_hash` is what it has there."""
+    if stored_hash != snapshot.source_hash or not is_live(row.dropped, snapshot.source_offset):
+        raise SnapshotRefused(row.run_uid, snapshot.source_offset)
+
+
+def plan_repair(row: Execution, good: Head, stored_hash: str | None, draft: Draft, expected_offset: int) -> AppendPlan:
+    """Decide a new generation behind `good`, where `stored_hash` is what the store has (None: nothing)."""
+    if row.sealed:
+        raise RunSealed(row.run_uid)
+    if row.head.offset != expected_offset:
+        raise OffsetConflict(row.run_uid, expected_offset, row.head.offset)
+    if good.offset >= row.head.offset or stored_hash != good.hash or not is_live(row.dropped, good.offset):
+        raise NothingToRepair(row.run_uid)
+    behind = Head(row.head.offset, good.hash, max(row.head.logical_time, good.logical_time))
+    (stored,) = seal([draft], behind, row.identity, row.fence_epoch)
+    record = decode(stored)
+    dropped = (*row.dropped, Dropped(good.offset + 1, row.head.offset))
+    after = replace(row, head=head_at(record), dropped=dropped, version=row.version + 1)
+    return AppendPlan(((record, stored),), AppendResult((record,), after, size=len(stored.body)))
+
+
+def key_of(row: Execution, record_id: str, generation: int | None = None) -> str:
+    """What a record id is kept under: a later generation may use the ids of dropped records again."""
+    generation = generation or row.generation
+    return record_id if generation == 1 else f"\x1f{generation}\x1f{record_id}"
+
+
+def keys_of(row: Execution, record_ids: Sequence[str]) -> dict[str, str]:
+    """The record id under every key that it may be kept under."""
+    return {key_of(row, one, generation): one for one in record_ids for generation in range(1, row.generation + 1)}
 
 
 def plan_status(row: Execution, status: ExecutionStatus, expected_version: int) -> Execution:

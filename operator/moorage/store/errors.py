@@ -93,6 +93,13 @@ class SnapshotRefused(StoreError):
         )
 
 
+class NothingToRepair(StoreError):
+    """A new generation would drop nothing, or follow a record that isn't there."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"the journal of run {run_uid} is not broken there: look at it again with `moorage verify`")
+
+
 class StoreBusy(StoreError):
     """Another process holds the database. Nothing was written; try again."""
 

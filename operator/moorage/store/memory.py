@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moorage.api.wire import Change
+from moorage.core.journal.chain import Head
+from moorage.core.journal.lineage import live_spans
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import appending
 from moorage.store.appending import AppendPlan
-from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownRun, UnknownSession
+from moorage.store.errors import SpecConflict, UnknownRun, UnknownSession
 from moorage.store.port import (
     AppendResult,
     Execution,
@@ -23,6 +25,9 @@ from moorage.store.port import (
     Session,
 )
 from moorage.store.reading import recover
+
+LOST = Stored("", b"")
+"""In the place of a record that isn't there any more."""
 
 
 @dataclass
@@ -115,6 +120,14 @@ class MemoryStore:
         plan = appending.plan_append(row, epoch, drafts, None, self._existing(run, drafts), guard=guard)
         return self._write(run, plan)
 
+    async def repair(self, run_uid: str, good: Head, draft: Draft, expected_offset: int) -> AppendResult:
+        """See the port."""
+        run = self._run(run_uid)
+        plan = appending.plan_repair(run.row, good, _hash_at(run, good.offset), draft, expected_offset)
+        run.by_id = {record_id: at for record_id, at in run.by_id.items() if at <= good.offset}
+        run.events += [LOST] * (run.row.head.offset + 1 - len(run.events))
+        return self._write(run, plan)
+
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
         """See the port."""
         run = self._run(run_uid)
@@ -123,19 +136,18 @@ class MemoryStore:
 
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """See the port."""
-        return [decode(stored) for stored in self._run(run_uid).events[from_offset : from_offset + limit]]
+        run = self._run(run_uid)
+        return [decode(entry) for entry in _live(run, from_offset, limit)]
 
     async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
-        for entry in self._run(run_uid).events[from_offset:]:
+        for entry in _live(self._run(run_uid), from_offset):
             yield entry
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """See the port."""
         run = self._run(snapshot.run_uid)
-        at = snapshot.source_offset
-        if not 0 <= at < len(run.events) or run.events[at].hash != snapshot.source_hash:
-            raise SnapshotRefused(snapshot.run_uid, at)
+        appending.plan_snapshot(run.row, _hash_at(run, snapshot.source_offset), snapshot)
         run.snapshots[snapshot.reducer_version] = copy.deepcopy(snapshot)
 
     async def snapshot(self, run_uid: str, reducer_version: int) -> Snapshot | None:
@@ -219,3 +231,12 @@ class MemoryStore:
     def _next_cursor(self) -> int:
         self._cursor += 1
         return self._cursor
+
+
+def _live(run: _Run, first: int, limit: int | None = None) -> list[Stored]:
+    spans = live_spans(run.row.dropped, first, run.row.head.offset, limit)
+    return [entry for start, end in spans for entry in run.events[start : end + 1]]
+
+
+def _hash_at(run: _Run, offset: int) -> str | None:
+    return run.events[offset].hash if 0 <= offset < len(run.events) else None

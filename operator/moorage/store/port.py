@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from moorage.api.wire import Change
 from moorage.core.journal.chain import EMPTY, Head
+from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.record import Draft, Record, RunIdentity, Stored
 from moorage.core.journal.snapshots import Snapshot
 
@@ -67,6 +68,13 @@ class Execution:
     fence_epoch: int = 0
     head: Head = EMPTY
     sealed: bool = False
+    dropped: tuple[Dropped, ...] = ()
+    """I1: the offsets that repairs left behind, which nothing reads again."""
+
+    @property
+    def generation(self) -> int:
+        """Which generation of its journal goes on, from 1."""
+        return len(self.dropped) + 1
 
     @property
     def run_uid(self) -> str:
@@ -196,6 +204,13 @@ class DurableExecutionStore(Protocol):
         """Raise the epoch that commits, and append `drafts` under it, in one step (F2).
 
         The current epoch again is harmless; a lower one is Fenced: the fence never falls. Raise as `append` does.
+        """
+
+    async def repair(self, run_uid: str, good: Head, draft: Draft, expected_offset: int) -> AppendResult:
+        """Begin a new generation of a broken journal (I1): `draft` follows the record at `good`, at a new offset.
+
+        What lies between them is dropped: it stays where it is and isn't read again. `expected_offset` is the head that
+        was looked at. Raise UnknownRun, RunSealed, OffsetConflict, NothingToRepair, JournalError.
         """
 
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import Any, Self
 
 from moorage.api.wire import Change
+from moorage.core.journal.chain import Head
+from moorage.core.journal.lineage import live_spans
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending
 from moorage.store import postgres_rows as sql
 from moorage.store.appending import AppendPlan
-from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
+from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.migrations import released
 from moorage.store.port import (
     AppendResult,
@@ -132,6 +134,18 @@ class PostgresStore:
 
         return await self._writer.change(RowChange(run_uid, drafts, plan))
 
+    async def repair(self, run_uid: str, good: Head, draft: Draft, expected_offset: int) -> AppendResult:
+        """See the port."""
+
+        async def work(db: Db) -> AppendResult:
+            run, row = await sql.get_execution(db, run_uid, lock=True)
+            there = await sql.event_hash(db, run, good.offset)
+            plan = appending.plan_repair(row, good, there, draft, expected_offset)
+            await sql.write(db, [sql.Held(run, row, plan.result.execution, list(plan.rows))])
+            return plan.result
+
+        return await self._writer.transaction(work)
+
     async def update_status(self, run_uid: str, status: ExecutionStatus, expected_version: int) -> Execution:
         """See the port."""
 
@@ -142,25 +156,26 @@ class PostgresStore:
 
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """See the port."""
-        run, _ = await self._get(run_uid)
-        return [decode(entry) for entry in await self._events(run, from_offset, limit)]
+        run, row = await self._get(run_uid)
+        spans = live_spans(row.dropped, from_offset, row.head.offset, limit)
+        return [decode(entry) for first, last in spans for entry in await self._events(run, first, last)]
 
     async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = await self._get(run_uid)
-        first = max(from_offset, 0)
-        while first <= row.head.offset and (page := await self._page(run, first, row.head.offset)):
-            for _, entry in page:
-                yield entry
-            first = page[-1][0] + 1
+        for first, last in live_spans(row.dropped, from_offset, row.head.offset):
+            at = first
+            while at <= last and (page := await self._page(run, at, last)):
+                for _, entry in page:
+                    yield entry
+                at = page[-1][0] + 1
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """See the port."""
 
         async def work(db: Db) -> None:
-            run, _ = await sql.get_execution(db, snapshot.run_uid)
-            if await sql.event_hash(db, run, snapshot.source_offset) != snapshot.source_hash:
-                raise SnapshotRefused(snapshot.run_uid, snapshot.source_offset)
+            run, row = await sql.get_execution(db, snapshot.run_uid)
+            appending.plan_snapshot(row, await sql.event_hash(db, run, snapshot.source_offset), snapshot)
             await sql.put_snapshot(db, run, snapshot)
 
         await self._writer.transaction(work)
@@ -244,8 +259,8 @@ class PostgresStore:
     async def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
         return await self._reader.read(lambda db: sql.page(db, run, first, last))
 
-    async def _events(self, run: int, from_offset: int, limit: int) -> list[Stored]:
-        return await self._reader.read(lambda db: sql.events(db, run, max(from_offset, 0), limit))
+    async def _events(self, run: int, first: int, last: int) -> list[Stored]:
+        return await self._reader.read(lambda db: sql.events(db, run, first, last))
 
 
 async def _persisted(db: Db, new: NewExecution) -> tuple[int, Execution]:

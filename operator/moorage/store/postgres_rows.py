@@ -11,9 +11,11 @@ import orjson
 
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
+from moorage.core.journal.lineage import is_live
 from moorage.core.journal.record import Record, Stored
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
+from moorage.store.appending import key_of, keys_of
 from moorage.store.errors import UnknownRun
 from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
 from moorage.store.postgres_connection import Db
@@ -29,6 +31,7 @@ SELECT run_uid, record_id, hash, body
 FROM unnest(%s::text[], %s::text[]) AS asked (run_uid, record_id)
 JOIN executions USING (run_uid) JOIN execution_events USING (run, record_id)
 """
+_BY_KEYS = "SELECT record_id, seq, hash, body FROM execution_events WHERE run = %s AND record_id = ANY(%s)"
 _INSERT_EVENTS = """
 INSERT INTO execution_events (run, seq, record_id, hash, body)
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %b::bytea[])
@@ -39,9 +42,10 @@ INSERT INTO event_blobs (run, sha256) SELECT * FROM unnest(%s::bigint[], %s::tex
 _UPDATE = """
 UPDATE executions AS e
 SET next_seq = n.next_seq, head_hash = n.head_hash, logical_time = n.logical_time, status = n.status,
-    version = n.version, fence_epoch = n.fence_epoch, sealed = n.sealed, change_cursor = nextval('change_cursors')
-FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[])
-    AS n (run, next_seq, head_hash, logical_time, status, version, fence_epoch, sealed)
+    version = n.version, fence_epoch = n.fence_epoch, sealed = n.sealed, dropped = n.dropped,
+    change_cursor = nextval('change_cursors')
+FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[],
+    %s::text[]) AS n (run, next_seq, head_hash, logical_time, status, version, fence_epoch, sealed, dropped)
 WHERE e.run = n.run
 """
 _PAGE = """
@@ -53,7 +57,7 @@ SELECT seq, hash, body FROM (
 _NINE = ", ".join(["%s"] * 9)
 _INSERT = f"""
 INSERT INTO executions ({r.IDENTITY}, name, spec_hash, created_at, {r.STATE}, change_cursor)
-VALUES ({_NINE}, 'RUNNING', 1, 0, 0, NULL, 0, false, nextval('change_cursors')) RETURNING {r.EXECUTION}
+VALUES ({_NINE}, 'RUNNING', 1, 0, 0, NULL, 0, false, NULL, nextval('change_cursors')) RETURNING {r.EXECUTION}
 """
 _UPSERT_SESSION = f"""
 INSERT INTO sessions ({r.SESSION}) VALUES ({_NINE}, %s)
@@ -91,7 +95,20 @@ async def begin(db: Db, run_uids: Iterable[str], asked: Sequence[tuple[str, str]
         held = {row.run_uid: Held(run, row, row) for run, row in map(r.execution, await locked.fetchall())}
         for run_uid, record_id, digest, body in await found.fetchall():
             held[run_uid].existing[record_id] = Stored(digest, body)
+    for one in held.values():
+        if one.now.generation > 1:
+            one.existing = await _live_existing(
+                db, one, [record_id for uid, record_id in asked if uid == one.now.run_uid]
+            )
     return held
+
+
+async def _live_existing(db: Db, held: Held, record_ids: Sequence[str]) -> dict[str, Stored]:
+    """What a later generation of a journal has under these ids: dropped records are another's (I1)."""
+    keys = keys_of(held.now, record_ids)
+    found = await db.execute(_BY_KEYS, (held.run, list(keys)))
+    rows = [row for row in await found.fetchall() if is_live(held.now.dropped, row[1])]
+    return {keys[key]: Stored(digest, body) for key, _, digest, body in rows}
 
 
 async def commit(db: Db, held: Iterable[Held]) -> None:
@@ -111,7 +128,11 @@ async def write(db: Db, held: Iterable[Held]) -> None:
 
 
 async def _insert_events(db: Db, held: Sequence[Held]) -> None:
-    events = [(one.run, record.seq, record.record_id, *stored) for one in held for record, stored in one.events]
+    events = [
+        (one.run, record.seq, key_of(one.now, record.record_id), *stored)
+        for one in held
+        for record, stored in one.events
+    ]
     if events:
         await db.execute(_INSERT_EVENTS, _columns(events))
     blobs = sorted({(one.run, b.sha256) for one in held for record, _ in one.events for b in record.blobs})
@@ -130,6 +151,7 @@ def _states(held: Sequence[Held]) -> list[list[Any]]:
             one.now.version,
             one.now.fence_epoch,
             one.now.sealed,
+            r.dropped_value(one.now),
         )
         for one in held
     ]
@@ -187,11 +209,11 @@ async def pending_executions(db: Db, tenant: str | None) -> list[Execution]:
     return [r.execution(row)[1] for row in await found.fetchall()]
 
 
-async def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
-    """Return stored records in order."""
+async def events(db: Db, run: int, first: int, last: int) -> list[Stored]:
+    """Return stored records in order, from `first` to `last`."""
     found = await db.execute(
-        "SELECT hash, body FROM execution_events WHERE run = %s AND seq >= %s ORDER BY seq LIMIT %s",
-        (run, from_offset, limit),
+        "SELECT hash, body FROM execution_events WHERE run = %s AND seq BETWEEN %s AND %s ORDER BY seq",
+        (run, first, last),
         binary=True,
     )
     return [Stored(digest, body) for digest, body in await found.fetchall()]

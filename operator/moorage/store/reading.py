@@ -8,6 +8,7 @@ from typing import Protocol
 
 from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
 from moorage.core.journal.record import Record, Stored, decode, refuse_unknown_critical
+from moorage.core.recovery.repair import Survey
 from moorage.store.port import Execution
 
 
@@ -32,6 +33,15 @@ async def verify_stored(store: Readable, run_uid: str) -> Intact | Broken:
     """Verify a stored journal and its head with bounded memory (J5). Raise UnknownRun."""
     head = (await store.get(run_uid)).head
     return await _follow(store, run_uid, head, ChainVerifier(run_uid=run_uid))
+
+
+async def survey(store: Readable, row: Execution) -> Survey:
+    """Look at a whole stored journal, good or bad, a page of it in memory at a time. Raise UnknownRun."""
+    looked = Survey(row.run_uid, row.head)
+    async with aclosing(store.stored(row.run_uid)) as entries:
+        async for entry in entries:
+            looked.feed(entry)
+    return looked
 
 
 async def recover(store: Readable, run_uid: str) -> Execution:

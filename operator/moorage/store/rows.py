@@ -9,12 +9,13 @@ import orjson
 
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import Head
+from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.record import RunIdentity
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store.port import PENDING, Execution, ExecutionStatus, Pod, Session
 
 IDENTITY = "run_uid, tenant, session_id, workspace, agent_id, fire_id"
-STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, sealed"
+STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, sealed, dropped"
 EXECUTION = f"run, {IDENTITY}, name, spec_hash, created_at, {STATE}"
 SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
 SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash, signature"
@@ -25,7 +26,7 @@ PENDING_LIST = ", ".join(f"'{status}'" for status in sorted(PENDING))
 def execution(row: Sequence[Any]) -> tuple[int, Execution]:
     """Return the short name and the row of a run, from the columns EXECUTION."""
     run, run_uid, tenant, session_id, workspace, agent_id, fire_id, name, spec_hash, created_at, *state = row
-    status, version, fence_epoch, next_seq, head_hash, logical_time, sealed = state
+    status, version, fence_epoch, next_seq, head_hash, logical_time, sealed, dropped = state
     return run, Execution(
         identity=RunIdentity(
             tenant=tenant,
@@ -43,7 +44,13 @@ def execution(row: Sequence[Any]) -> tuple[int, Execution]:
         fence_epoch=fence_epoch,
         head=Head(next_seq - 1, head_hash, logical_time),
         sealed=bool(sealed),
+        dropped=tuple(Dropped(*gap) for gap in orjson.loads(dropped)) if dropped else (),
     )
+
+
+def dropped_value(row: Execution) -> str | None:
+    """Return the column `dropped`."""
+    return orjson.dumps([list(gap) for gap in row.dropped]).decode() if row.dropped else None
 
 
 def session(row: Iterable[Any]) -> Session:

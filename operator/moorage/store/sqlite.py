@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from moorage.api.wire import Change
+from moorage.core.journal.chain import Head
+from moorage.core.journal.lineage import live_spans
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending, sqlite_rows
-from moorage.store.errors import SnapshotRefused, SpecConflict, UnknownSession
+from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.group_commit import GroupCommit
 from moorage.store.port import (
     AppendResult,
@@ -97,7 +99,7 @@ class SqliteStore:
 
         def work() -> AppendResult:
             run, row = sqlite_rows.get_execution(self._db, run_uid)
-            existing = self._existing(run, drafts)
+            existing = self._existing(run, row, drafts)
             plan = appending.plan_append(row, epoch, drafts, expected_offset, existing, status=status, guard=guard)
             return self._commit(run, row, plan)
 
@@ -111,8 +113,18 @@ class SqliteStore:
         def work() -> AppendResult:
             run, row = sqlite_rows.get_execution(self._db, run_uid)
             raised = appending.plan_fence(row, epoch)
-            plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, drafts), guard=guard)
+            plan = appending.plan_append(raised, epoch, drafts, None, self._existing(run, row, drafts), guard=guard)
             return self._commit(run, row, plan)
+
+        return _durable(await self._writes.run(work))
+
+    async def repair(self, run_uid: str, good: Head, draft: Draft, expected_offset: int) -> AppendResult:
+        """See the port."""
+
+        def work() -> AppendResult:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            there = sqlite_rows.event_hash(self._db, run, good.offset)
+            return self._commit(run, row, appending.plan_repair(row, good, there, draft, expected_offset))
 
         return _durable(await self._writes.run(work))
 
@@ -129,26 +141,32 @@ class SqliteStore:
 
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """See the port."""
-        stored = self._read(lambda: sqlite_rows.events(self._db, self._run(run_uid), from_offset, limit))
-        return [decode(entry) for entry in stored]
+
+        def work() -> list[Stored]:
+            run, row = sqlite_rows.get_execution(self._db, run_uid)
+            spans = live_spans(row.dropped, from_offset, row.head.offset, limit)
+            return [entry for first, last in spans for entry in sqlite_rows.events(self._db, run, first, last)]
+
+        return [decode(entry) for entry in self._read(work)]
 
     async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
-        first = max(from_offset, 0)
-        while first <= row.head.offset and (page := self._page(run, first, row.head.offset)):
-            for _, entry in page:
-                yield entry
-            first = page[-1][0] + 1
-            await asyncio.sleep(0)
+        for first, last in live_spans(row.dropped, from_offset, row.head.offset):
+            at = first
+            while at <= last and (page := self._page(run, at, last)):
+                for _, entry in page:
+                    yield entry
+                at = page[-1][0] + 1
+                await asyncio.sleep(0)
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """See the port."""
 
         def work() -> None:
-            run = self._run(snapshot.run_uid)
-            if sqlite_rows.event_hash(self._db, run, snapshot.source_offset) != snapshot.source_hash:
-                raise SnapshotRefused(snapshot.run_uid, snapshot.source_offset)
+            run, row = sqlite_rows.get_execution(self._db, snapshot.run_uid)
+            there = sqlite_rows.event_hash(self._db, run, snapshot.source_offset)
+            appending.plan_snapshot(row, there, snapshot)
             sqlite_rows.put_snapshot(self._db, run, snapshot)
 
         await self._writes.run(work)
@@ -248,8 +266,8 @@ class SqliteStore:
             raise SpecConflict(new.identity.run_uid)
         return found
 
-    def _existing(self, run: int, drafts: Sequence[Draft]) -> dict[str, Stored]:
-        return sqlite_rows.events_by_id(self._db, run, appending.record_ids(drafts))
+    def _existing(self, run: int, row: Execution, drafts: Sequence[Draft]) -> dict[str, Stored]:
+        return sqlite_rows.events_by_id(self._db, run, row, appending.record_ids(drafts))
 
     def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
         return self._read(lambda: sqlite_rows.page(self._db, run, first, last))

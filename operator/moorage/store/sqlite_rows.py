@@ -11,10 +11,11 @@ import orjson
 
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
+from moorage.core.journal.lineage import is_live
 from moorage.core.journal.record import Stored
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
-from moorage.store.appending import AppendPlan
+from moorage.store.appending import AppendPlan, key_of, keys_of
 from moorage.store.errors import UnknownRun
 from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
 
@@ -24,7 +25,8 @@ _NEXT_CURSOR = "(SELECT coalesce(max(change_cursor), 0) + 1 FROM executions)"
 _SELECT_EXECUTION = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = ?"
 _HEAD = f"next_seq = ?, head_hash = ?, logical_time = ?, change_cursor = {_NEXT_CURSOR}"
 _UPDATE_HEAD = f"UPDATE executions SET {_HEAD} WHERE run = ?"  # touches no other index: it is in every append
-_UPDATE_ALL = f"UPDATE executions SET {_HEAD}, status = ?, version = ?, fence_epoch = ?, sealed = ? WHERE run = ?"
+_REST = "status = ?, version = ?, fence_epoch = ?, sealed = ?, dropped = ?"
+_UPDATE_ALL = f"UPDATE executions SET {_HEAD}, {_REST} WHERE run = ?"
 _INSERT_EVENT = "INSERT INTO execution_events (place, run, seq, record_id, hash, body) VALUES (?, ?, ?, ?, ?, ?)"
 _RUN_SPAN = 2**32
 _STORED = "CAST(hash AS BLOB), CAST(body AS BLOB)"  # whatever type somebody gave them: verifying judges the bytes
@@ -37,7 +39,7 @@ def insert_execution(db: Db, new: NewExecution) -> None:
     values = (who.run_uid, who.tenant, who.session_id, who.workspace, who.agent_id, who.fire_id, new.name)
     cursor = db.execute(
         f"INSERT INTO executions ({r.IDENTITY}, name, spec_hash, created_at, {r.STATE}, change_cursor) "
-        f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'RUNNING', 1, 0, 0, NULL, 0, 0, {_NEXT_CURSOR})",
+        f"VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'RUNNING', 1, 0, 0, NULL, 0, 0, NULL, {_NEXT_CURSOR})",
         (*values, new.spec_hash, new.created_at),
     )
     db.execute("INSERT INTO execution_specs (run, spec) VALUES (?, ?)", (cursor.lastrowid, spec))
@@ -82,39 +84,40 @@ def update_execution(db: Db, run: int, before: Execution, after: Execution) -> N
     if after.version == before.version:
         db.execute(_UPDATE_HEAD, (*head, run))
     else:
-        db.execute(_UPDATE_ALL, (*head, after.status, after.version, after.fence_epoch, after.sealed, run))
+        rest = (after.status, after.version, after.fence_epoch, after.sealed, r.dropped_value(after))
+        db.execute(_UPDATE_ALL, (*head, *rest, run))
 
 
 def insert_events(db: Db, run: int, plan: AppendPlan) -> None:
     """Write new records and the blobs that they need."""
+    row = plan.result.execution
     for record, stored in plan.rows:
         place = run * _RUN_SPAN + record.seq
-        db.execute(_INSERT_EVENT, (place, run, record.seq, record.record_id, stored.hash, stored.body))
+        db.execute(_INSERT_EVENT, (place, run, record.seq, key_of(row, record.record_id), stored.hash, stored.body))
         for blob in record.blobs:
             db.execute("INSERT OR IGNORE INTO event_blobs (run, sha256) VALUES (?, ?)", (run, blob.sha256))
 
 
-def events_by_id(db: Db, run: int, record_ids: Sequence[str]) -> dict[str, Stored]:
-    """Return what is stored under these record ids."""
+def events_by_id(db: Db, run: int, row: Execution, record_ids: Sequence[str]) -> dict[str, Stored]:
+    """Return what the present generation has under these record ids."""
     found: dict[str, Stored] = {}
-    for start in range(0, len(record_ids), _IDS_AT_ONCE):
-        some = record_ids[start : start + _IDS_AT_ONCE]
+    keys = keys_of(row, record_ids)
+    names = list(keys)
+    for start in range(0, len(names), _IDS_AT_ONCE):
+        some = names[start : start + _IDS_AT_ONCE]
         marks = ", ".join("?" * len(some))
-        rows = db.execute(
-            f"SELECT record_id, {_STORED} FROM execution_events WHERE run = ? AND record_id IN ({marks})", (run, *some)
-        )
-        found.update((record_id, _stored(digest, body)) for record_id, digest, body in rows)
+        query = f"SELECT record_id, seq, {_STORED} FROM execution_events WHERE run = ? AND record_id IN ({marks})"
+        rows = db.execute(query, (run, *some))
+        live = (each for each in rows if is_live(row.dropped, each[1]))
+        found.update((keys[key], _stored(digest, body)) for key, _, digest, body in live)
     return found
 
 
-def events(db: Db, run: int, from_offset: int, limit: int) -> list[Stored]:
-    """Return stored records in order."""
-    first = run * _RUN_SPAN + max(from_offset, 0)
-    rows = db.execute(
-        f"SELECT {_STORED} FROM execution_events WHERE place >= ? AND place < ? ORDER BY place LIMIT ?",
-        (first, (run + 1) * _RUN_SPAN, limit),
-    )
-    return [_stored(digest, body) for digest, body in rows]
+def events(db: Db, run: int, first: int, last: int) -> list[Stored]:
+    """Return stored records in order, from `first` to `last`."""
+    base = run * _RUN_SPAN
+    query = f"SELECT {_STORED} FROM execution_events WHERE place BETWEEN ? AND ? ORDER BY place"
+    return [_stored(digest, body) for digest, body in db.execute(query, (base + first, base + last))]
 
 
 def page(db: Db, run: int, first: int, last: int) -> list[tuple[int, Stored]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from moorage.core.journal.canonical import MAX_SAFE_INTEGER, canonical, canonical_with
 from moorage.core.journal.errors import InvalidDraft, JournalCorrupted, Malformed, PayloadTooLarge
+from moorage.core.journal.lineage import Dropped, Repair, repair_of
 from moorage.core.journal.record import (
     SCHEMA_VERSION,
     BlobRef,
@@ -55,10 +56,16 @@ EMPTY = Head()
 
 @dataclass(frozen=True, slots=True)
 class Intact:
-    """The chain holds up to and with `offset`."""
+    """The chain holds up to and with `offset`. `repairs` are those that it goes on behind (I1)."""
 
     offset: int
     hash: str | None
+    repairs: tuple[Repair, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """How many there are, without what was dropped."""
+        return self.offset + 1 - sum(each.dropped.last + 1 - each.dropped.first for each in self.repairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class ChainVerifier:
     def __init__(self, start: Head = EMPTY, run_uid: str | None = None) -> None:
         self._offset, self._hash, self._run_uid = start.offset, start.hash, run_uid
         self._broken: Broken | None = None
+        self._repairs: tuple[Repair, ...] = ()
         self.last: Record | None = None
         """The last record that was found good."""
 
@@ -138,12 +146,24 @@ class ChainVerifier:
         if self._run_uid is None:
             self._run_uid = record.run_uid
         seq, before = self._offset + 1, self._hash
+        repair = self._repaired(record)
+        if repair is not None:
+            seq = record.seq
         follows = record.seq == seq and record.prev_hash == before and record.run_uid == self._run_uid
         if not follows or link(before, stored.body) != stored.hash:
             self._broken = Broken(seq, record.record_id, self._fault(record, stored))
             return self._broken
         self.last, self._offset, self._hash = record, seq, stored.hash
+        if repair is not None:
+            self._repairs += (repair,)
         return None
+
+    def _repaired(self, record: Record) -> Repair | None:
+        """The repair by which this record follows, where it names every offset from here to itself as dropped."""
+        repair = repair_of(record)
+        if repair is None or repair.dropped != Dropped(self._offset + 1, record.seq - 1):
+            return None
+        return repair
 
     def fail(self, why: str) -> Broken:
         """Record that what should follow can't be read."""
@@ -158,7 +178,7 @@ class ChainVerifier:
             and (self._offset, self._hash) != (expected.offset, expected.hash)
         ):
             return Broken(self._offset + 1, None, f"the journal ends here, its head says offset {expected.offset}")
-        return self._broken or Intact(self._offset, self._hash)
+        return self._broken or Intact(self._offset, self._hash, self._repairs)
 
     def _fault(self, record: Record, stored: Stored) -> str:
         if link(self._hash, stored.body) != stored.hash:

@@ -41,5 +41,5 @@ class JournalCorrupted(JournalError):
         self.offset, self.record_id, self.why = offset, record_id, why
         super().__init__(
             f"the journal is corrupted at offset {offset} (record {record_id or 'unreadable'}): {why}. "
-            "Restore the store from a backup; the run can't go on from this journal"
+            "Restore the store from a backup, or let `moorage repair` begin a new generation of it without what is bad"
         )

@@ -119,10 +119,11 @@ def parse_record(line: Line) -> Stored:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an export turned out to be. `header` is None where even that can't be read."""
+    """What an export turned out to be. `header` is None where even that can't be read; `sound` records are good."""
 
     header: Header | None
     chain: Intact | Broken
+    sound: int = 0
 
 
 def verify_export(
@@ -141,11 +142,25 @@ def verify_export(
         header = parse_header(first)
     except Malformed as e:
         return Verdict(None, Broken(0, None, str(e)))
-    return Verdict(header, _follow(lines, header, published, see))
+    sound = _Counted(see)
+    chain = _follow(lines, header, published, sound)
+    return Verdict(header, chain, sound.records)
+
+
+class _Counted:
+    """Counts the records that were found good, and shows them on."""
+
+    def __init__(self, see: Callable[[Record], None] | None) -> None:
+        self._see, self.records = see, 0
+
+    def __call__(self, record: Record) -> None:
+        self.records += 1
+        if self._see:
+            self._see(record)
 
 
 def _follow(
-    lines: Iterator[Line], header: Header, published: Head | None, see: Callable[[Record], None] | None
+    lines: Iterator[Line], header: Header, published: Head | None, see: Callable[[Record], None]
 ) -> Intact | Broken:
     verifier = ChainVerifier(run_uid=header.run_uid)
     try:
@@ -157,8 +172,7 @@ def _follow(
                 continue
             if published and record.seq == published.offset and record.hash != published.hash:
                 return Broken(record.seq, record.record_id, f"the head in status disagrees: it says {published.hash}")
-            if see:
-                see(record)
+            see(record)
     except Malformed as e:
         return verifier.fail(str(e))
     verdict = verifier.result(header.head)

@@ -60,6 +60,8 @@ class RecordType(StrEnum):
     RUN_SUCCEEDED = "RUN_SUCCEEDED"
     RUN_FAILED = "RUN_FAILED"
     RUN_CANCELLED = "RUN_CANCELLED"
+    SEGMENT_STARTED = "SEGMENT_STARTED"
+    JOURNAL_REPAIRED = "JOURNAL_REPAIRED"
     TOMBSTONE = "TOMBSTONE"
 
 
@@ -78,6 +80,7 @@ OPTIONAL_TYPES = frozenset(
         RecordType.EFFECT_ADOPTED,
         RecordType.FENCE_REFUSED,
         RecordType.SANDBOX_PLACED,
+        RecordType.SEGMENT_STARTED,
     }
 )
 """Types that only inform: leaving one out changes no state of a run."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
-from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase, move
+from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
 from moorage.core.run.state import (
     AgentEnd,
     AttemptEnd,
@@ -35,6 +35,9 @@ KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
 KEPT_CLOSED_EFFECTS = 16
 KNOWN = frozenset({"confirmed", "rejected", "compensated"})
 CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
+
+REPAIRED = "JournalRepaired"
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})  # statuses of a store's row (S4)
 
 CLOSING = TERMINAL | {RunPhase.CANCELLING}
 
@@ -293,6 +296,35 @@ def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     return changed(s, drift=s.drift + 1)
 
 
+def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """I1: a new generation. What was dropped is gone as fact and kept as doubt: spent, unknown, and not to be repeated.
+
+    A run that had ended, as the store's row says, can't prove its end any more; any other recovers under a new epoch.
+    """
+    feared = tuple(_feared(e, r) for e in p["effects"] if all(e["effect_id"] != known.effect_id for known in s.effects))
+    after = changed(
+        s,
+        generation=p["generation"],
+        epoch=max(s.epoch, p["epoch"]),
+        usage=add_usage(s.usage, p["usage"]),
+        effects=_keep((*s.effects, *feared)),
+        last_loss=AttemptEnd(s.epoch, REPAIRED, p["why"], r.recorded_at),
+    )
+    if s.phase in TERMINAL:
+        return after
+    if p["status"] in ENDED:
+        end = End(REPAIRED, f"the store says {p['status']}, the records of it are lost", None, r.recorded_at)
+        return changed(after, phase=move(s.phase, RunPhase.FAILED, r.type), end=end)
+    return changed(after, phase=move(s.phase, RunPhase.RECOVERING, r.type)) if s.phase in LIVE else after
+
+
+def _feared(e: Mapping[str, Any], r: Record) -> Effect:
+    level = level_of(e.get("level"))
+    return Effect(
+        e["effect_id"], e["kind"], e["key"], e["target"], "unknown", e.get("detail", ""), level=level, at=r.recorded_at
+    )
+
+
 STAGES = ("requested", "propagated", "acknowledged", "quiesced", "reconciled")
 
 
@@ -363,6 +395,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),
     RecordType.CANCEL_QUIESCED: _cancel("quiesced"),
     RecordType.CANCEL_RECONCILED: _cancel("reconciled"),
+    RecordType.JOURNAL_REPAIRED: _repaired,
     RecordType.RUN_SUCCEEDED: _end(RunPhase.SUCCEEDED),
     RecordType.RUN_FAILED: _end(RunPhase.FAILED),
     RecordType.RUN_CANCELLED: _end(RunPhase.CANCELLED),
@@ -379,5 +412,11 @@ NEW_WORK = frozenset(
 )  # I5: what a cancelling run refuses; facts about work already begun are kept
 
 AFTER_END = frozenset(
-    {RecordType.TOMBSTONE, RecordType.SANDBOX_PLACED, RecordType.FENCE_REFUSED, RecordType.EFFECT_RECONCILED}
+    {
+        RecordType.TOMBSTONE,
+        RecordType.SANDBOX_PLACED,
+        RecordType.FENCE_REFUSED,
+        RecordType.EFFECT_RECONCILED,
+        RecordType.JOURNAL_REPAIRED,
+    }
 )

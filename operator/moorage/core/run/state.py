@@ -222,6 +222,7 @@ class RunState:
     recovered: bool = False
     drift: int = 0
     end: End | None = None
+    generation: int = 1  # of the journal; each repair begins one (I1)
 
     @property
     def open_effects(self) -> tuple[Effect, ...]:

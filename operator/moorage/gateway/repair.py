@@ -1,0 +1,45 @@
+"""The door by which a person lets a broken journal go on in a new generation (I1, J5).
+
+Nothing else repairs: a broken journal is refused by name at every other door.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from moorage.api.wire import RepairRequest
+from moorage.gateway.errors import Forbidden, UnknownRun
+from moorage.gateway.gate import Gate
+from moorage.gateway.http import answer, read_model
+from moorage.store import errors as store_errors
+
+
+class RepairRoom:
+    """For those who may `update agentruns/effects` there: a repair leaves effects for them to resolve."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def routes(self) -> list[BaseRoute]:
+        """The door."""
+        return [Route("/v1/runs/{uid}/repair", self.repair, methods=["POST"], name="repair")]
+
+    async def repair(self, request: Request) -> Response:
+        """POST RepairRequest -> Repaired. The run isn't opened first: it can't be."""
+        who = await self._gate.identify(request)
+        uid = request.path_params["uid"]
+        hidden = UnknownRun(f"there is no run {uid} here, or none that you may read")
+        try:
+            tenant = (await self._gate.deps.store.get(uid)).tenant
+        except store_errors.UnknownRun:
+            raise hidden from None
+        if not await self._gate.deps.authenticator.may_read(who, tenant):
+            raise hidden
+        if not await self._gate.deps.authenticator.may_resolve(who, tenant):
+            raise Forbidden(f"you may not repair journals in {tenant}: it takes update on agentruns/effects")
+        body = await read_model(request, RepairRequest, self._gate.deps.settings.max_body_bytes)
+        repaired = await self._gate.ledger.repair(uid, body.reason, body.user or who.user)
+        self._gate.deps.log.warning("journal_repaired", run_uid=uid, generation=repaired.generation, by=who.user)
+        return answer(repaired)
