@@ -160,6 +160,7 @@ class World:
             heartbeat=self.beat,
             gone=self.gone,
             untouched=self.untouched,
+            progress_seen_at=self.state.progress_at,
             released=self.gateway.released,
         )
 

@@ -18,6 +18,7 @@ from moorage.core.run.plan import decide
 from moorage.core.run.resolve import Defaults
 from moorage.core.run.view import RunView
 from moorage.sandbox.port import Children, Conflict, RunKey
+from moorage.testing.clock import StepClock
 
 KEY = RunKey("u-1", "team-a", "fix")
 BODY: dict[str, Any] = {
@@ -94,6 +95,7 @@ class Scene:
             roll=Roll(5),
             defaults=Defaults(),
             drivers=frozenset({"command"}),
+            clock=StepClock(self.world.now, self.world.now),
         )
 
 

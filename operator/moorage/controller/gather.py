@@ -21,9 +21,11 @@ from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
 from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.api.workspace import Workspace
+from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, key_of
+from moorage.controller.signs import Signs
 from moorage.core.run.admission import JOURNAL_LOST
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.resolve import (
@@ -79,9 +81,11 @@ class Gatherer:
         roll: Roll,
         defaults: Defaults,
         drivers: frozenset[str],
+        clock: Clock,
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers = roll, defaults, drivers
+        self._signs = Signs(clock)
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
         """One picture of the run. `new`: nobody has worked on it yet, so nothing stands for it and no journal knows it.
@@ -173,7 +177,7 @@ class Gatherer:
             released=view.released if view else True,
             signature=view.signature if view else None,
         )
-        return Gathered(observed, previous, view)
+        return Gathered(self._signs.dated(observed), previous, view)
 
     # --- references ---------------------------------------------------------------------------------------------------
 

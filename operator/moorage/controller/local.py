@@ -134,6 +134,7 @@ class LocalRun:
             roll=roll,
             defaults=Defaults(placement="local"),
             drivers=drivers,
+            clock=clock,
         )
         self._deliveries = Deliveries(gateway, ended=self.look, log=log)
         applier = Applier(

@@ -144,6 +144,7 @@ def _engine(
         roll=roll,
         defaults=settings.defaults,
         drivers=deps.drivers,
+        clock=deps.clock,
     )
     applier = Applier(
         substrate=substrate,

@@ -140,7 +140,7 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
         lease.renewed_at,
         o.gateway_up_since or 0,
         view.started_at or 0,
-        s.progress_at or 0,
+        o.progress_seen_at or 0,
         beat.heard_at if beat is not None and beat.epoch == s.epoch else 0,
     )
 
@@ -148,7 +148,7 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
 def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
     limit = spec.timeouts.no_progress_ms
     beat = o.heartbeat
-    marks = (s.progress_at, beat.progress_at if beat is not None and beat.epoch == s.epoch else None)
+    marks = (o.progress_seen_at, beat.progress_at if beat is not None and beat.epoch == s.epoch else None)
     last = max((m for m in marks if m is not None), default=None)
     if last is None or now - last < limit:
         return None

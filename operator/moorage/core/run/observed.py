@@ -96,7 +96,11 @@ class Slots:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that a pass over one run may look at."""
+    """Everything that a pass over one run may look at.
+
+    F6: times that tell whether an owner lives (the Lease's, the heartbeat's, the gateway's, a sandbox's start) are the
+    observer's own: when it first saw them.
+    """
 
     uid: str
     tenant: str
@@ -122,6 +126,7 @@ class Observed:
     gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None
     signature: str | None = None  # J6: the gateway's word for the journal's offset and head
     untouched: bool = False  # created a moment ago and looked at by nobody: nothing stands for it
+    progress_seen_at: int | None = None  # F6: when the observer first saw the journal's latest progress
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 
     @property
