@@ -1,12 +1,18 @@
 """The egress door: allowed hosts only, credential and key added on the way out, intent and receipt in the journal."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused, resolved, told
 
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox, SecretRef
@@ -309,3 +315,44 @@ async def test_a_credential_that_is_missing_is_told_before_anything_is_meant(
     del at_work.gateway.secrets.held["team-a", "api"]
     assert "Secret api" in refused(await at_work.post("plain"), 424, "CredentialMissing")
     assert (await at_work.effects(), authority.log) == ([], [])
+
+
+def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a certificate for that name alone, and that of clients who trust it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start, names = datetime(2020, 1, 1, tzinfo=UTC), x509.SubjectAlternativeName([x509.DNSName(name)])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=36_500))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return server, ssl.create_default_context(cafile=str(folder / "cert.pem"))
+
+
+@pytest.mark.rule("E8", "T2")
+@pytest.mark.parametrize(("named", "status"), [("api.example.com", 201), ("other.example.com", 502)])
+async def test_https_is_spoken_under_the_hosts_name_to_the_address_that_was_judged(
+    tmp_path: Path, upstream: GitServer, named: str, status: int
+) -> None:
+    server, client = certificate(tmp_path, named)
+    settings = GatewaySettings(egress_private=("127.0.0.0/8",))
+    gateway = LocalGateway(
+        tmp_path, settings=settings, hosts={"api.example.com": "127.0.0.1"}, http=httpx.AsyncClient(verify=client)
+    )
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with Authority().listening(tls=server) as authority, gateway.serving():
+        box = ResolvedSandbox(egress=(ResolvedEgress(host="api.example.com", port=authority.port),))
+        at_work = await agent(gateway, upstream, box)
+        answer = await at_work.post("api")
+        assert answer.status_code == status, answer.text
+        assert [seen.body for seen in authority.log] == ([BODY] if status == 201 else [])
+        assert await at_work.effects() == [("opaque", "confirmed" if status == 201 else "not_dispatched")]

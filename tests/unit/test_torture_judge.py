@@ -10,10 +10,11 @@ import pytest
 
 from moorage.core.journal.export import parse_record, read_lines
 from moorage.core.journal.record import RecordType, RunIdentity, decode
+from moorage.core.run.state import Effect
 from moorage.points import Point
 from moorage.store.memory import MemoryStore
 from moorage.store.port import AppendResult, NewExecution
-from moorage.testing.judge import Journal, Kind, _asked_again, judge, older_owner, outcome
+from moorage.testing.judge import Journal, Kind, _asked_again, _repeated, judge, older_owner, outcome
 from moorage.testing.killpoints import Fault, Shot, parse_shots
 from moorage.testing.torture import Tally, Verdict, Wanted, plan
 
@@ -131,3 +132,12 @@ def test_shots_that_are_named_are_one_run() -> None:
     assert list(Wanted(1, 7, shots=shots).plans(POINTS)) == [(7, shots)]
     seeds = [seed for seed, _ in itertools.islice(Wanted(1, 7).plans(POINTS), 3)]
     assert seeds == [7, 8, 9]
+
+
+def test_reads_may_be_done_as_often_as_anybody_likes_and_one_key_once() -> None:
+    read = Effect("e0", "http_request", "r", "GET t", "confirmed", level="read_only")
+    sent = Effect("e1", "http_request", "k", "POST t", "confirmed", level="keyed")
+    state = replace(WHOLE.state, effects=(*WHOLE.state.effects, read, read, sent))
+    assert outcome(state).effects == tuple(sorted((*UNDISTURBED.effects, "confirmed")))
+    assert [found.kind for found in _repeated(state.effects)] == []
+    assert [found.kind for found in _repeated((*state.effects, replace(sent, effect_id="e2")))] == [Kind.DUPLICATE]

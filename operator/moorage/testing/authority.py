@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -69,10 +70,12 @@ class Authority:
         return sum(times - 1 for times in Counter(self.committed).values())
 
     @contextlib.asynccontextmanager
-    async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Authority]:
-        """Serve; without a port on a free one."""
+    async def listening(
+        self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Authority]:
+        """Serve; without a port on a free one, with `tls` as https."""
         self.waits.set()
-        server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD)
+        server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self

@@ -89,6 +89,7 @@ class LocalGateway:
         head_key: SigningKey | None = None,
         log: Any = None,
         hosts: Mapping[str, str] | None = None,
+        http: httpx.AsyncClient | None = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -100,7 +101,7 @@ class LocalGateway:
             authenticator=StaticAuthenticator(self.tokens),
             secrets=self.secrets,
             leases=leases or NoLeases(),
-            http=httpx.AsyncClient(),
+            http=http or httpx.AsyncClient(),
             clock=clock,
             head_key=head_key or SigningKey.new(),
             metrics=GatewayMetrics(CollectorRegistry()),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from moorage.core.effects.levels import Level
 from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, decode
 from moorage.core.run.reducer import replay
-from moorage.core.run.state import RunState, Usage
+from moorage.core.run.state import Effect, RunState, Usage
 from moorage.store.errors import Fenced, RunSealed
 from moorage.store.port import DurableExecutionStore
 from moorage.store.postgres import PostgresStore
@@ -84,8 +85,13 @@ def outcome(state: RunState) -> Outcome:
         reason=state.end.reason if state.end else "",
         tree=state.proposal.tree if state.proposal else "",
         accepted=state.verification is not None and state.verification.passed,
-        effects=tuple(sorted(e.status for e in state.effects if e.status != "not_dispatched")),
+        effects=tuple(sorted(e.status for e in state.effects if e.status != "not_dispatched" and _matters(e))),
     )
+
+
+def _matters(effect: Effect) -> bool:
+    """A read may be done as often as anybody likes."""
+    return effect.level != Level.READ_ONLY
 
 
 Opened = Callable[[], AbstractAsyncContextManager[DurableExecutionStore | None]]
@@ -201,12 +207,20 @@ def _duplicates(journal: Journal, pushes: Sequence[str]) -> Iterator[Finding]:
     for number, times in Counter(_number(r) for r in records if r.type == RecordType.ITERATION_COMPLETE).items():
         if times > 1:
             yield Finding(Kind.DUPLICATE, f"iteration {number} was counted {times} times")
-    confirmed = [effect for effect in journal.state.effects if effect.status == "confirmed"]
-    if len(confirmed) > 1:
-        yield Finding(Kind.DUPLICATE, f"{len(confirmed)} effects were confirmed")
+    yield from _repeated(journal.state.effects)
     if len(pushes) > 1:
         yield Finding(Kind.DUPLICATE, f"the remote's branch was moved {len(pushes)} times")
     yield from _asked_again(records)
+
+
+def _repeated(effects: Sequence[Effect]) -> Iterator[Finding]:
+    """E4: one push is confirmed, and one effect of each key."""
+    confirmed = [effect for effect in effects if effect.status == "confirmed" and _matters(effect)]
+    if (pushed := sum(effect.kind == "git_push" for effect in confirmed)) > 1:
+        yield Finding(Kind.DUPLICATE, f"{pushed} pushes were confirmed")
+    for key, times in Counter(effect.key for effect in confirmed if effect.kind != "git_push").items():
+        if times > 1:
+            yield Finding(Kind.DUPLICATE, f"{times} effects of key {key[:16]} were confirmed")
 
 
 def _number(record: Record) -> int:

@@ -61,9 +61,10 @@ class World:
         files: Mapping[str, str] = FILES,
         script: Script | None = None,
         settings: GatewaySettings | None = None,
+        hosts: Mapping[str, str] | None = None,
     ) -> None:
         self.root = root
-        self._settings = settings
+        self._settings, self._hosts = settings, hosts
         self.model = StandIn(script) if script else None
         self.gateway: LocalGateway
         self.url = ""
@@ -106,7 +107,7 @@ class World:
         store = SqliteStore(self.root / "moorage.db")
         self._serving.push_async_callback(store.close)
         blobs = FileBlobs(self.root / "blobs", SystemClock().now_ms)
-        self.gateway = LocalGateway(self.root, store=store, blobs=blobs, settings=self._settings)
+        self.gateway = LocalGateway(self.root, store=store, blobs=blobs, settings=self._settings, hosts=self._hosts)
         self.gateway.secrets.give(TENANT, "git", username="ada", password=PASSWORD)
         self.gateway.secrets.give(TENANT, "model", apiKey=MODEL_KEY)
         await self._serving.enter_async_context(self.gateway)

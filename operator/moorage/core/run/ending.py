@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moorage.api.wire import ResolvedRetention, ResolvedTimeouts, Role
+from moorage.core.effects.levels import queryable
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, DeleteObject, Deliver, Plan, ReleaseRun, ReleaseVolume, StopSandbox
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
@@ -150,7 +151,7 @@ def _cancelled(s: RunState) -> tuple[Action, ...]:
 
 def not_known(effects: tuple[Effect, ...]) -> str:
     """What a run's end says of effects that nobody can tell of, and what to do."""
-    return (
-        f"it is not known whether the {named(effects)} happened: look there. The target is asked again until the run is"
-        " released, and EffectsClosed tells the answer; nothing is done twice"
-    )
+    asked = "The target is asked again until the run is released, and EffectsClosed tells the answer"
+    said = "Nobody can be asked: say what you saw with `kubectl moorage resolve`"
+    what_next = asked if any(queryable(e.level) for e in effects) else said
+    return f"it is not known whether the {named(effects)} happened: look there. {what_next}; nothing is done twice"

@@ -143,7 +143,7 @@ def _try_again(uid: str, waited: Deferral, proposal: Proposal, limit: int, now: 
 
 def _undelivered(s: RunState, waited: Deferral, proposal: Proposal, patience_ms: int) -> tuple[Action, ...]:
     """The remote had its time. The work is kept, and what is not known is called neither success nor failure (E4)."""
-    unknown = unknown_of(s)
+    unknown = tuple(effect for effect in unknown_of(s) if effect.kind == "git_push")
     if unknown:
         end = fail("EffectUnknown", f"{not_known(unknown)}. The last answer was: {waited.message}", proposal.commit)
         return (*classified(s.effects), end)
