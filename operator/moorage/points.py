@@ -23,9 +23,16 @@ class Point(StrEnum):
     ADMIT_AFTER = "admission/after"
     EPOCH_BEFORE = "epoch/before"
     EPOCH_AFTER = "epoch/after"
+    POD_BEFORE = "registration/before"
+    POD_WITHIN = "registration/within"  # journaled, its token opens nothing yet
+    POD_AFTER = "registration/after"
+    RENEWAL_BEFORE = "renewal/before"
+    RENEWAL_AFTER = "renewal/after"  # the Lease is renewed, nobody counted it
     APPEND_BEFORE = "append/before"  # in the transaction, nothing written yet
     APPEND_WITHIN = "append/within"  # rows written, not committed
     APPEND_AFTER = "append/after"  # durable, nobody told
+    SNAPSHOT_BEFORE = "snapshot/before"  # the state of the journal's head is to be kept
+    SNAPSHOT_AFTER = "snapshot/after"
     TERMINAL_BEFORE = "terminal/before"
     TERMINAL_AFTER = "terminal/after"
     SEAL_BEFORE = "seal/before"
@@ -55,6 +62,8 @@ class Point(StrEnum):
     WORKTREE_BEFORE = "worktree/before"
     WORKTREE_WITHIN = "worktree/within"  # what was found is saved, the tree isn't put back
     WORKTREE_AFTER = "worktree/after"
+    STAGE_BEFORE = "staging/before"  # the tree stands still
+    STAGE_WITHIN = "staging/within"  # its files are in our index, no tree of them is written
     CHECKPOINT_BEFORE = "checkpoint/before"
     CHECKPOINT_WITHIN = "checkpoint/within"  # its commit is written, no ref names it
     CHECKPOINT_AFTER = "checkpoint/after"  # on the volume, not yet in the gateway
@@ -67,6 +76,12 @@ class Point(StrEnum):
     ACCEPTANCE_BEFORE = "acceptance/before"
     ACCEPTANCE_WITHIN = "acceptance/within"  # the commands have ended, nobody was told
     ACCEPTANCE_AFTER = "acceptance/after"
+    VERDICT_BEFORE = "verdict/before"  # reported, and its outputs kept
+    VERDICT_AFTER = "verdict/after"  # durable, the verifier isn't told
+    CANCEL_BEFORE = "cancel/before"  # a runner asks for orders and is to be told
+    CANCEL_WITHIN = "cancel/within"  # journaled as propagated, the runner hasn't heard
+    CANCEL_ACK_BEFORE = "cancel-ack/before"  # nothing of the agent runs, nobody knows
+    CANCEL_ACK_AFTER = "cancel-ack/after"
 
 
 class _Armed:

@@ -40,6 +40,7 @@ class Machine:
 
     root: Path
     isolated: bool
+    armed: dict[str, str] = field(default_factory=dict)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="mt-")))  # short: sockets live here
 
@@ -75,7 +76,7 @@ class Machine:
     def env(self) -> dict[str, str]:
         path = f"{self.programs}:{ENV['PATH']}"
         mine = {"PATH": path, "HOME": str(self.root), "LANG": "C.UTF-8", "TMPDIR": str(self.temporary)}
-        return {**mine, "CANARY_TOKEN": CANARY}
+        return {**mine, "CANARY_TOKEN": CANARY, **self.armed}
 
     def write(
         self,

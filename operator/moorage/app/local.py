@@ -45,7 +45,7 @@ from moorage.drivers.registry import known
 from moorage.points import Point, reached
 from moorage.sandbox.port import RunKey, Unavailable
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
-from moorage.store.errors import StoreError
+from moorage.store.errors import StoreError, UnknownRun
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
@@ -280,9 +280,20 @@ async def _to_its_end(machine: Machine, asked: Manifest, body: Mapping[str, Any]
     async with _run_of(machine, objects, machine.listener.progress) as run:
         _cancel_on_signal(run)
         status = await run.run()
-    if status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase)):
-        await asyncio.to_thread(shutil.rmtree, machine.runs / body["metadata"]["uid"], ignore_errors=True)
+    uid = body["metadata"]["uid"]
+    drops = status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase))
+    if drops or await _unborn(machine, uid):
+        await asyncio.to_thread(shutil.rmtree, machine.runs / uid, ignore_errors=True)
     return _result(objects.body, status, machine.grade)
+
+
+async def _unborn(machine: Machine, uid: str) -> bool:
+    """It was never admitted, so that nobody will ever look for it again."""
+    try:
+        await machine.kept.store.get(uid)
+    except UnknownRun:
+        return True
+    return False
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from moorage.clock import Clock
 from moorage.core.run.observed import Heartbeat
 from moorage.gateway.errors import Unavailable
 from moorage.gateway.ports import LeaseRenewer
+from moorage.points import Point, reached
 from moorage.telemetry.metrics import GatewayMetrics
 
 
@@ -73,6 +74,7 @@ class Heartbeats:
         return True
 
     async def _renew(self, run_uid: str, lease: LeaseTarget, now: int) -> None:
+        reached(Point.RENEWAL_BEFORE)
         try:
             kept = await self._leases.renew(lease.namespace, lease.name, lease.epoch, now)
         except Unavailable as error:
@@ -80,6 +82,7 @@ class Heartbeats:
             self._metrics.lease_renewals.labels("unavailable").inc()
             self._log.warning("lease_renewal_failed", run=run_uid, lease=lease.name, why=error.message)
             return
+        reached(Point.RENEWAL_AFTER)
         self._metrics.lease_renewals.labels("renewed" if kept else "lost").inc()
         if not kept:
             self._log.warning("lease_lost", run=run_uid, lease=lease.name, epoch=lease.epoch)

@@ -9,6 +9,7 @@ from moorage.core.journal.record import RecordType
 from moorage.gateway.errors import Fenced
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.signals import rung_within
+from moorage.points import Point, reached
 
 WORK: Final = 0
 CANCEL: Final = 1
@@ -52,7 +53,9 @@ class OrderBook:
         run = caller.run
         if orders.stop == "cancel" and run.state.cancel_stage == "requested":
             draft = self._gate.ledger.observed(RecordType.CANCEL_PROPAGATED, {"pod_uid": caller.pod.pod_uid})
+            reached(Point.CANCEL_BEFORE)
             await self._gate.ledger.append(run, caller.epoch, [draft])
+            reached(Point.CANCEL_WITHIN)
         if orders.stop == "fenced":
             await self._gate.ledger.refuse_fenced(run, caller.epoch, "orders", caller.pod.pod_uid)
         return orders

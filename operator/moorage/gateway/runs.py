@@ -31,6 +31,7 @@ from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import STATUSES, Run
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
 from moorage.gateway.roll import Roll, all_rows
+from moorage.points import Point, reached
 from moorage.store import errors as store_errors
 from moorage.store.port import Execution, ExecutionStatus, Pod
 
@@ -126,7 +127,9 @@ class RunsRoom:
         draft = self._ledger.observed(
             RecordType.POD_REGISTERED, payload, body.pod_uid, attempt=run.state.attempt or None
         )
+        reached(Point.POD_BEFORE)
         await self._ledger.append(run, body.epoch, [draft])
+        reached(Point.POD_WITHIN)
         await self._gate.deps.store.register_pod(
             Pod(
                 pod_uid=body.pod_uid,
@@ -137,6 +140,7 @@ class RunsRoom:
                 commit=body.commit,
             )
         )
+        reached(Point.POD_AFTER)
         view = await self._view(run)
         if body.role is Role.RUNNER:
             view.background = BackgroundTask(self._bases.ahead, run)

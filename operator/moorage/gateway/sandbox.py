@@ -38,6 +38,7 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.orders import OrderBook
 from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
 from moorage.gateway.verification import verdict
+from moorage.points import Point, reached
 from moorage.workspace.errors import NotFound
 from moorage.workspace.refs import candidate_ref, checkpoint_ref
 
@@ -135,7 +136,10 @@ class SandboxRoom:
             body.recorded_at,
             payload,
         )
-        return await self._append(caller, [replace(draft, attachments=attachments or None)])
+        reached(Point.VERDICT_BEFORE)
+        answer = await self._append(caller, [replace(draft, attachments=attachments or None)])
+        reached(Point.VERDICT_AFTER)
+        return answer
 
     # --- what the mirror says -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from moorage.core.journal.snapshots import Grown, Limits, Misfit, Snapshot, due,
 from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.facts import FACTS_VERSION, Facts
 from moorage.gateway.settings import GatewaySettings
+from moorage.points import Point, reached
 from moorage.store.errors import StoreError
 from moorage.store.port import DurableExecutionStore, Execution
 from moorage.telemetry.metrics import GatewayMetrics
@@ -78,11 +79,13 @@ class Snapshots:
     async def take(self, row: Execution, state: RunState, facts: Facts) -> None:
         """Keep this state, unless the store can't."""
         try:
+            reached(Point.SNAPSHOT_BEFORE)
             await self._store.put_snapshot(self._of(row, state, facts))
         except StoreError as error:
             self._metrics.snapshots.labels("failed").inc()
             self._log.warning("snapshot_failed", run_uid=row.run_uid, reason=type(error).__name__)
         else:
+            reached(Point.SNAPSHOT_AFTER)
             self._metrics.snapshots.labels("taken").inc()
 
     def _of(self, row: Execution, state: RunState, facts: Facts) -> Snapshot:

@@ -117,7 +117,9 @@ class Work:
 
     async def _acknowledge(self, stop: Orders) -> None:
         """X1; told twice it is one record."""
+        reached(Point.CANCEL_ACK_BEFORE)
         await self.reporter.emit("CANCEL_ACKNOWLEDGED", {"reason": stop.reason}, record_id="cancel")
+        reached(Point.CANCEL_ACK_AFTER)
 
     async def _worktree(self) -> RunWorktree:
         git = self.assignment.git

@@ -167,10 +167,12 @@ class ProcessSubstrate:
                         await each.watcher
 
     def _of(self, run: RunKey) -> _Run:
-        """What stands for the run; its volume is adopted where an earlier process left it."""
+        """What stands for the run; its volume is adopted where an earlier process left it, or half of letting go of it:
+        as long as the run's folder is there, there is something to release.
+        """
         if run.uid not in self._runs:
-            volume = self._folder / run.uid / "volume"
-            self._runs[run.uid] = _Run(volume=volume if volume.is_dir() else None)
+            own = self._folder / run.uid
+            self._runs[run.uid] = _Run(volume=own / "volume" if own.is_dir() else None)
         return self._runs[run.uid]
 
     async def _spawn(self, run: RunKey, spec: ResolvedRun, which: Which, name: str) -> _Process:

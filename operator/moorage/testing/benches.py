@@ -33,6 +33,32 @@ test $n -ge {STEPS} || {{ n=$((n + 1)); echo $n > $n.txt; echo $n >> all; }}
 """
 """One step more, whatever was done before; past the last one nothing."""
 ON_POSTGRES = (sys.executable, "-m", "moorage.testing.owner")
+MODEL = {"providerRef": {"name": "models"}, "name": "stand-in"}
+BUILTIN = {"driver": "builtin", "model": MODEL}
+STREAM = f"""
+import json, os, pathlib, time, urllib.request
+
+left = pathlib.Path(os.environ["MOORAGE_REMAINING_FILE"])
+for n in range(1, {STEPS} + 1):
+    step = pathlib.Path(f"{{n}}.txt")
+    if step.exists():
+        continue
+    messages = [{{"role": "user", "content": f"{{n}}"}}]
+    asked = {{"model": "stand-in", "max_tokens": 100, "stream": True, "messages": messages}}
+    headers = {{"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}}
+    url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), headers)) as answer:
+        assert b"message_stop" in answer.read()
+    step.write_text(f"{{n}}\\n")
+    with open("all", "a") as every:
+        every.write(f"{{n}}\\n")
+    before = left.read_text()
+    print(json.dumps({{"moorage": {{"event": "iteration"}}}}), flush=True)
+    while left.read_text() == before:
+        time.sleep(0.02)
+"""
+"""Takes the same steps, each with a model's answer that streams; those that stand in the tree are left out."""
+STREAMING = {"driver": "command", "command": [sys.executable, "-c", STREAM], "model": MODEL}
 MOST_ATTEMPTS = 100  # R6 would end a run that is killed as often as these are
 USER, PASSWORD, MODEL_KEY = "ada", "s3cret-of-ada", "sk-stand-in"
 
@@ -54,8 +80,8 @@ async def small_on(server: PostgresServer, folder: Path, name: str) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def small(folder: Path, name: str) -> AsyncIterator[Bench]:
-    """A run of the driver `builtin` over a stand-in model, from and to a git server that counts what it gets.
+async def small(folder: Path, name: str, agent: Mapping[str, Any] = BUILTIN) -> AsyncIterator[Bench]:
+    """A run of three steps over a stand-in model, from and to a git server that counts what it gets.
 
     Its sandboxes are ordinary processes, so that points in the runner can be reached, too.
     """
@@ -65,7 +91,7 @@ async def small(folder: Path, name: str) -> AsyncIterator[Bench]:
         _seed(remote, root)
         async with StandIn(script()).serving() as model:
             manifest = root / "run.yaml"
-            manifest.write_text(yaml.safe_dump_all(_documents(remote.url("shop.git"), model.url)))
+            manifest.write_text(yaml.safe_dump_all(_documents(remote.url("shop.git"), model.url, agent)))
 
             def pushes() -> list[str]:
                 return [each.new for each in remote.updates if each.ref == f"refs/heads/{BRANCH}"]
@@ -86,12 +112,12 @@ def _seed(remote: GitServer, root: Path) -> None:
     git(work, "push", "-q", "origin", "main")
 
 
-def _documents(remote: str, model: str) -> list[dict[str, Any]]:
+def _documents(remote: str, model: str, agent: Mapping[str, Any]) -> list[dict[str, Any]]:
     api = "moorage.dev/v1alpha1"
     spec = {
         "workspace": {"remoteGit": {"url": remote, "credentialsSecretRef": {"name": "git"}}},
         "goal": "Count.",
-        "agent": {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "name": "stand-in"}},
+        "agent": agent,
         "acceptance": [{"name": "all", "run": f"test $(wc -l < all) = {STEPS}", "timeout": "1m"}],
         "constraints": {"maxIterations": 50},
         "recovery": {"maxAttempts": MOST_ATTEMPTS},

@@ -133,8 +133,8 @@ def _error(point: Point) -> Exception:
     match point:
         case Point.APPEND_BEFORE | Point.APPEND_WITHIN:
             return sqlite3.OperationalError("disk I/O error")
-        case Point.APPEND_AFTER:
-            return StoreUnavailable("the connection broke after the commit")
+        case Point.APPEND_AFTER | Point.SNAPSHOT_BEFORE:
+            return StoreUnavailable("the connection broke")
         case _:
             return OSError(errno.EIO, os.strerror(errno.EIO), str(point))
 

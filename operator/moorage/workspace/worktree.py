@@ -158,7 +158,9 @@ class RunWorktree:
             return await self._checkpoint(iteration, epoch, size_cap_bytes)
 
     async def _checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None) -> Checkpoint:
+        reached(Point.STAGE_BEFORE)
         left = await self._stage(size_cap_bytes)
+        reached(Point.STAGE_WITHIN)
         tree = await self.shadow.write_tree() if self._staged else self.last_tree
         self._staged = tree != self.last_tree
         if not self._staged:

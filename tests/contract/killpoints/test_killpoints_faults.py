@@ -5,22 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.contract.killpoint_places import HERE
 
 from moorage.points import Point
 from moorage.testing.killpoints import Fault
 
 pytestmark = pytest.mark.timeout(240)
 
-NOT_HERE = ("seal/", "release/", "model/stream")
-POINTS = [point for point in Point if not point.startswith(NOT_HERE)]
 SAMPLE = 4
 
 
 def sample(fault: Fault) -> list[Point]:
-    return random.Random(f"4 {fault}").sample(POINTS, SAMPLE)
+    return random.Random(f"4 {fault}").sample(HERE, SAMPLE)
 
 
-@pytest.mark.parametrize("point", sample(Fault.ERROR))
+@pytest.mark.parametrize("point", dict.fromkeys([*sample(Fault.ERROR), Point.ADMIT_BEFORE]))
 def test_an_error_there_is_survived(fire: Callable[..., Any], point: Point) -> None:
     fire(point, Fault.ERROR)
 

@@ -4,16 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.contract.killpoint_places import RUNNERS
 
 from moorage.points import Point
 from moorage.testing.killpoints import Fault
 
 pytestmark = pytest.mark.timeout(240)
 
-RUNNER = ("worktree/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/")
-
 
 @pytest.mark.rule("K1", "R1", "R3", "P5", "I4")
-@pytest.mark.parametrize("point", [point for point in Point if point.startswith(RUNNER)])
+@pytest.mark.parametrize("point", RUNNERS)
 def test_killed_there_the_same_process_ends_the_run_once(fire: Callable[..., Any], point: Point) -> None:
     assert fire(point, Fault.KILL).starts == 1

@@ -1,0 +1,13 @@
+"""Which process passes a point, and which points the small job of `moorage.testing.benches` doesn't pass."""
+
+from moorage.points import Point
+
+_RUNNERS = ("worktree/", "staging/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/")
+_ELSEWHERE = ("model/stream", "egress/", "seal/", "release/", "snapshot/", "cancel")
+"""Its agent neither streams nor reaches another host, nothing of a run that succeeds is kept, its journal is short, and
+nobody cancels it: these have tests of their own."""
+
+NOT_HERE = frozenset(point for point in Point if point.startswith(_ELSEWHERE))
+HERE = [point for point in Point if point not in NOT_HERE]
+RUNNERS = [point for point in HERE if point.startswith(_RUNNERS)]
+OWNERS = [point for point in HERE if not point.startswith(_RUNNERS)]
