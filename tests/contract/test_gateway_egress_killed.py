@@ -202,3 +202,32 @@ async def test_a_run_that_is_cancelled_repeats_nothing(
         assert [e["status"] for e in state["effects"]] == ["unknown", "unknown"]
         await operator.http.aclose()
     assert len(authority.log) == 1
+
+
+@pytest.mark.rule("E2", "E6", "L4", "K1")
+@pytest.mark.parametrize("effects", ["keyed", "opaque"])
+async def test_an_agent_behind_its_relay_hears_of_no_gateways_death_but_of_what_nobody_knows(
+    upstream: GitServer, tmp_path: Path, authority: Authority, effects: str
+) -> None:
+    async with running(tmp_path) as gateway:
+        operator = await at_work(gateway, upstream, authority, effects)
+        (tmp_path / "token").write_text("token-of-p1")
+        relay = Relay(f"http://127.0.0.1:{gateway.port}", tmp_path / "token")
+        await relay.start()
+        got = {}
+        async with httpx.AsyncClient(proxy=relay.url, timeout=60) as agent:
+            for number, shot in enumerate(SHOTS):
+                await gateway.kill()
+                await gateway.start(environment(tmp_path / f"{number}.trace", shot))
+                asked = asyncio.create_task(agent.post("http://api.example.com/v1/orders", content=body(shot)))
+                assert gateway.process is not None
+                assert await gateway.process.wait() == -9
+                await gateway.start()
+                answer = await asked
+                got[shot] = answer.status_code
+        await relay.stop()
+        await operator.http.aclose()
+    unknown = set() if effects == "keyed" else {*MEANT, *HAPPENED}
+    assert got == {shot: 409 if shot in unknown else 201 for shot in SHOTS}
+    committed = [shot for shot in SHOTS if effects == "keyed" or shot not in MEANT]
+    assert sorted(authority.committed) == sorted(body(shot) for shot in committed)

@@ -1,6 +1,7 @@
 """The relay on loopback: what reaches the gateway, with whose token, and what doesn't."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -49,10 +50,10 @@ async def relayed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await server.wait_closed()
 
 
-async def send(relay: Relay, data: bytes) -> bytes:
+async def send(relay: Relay, data: bytes, within_s: float = 5) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
     writer.write(data)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), within_s)
     writer.close()
     return answer
 
@@ -173,3 +174,57 @@ async def test_stopping_ends_what_is_open_in_silence(relayed) -> None:
     assert [await each for each in (*open_ones, half)] == [ANSWER] * 3 + [b""]
     await asyncio.sleep(0.1)
     assert complaints == []
+
+
+class Dying:
+    """A gateway that breaks a few connections, at its gate, before it answers; keeps every request."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.answers, self.seen = list(answers), []
+        self.came, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(re.search(rb"content-length: (\d+)", head.lower()).group(1))
+        self.seen.append(head + await reader.readexactly(size))
+        self.came.set()
+        await self.gate.wait()
+        if answer := self.answers.pop(0):
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+
+WHOLE = b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok"
+HALF = b"HTTP/1.1 201 Created\r\ncontent-length: 9\r\n\r\nok"
+BUSY = b'HTTP/1.1 409 Conflict\r\ncontent-length: 23\r\n\r\n{"reason":"EffectBusy"}'
+
+
+@pytest.mark.rule("L4", "E2")
+async def test_a_request_whose_gateway_dies_is_asked_for_again_under_its_name_and_the_current_token(tmp_path) -> None:
+    gateway, token = Dying(None, HALF, BUSY, WHOLE), tmp_path / "token"
+    token.write_text("first")
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+    relay = Relay(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", token)
+    await relay.start()
+    head = b"POST http://a.example.com/{token} HTTP/1.1\r\nx-moorage-call: mine\r\ncontent-length: 4\r\n\r\nbody"
+    asked = asyncio.create_task(send(relay, head, within_s=50))
+    await gateway.came.wait()
+    token.write_text("second")
+    gateway.gate.set()
+    assert await asked == WHOLE
+    await relay.stop()
+    server.close()
+    assert [b"Bearer first" in seen for seen in gateway.seen] == [True, False, False, False]
+    assert b"Bearer second" in gateway.seen[-1]
+    calls = {re.search(rb"x-moorage-call: (\S+)\r\n", seen).group(1) for seen in gateway.seen}
+    assert len(calls) == 1
+    assert calls != {b"mine"}
+    assert all(b"/{token} HTTP/1.1\r\n" in seen and seen.endswith(b"\r\n\r\nbody") for seen in gateway.seen)
+
+
+@pytest.mark.parametrize("head", [b"content-length: 2000000\r\n", b"transfer-encoding: chunked\r\n"])
+async def test_what_is_long_or_of_unknown_length_passes_once_as_a_stream(relayed, head) -> None:
+    gateway, relay, _ = relayed
+    assert await send(relay, b"POST http://a.example.com/ HTTP/1.1\r\n" + head + b"\r\n") == ANSWER
+    assert b"x-moorage-call" not in gateway.seen

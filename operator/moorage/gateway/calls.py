@@ -48,8 +48,10 @@ class Calls:
         self._busy = busy
         self._choosing: WeakKeyDictionary[Run, asyncio.Lock] = WeakKeyDictionary()
 
-    async def call(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
-        """Send what may be sent; else the recorded answer, or a Refusal that says why not."""
+    async def call(
+        self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing, name: str | None
+    ) -> Response:
+        """Send what may be sent; else the recorded answer, or a Refusal that says why not. `name`: the relay's."""
         await self._sending.check(caller.run, entry)  # what is missing is said before anything is meant
         level = http.level(entry, asked.method)
         if level is Level.READ_ONLY:
@@ -62,6 +64,7 @@ class Calls:
             since=caller.run.state.iteration,
             epoch=caller.epoch,
             name=named(own),
+            asked=name,
         )
         return await self._effect(caller, question, entry, asked, outgoing)
 
@@ -113,7 +116,7 @@ class Calls:
         async with self._choosing.setdefault(run, asyncio.Lock()):
             chosen = choose(question, run.facts.calls, frozenset(self._busy))
             if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
-                await self._adopt(caller, chosen.call)
+                await self._adopt(caller, chosen.call, question.asked)
             if chosen.way is Way.GIVE and chosen.call is not None:
                 return await self._given(run, chosen.call)
             effect = self._chosen(run, chosen, question, entry, outgoing)
@@ -144,6 +147,7 @@ class Calls:
     async def _kept(self, run: Run, question: Question, outgoing: Outgoing) -> dict[str, Any]:
         """What the intent says beside, so that the call is known again and, where it has a key, can be sent again."""
         more: dict[str, Any] = {"fingerprint": question.fingerprint, "since": question.since, "name": question.name}
+        more["request_id"] = question.asked
         if question.level is Level.KEYED:
             more["attachments"] = {"request": await self._gate.ledger.attach(run, outgoing.packed())}
         return more
@@ -151,7 +155,7 @@ class Calls:
     async def _mean(self, caller: Caller, effect: Effect, asked: Asked, more: Mapping[str, Any]) -> None:
         """E1: durable before anything leaves. Nothing stands between the intent and its dispatch, so they are one."""
         more = dict(more)
-        attachments = more.pop("attachments", None)
+        attachments, request_id = more.pop("attachments", None), more.pop("request_id", None)
         payload = {
             "effect_id": effect.effect_id,
             "kind": http.KIND,
@@ -161,18 +165,19 @@ class Calls:
             **more,
         }
         reached(Point.INTENT_BEFORE)
-        intent = self._log.note(RecordType.EFFECT_INTENT, payload, effect.effect_id, attachments=attachments)
+        beside = {"attachments": attachments, "request_id": request_id}
+        intent = self._log.note(RecordType.EFFECT_INTENT, payload, effect.effect_id, **beside)
         await self._log.append(caller.run, caller.epoch, intent, self._dispatched(effect))
         reached(Point.INTENT_AFTER)
 
     def _dispatched(self, effect: Effect) -> Draft:
         return self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect.effect_id}, effect.effect_id)
 
-    async def _adopt(self, caller: Caller, call: Call) -> None:
+    async def _adopt(self, caller: Caller, call: Call, asked: str | None) -> None:
         """This attempt has asked for it too: what it asks for next is the one after."""
         if call.epoch < caller.epoch:
             key = (call.effect_id, caller.epoch)
-            draft = self._log.note(RecordType.EFFECT_ADOPTED, {"effect_id": call.effect_id}, *key)
+            draft = self._log.note(RecordType.EFFECT_ADOPTED, {"effect_id": call.effect_id}, *key, request_id=asked)
             await self._log.append(caller.run, caller.epoch, draft)
 
     async def _given(self, run: Run, call: Call) -> Response:

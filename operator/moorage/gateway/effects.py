@@ -26,10 +26,14 @@ class EffectLog:
         payload: Mapping[str, Any],
         *key: object,
         attachments: Mapping[str, BlobRef] | None = None,
+        request_id: str | None = None,
     ) -> Draft:
         """A record of an effect; what is None in its payload is left out."""
         given = {name: value for name, value in payload.items() if value is not None}
-        return self._ledger.observed(kind, given, *key, effect_id=given.get("effect_id"), attachments=attachments)
+        effect_id = given.get("effect_id")
+        return self._ledger.observed(
+            kind, given, *key, effect_id=effect_id, request_id=request_id, attachments=attachments
+        )
 
     def closed(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> Draft:
         """How an effect ended: its receipt or, after the run's end, reconciliation. `more` goes into the payload."""

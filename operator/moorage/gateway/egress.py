@@ -5,6 +5,8 @@ The runner's relay brings them as `/egress/SCHEME/HOST[:PORT]/…`; how the host
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -20,6 +22,8 @@ from moorage.gateway.http import read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outgoing
 
+CALL_HEADER = "x-moorage-call"
+NAME = re.compile("[0-9a-f]{32}")
 METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -41,9 +45,8 @@ class EgressRoom:
         entry = self._allowed(caller, asked)
         body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)
-        return await self._calls.call(
-            caller, entry, asked, Outgoing(asked.host, asked.method, asked.target, headers, body)
-        )
+        outgoing = Outgoing(asked.host, asked.method, asked.target, headers, body)
+        return await self._calls.call(caller, entry, asked, outgoing, name_of(request))
 
     def _allowed(self, caller: Caller, asked: Asked) -> ResolvedEgress:
         try:
@@ -73,6 +76,12 @@ def asked_of(request: Request) -> Asked:
     query = request.scope["query_string"].decode("latin-1")
     host, port = authority_of(authority)
     return Asked(request.method, host, port, (f"/{path}" if slash else "/") + (f"?{query}" if query else ""))
+
+
+def name_of(request: Request) -> str | None:
+    """What the relay calls this request, where it does; the same as often as it asks."""
+    told = request.headers.get(CALL_HEADER, "")
+    return told if NAME.fullmatch(told) else None
 
 
 def authority_of(text: str) -> tuple[str, int | None]:

@@ -112,6 +112,7 @@ def _called(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
         epoch=r.epoch,
         name=p.get("name"),
         request=(r.attachments or {}).get("request"),
+        asked=r.request_id,
     )
     others = tuple(c for c in f.calls if c.key != call.key)
     return replace(f, calls=(*others, call))
@@ -129,7 +130,7 @@ def _went(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
 
 
 def _adopted(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    return _changed_call(f, p["effect_id"], epoch=r.epoch)
+    return _changed_call(f, p["effect_id"], epoch=r.epoch, asked=r.request_id)
 
 
 def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:

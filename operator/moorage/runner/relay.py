@@ -13,12 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
+from moorage.runner.egress import BROKEN, ask, kept_body
 from moorage.runner.exchange import connect
 from moorage.runner.tunnel import carry
 
-PREFIXES = ("/model/", "/git/", "/egress/")
+EGRESS = "/egress/"
+PREFIXES = ("/model/", "/git/", EGRESS)
 PROXIED = "http://"
 PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
 MAX_HEAD = 64 * 1024
@@ -35,6 +40,7 @@ DROPPED = frozenset(
         b"proxy-authorization",
         b"proxy-connection",
         b"keep-alive",
+        b"x-moorage-call",
     }
 )
 NO_GATEWAY = (b"502 Bad Gateway", b"the gateway can't be reached; try again")
@@ -90,6 +96,8 @@ class Relay:
         path = door_of(head.split(b" ", 2)[1].decode("latin-1"))
         if path is None:
             return await _refuse(reader, writer, b"404 Not Found", b"only /model/, /git/ and http://HOST/ lead out")
+        if path.startswith(EGRESS) and (body := await kept_body(head, reader, writer)) is not None:
+            return await self._ask(partial(rewrite, head, path, call=uuid4().hex), body, reader, writer)
         token = await self._token()
         try:
             up_reader, up_writer = await connect(self._gateway)
@@ -100,6 +108,30 @@ class Relay:
             await _both_ways(reader, up_writer, up_reader, writer)
         finally:
             up_writer.close()
+
+    async def _ask(
+        self,
+        rewritten: Callable[[bytes], bytes],
+        body: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """A request to an allowed host, asked for until the gateway has an answer; each time with the current token."""
+
+        async def request() -> bytes:
+            return rewritten(await self._token()) + body
+
+        try:
+            answer = await ask(lambda: connect(self._gateway), request, reader.at_eof)
+        except BROKEN:
+            await _refuse(reader, writer, *NO_GATEWAY)
+            return
+        writer.write(answer.data)
+        if answer.rest is not None:
+            try:
+                await _pump(answer.rest[0], writer)
+            finally:
+                answer.rest[1].close()
 
     async def _token(self) -> bytes:
         """The current one: it rotates."""
@@ -134,14 +166,15 @@ def door_of(target: str) -> str | None:
     return target if target.startswith(PREFIXES) and "/../" not in target else None
 
 
-def rewrite(head: bytes, path: str, token: bytes) -> bytes:
-    """The request's head, for that door, with our token and without the client's own credentials."""
+def rewrite(head: bytes, path: str, token: bytes, call: str | None = None) -> bytes:
+    """The request's head, for that door, with our token and without the client's own credentials; `call` names it."""
     first, *lines = head[:-4].split(b"\r\n")
     method, _, version = first.split(b" ")
     first = b" ".join([method, path.encode("latin-1"), version])
     kept = [line for line in lines if line.partition(b":")[0].lower() not in DROPPED]
-    ours = [b"host: gateway", b"authorization: Bearer " + token, b"connection: close"]
-    return b"\r\n".join([first, *kept, *ours]) + b"\r\n\r\n"
+    ours = [b"authorization: Bearer " + token, b"host: gateway", b"connection: close"]
+    named = [b"x-moorage-call: " + call.encode()] if call else []
+    return b"\r\n".join([first, *ours, *named, *kept]) + b"\r\n\r\n"
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: bytes, message: bytes) -> None:

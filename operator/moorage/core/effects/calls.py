@@ -3,6 +3,7 @@
 An agent that restarts from its last safe point asks again for what it had done since. So a call's identity is that safe
 point, what is asked, and how often the same was asked before; the next attempt walks through the same identities. An
 agent that names its calls itself, in the key header, is believed: that name is the identity, for as long as the run.
+What its relay asks for a second time, having heard nothing, is the same call in any case.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Answer:
 class Call:
     """An HTTP effect. `since` is the safe point before it, `epoch` that of the attempt which asked for it last.
 
-    `name` is what the agent calls it, hashed; `request` is kept where it may have to be sent again. `status` is that of
-    its effect.
+    `name` is what the agent calls it, hashed, and `asked` what its relay called it the last time; `request` is kept
+    where it may have to be sent again. `status` is that of its effect.
     """
 
     effect_id: str
@@ -41,6 +42,7 @@ class Call:
     epoch: int
     name: str | None = None
     request: BlobRef | None = None
+    asked: str | None = None
     status: str = "intended"
     answer: Answer | None = None
 
@@ -70,6 +72,7 @@ class Question:
     since: int
     epoch: int
     name: str | None = None
+    asked: str | None = None
 
 
 class Way(StrEnum):
@@ -107,6 +110,9 @@ def choose(question: Question, calls: Iterable[Call], busy: frozenset[str]) -> C
     """What to do, by what was asked for before. `busy`: effects that this very process has under way."""
     known = tuple(calls)
     same = [c for c in known if c.fingerprint == question.fingerprint]
+    once_more = next((c for c in same if question.asked and c.asked == question.asked), None)
+    if once_more is not None:
+        return _again(once_more.key, once_more, busy)
     if question.name is not None:
         key = key_of(question.run_uid, 0, f"named:{question.name}")
         mine = [c for c in known if c.key == key]
