@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gateway_script import Operator, resolved
+from tests.gateway_script import Operator, ok, resolved
 
+from moorage.core.journal.export import verify_export
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.store.blobs import BlobStore
@@ -47,3 +48,29 @@ async def test_a_tenant_that_cannot_be_tidied_keeps_no_other_waiting(gateway, up
     await Housekeeping(Gate(deps)).once()
     assert orphan.sha256 not in await gateway.deps.blobs.digests("team-b")
     assert mirrors.packed == ["team-b"]
+
+
+@pytest.mark.rule("J7", "J8")
+async def test_a_round_prunes_what_was_kept_long_enough_and_collects_what_only_that_needed(
+    gateway, upstream, clock
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await operator.admit()
+    await ok(await operator.report(0, "CANCEL_REQUESTED", {"reason": "user"}))
+    await ok(await operator.report(0, "RUN_CANCELLED", {"reason": "Cancelled", "message": ""}))
+    view = await operator.state()
+    await ok(await gateway.operator.post("/v1/runs/u1/release"))
+    assert len(await gateway.deps.blobs.digests("team-a")) == 1
+    settings = replace(gateway.deps.settings, journal_retention_ms=7_200_000)
+    house = Housekeeping(Gate(replace(gateway.deps, settings=settings)))
+    await house.once()
+    assert await gateway.deps.store.pruned("u1") is None
+    clock.advance(7_200_001)
+    await house.once()
+    assert await gateway.deps.store.pruned("u1") is not None
+    assert await gateway.deps.blobs.digests("team-a") == []
+    gateway.restart()
+    assert (await operator.state())["phase"] == view["phase"] == "Cancelled"
+    exported = (await gateway.operator.get("/v1/runs/u1/journal")).content
+    assert verify_export([exported]).header.pruned is not None
+    assert (await gateway.operator.get("/v1/runs/u1/logs")).content == b""

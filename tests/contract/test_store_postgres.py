@@ -450,6 +450,8 @@ async def test_a_gateway_that_is_given_a_connection_string_keeps_no_journal_on_i
 ) -> None:
     variables = {"MOORAGE_DATA_DIR": str(tmp_path), "MOORAGE_OPERATOR_ACCOUNT": "operator"}
     assert Environment.read(variables).store_dsn is None
+    assert Environment.read(variables | {"MOORAGE_JOURNAL_RETENTION": ""}).journal_retention_ms is None
+    assert Environment.read(variables | {"MOORAGE_JOURNAL_RETENTION": "48h"}).journal_retention_ms == 48 * 3_600_000
     env = Environment.read(variables | {"MOORAGE_STORE_DSN": f"{postgres} password=hunter2"})
     assert "hunter2" not in repr(env)
     async with open_stores(env.data, StepClock(), env.store_dsn) as kept:

@@ -33,6 +33,8 @@ from moorage.cli.render import Terminal
 from moorage.cli.session import Session
 from moorage.core.journal.chain import EMPTY, Head, seal
 from moorage.core.journal.export import Header, header_line, record_line
+from moorage.core.journal.heads import SigningKey
+from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -240,6 +242,28 @@ def test_verify_notices_a_journal_that_was_cut_short(program: Program, tmp_path:
     exported.write_bytes(b"".join(journal().splitlines(keepends=True)[:-1]))
     assert program("verify", "-f", str(exported)) == Exit.FAILED
     assert f"record {len(FACTS) - 1}" in program.err
+
+
+@pytest.mark.rule("J7")
+def test_verify_says_of_a_pruned_journal_when_and_by_whom(program: Program, tmp_path: Path) -> None:
+    key, other = SigningKey.new(), SigningKey.new()
+    at = 1_800_000_000_000
+    gone = Pruned(run_uid=UID, last=6, hash="a" * 64, segments=1, generation=1, sealed_at=at, pruned_at=at + 60_000,
+                  reason="r", state={})  # fmt: skip
+    gone = replace(gone, signature=key.say(KIND_OF_STATEMENT, gone.said(), gone.pruned_at))
+    head = key.sign(UID, 6, "a" * 64, at).signature
+    header = Header(tenant="local", run_uid=UID, name="tidy", spec_hash="f", offset=6, hash="a" * 64, signature=head,
+                    pruned=gone)  # fmt: skip
+    file = tmp_path / "pruned.journal"
+    file.write_bytes(header_line(header))
+    for name, each in (("ours", key), ("other", other)):
+        (tmp_path / name).write_bytes(each.verifying.pem)
+    assert program("verify", "-f", str(file), "--key", str(tmp_path / "ours")) == Exit.OK
+    words = "pruned: records 0 to 6, sealed at 2027-01-15T08:00:00+00:00, pruned at 2027-01-15T08:01:00+00:00"
+    assert program.text.startswith(f"{words}, signed by key {key.verifying.id}")
+    assert program("verify", "-f", str(file), "--key", str(tmp_path / "other")) == Exit.FAILED
+    file.write_bytes(header_line(replace(header, pruned=replace(gone, sealed_at=at - 1))))
+    assert program("verify", "-f", str(file), "--key", str(tmp_path / "ours")) == Exit.FAILED
 
 
 def test_verify_of_a_stored_run_prints_data_for_programs(program: Program) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 from kubernetes.aio import client, config
 from prometheus_client import CollectorRegistry
 
+from moorage.api.quantity import duration_ms
 from moorage.app.apiclient import api_client
 from moorage.app.keys import head_key
 from moorage.app.stores import open_stores
@@ -48,12 +49,16 @@ class Environment:
     egress_private: tuple[str, ...] = ()
     """T3: networks that agents may reach beside the public ones."""
 
+    journal_retention_ms: int | None = None
+    """How long the journal of a released run is kept (J7); None: for ever."""
+
     head_key: Path | None = None
     """The file with the key that signs heads (J6); None: one of its own in `data`."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Environment:
-        """Raise KeyError with the variable's name where one is missing."""
+        """Raise KeyError with the variable's name where one is missing, ValueError for a duration that is none."""
+        retention = env.get("MOORAGE_JOURNAL_RETENTION")
         return cls(
             data=Path(env["MOORAGE_DATA_DIR"]),
             port=int(env.get("MOORAGE_PORT", "8080")),
@@ -64,6 +69,7 @@ class Environment:
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
             store_dsn=env.get("MOORAGE_STORE_DSN") or None,
             egress_private=tuple(filter(None, env.get("MOORAGE_EGRESS_PRIVATE", "").split(","))),
+            journal_retention_ms=duration_ms(retention) if retention else None,
             head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
         )
 
@@ -83,7 +89,10 @@ async def _serve(env: Environment) -> None:
     log = start_logging("gateway", env.log_level, sys.stdout)
     clock = SystemClock()
     settings = GatewaySettings(
-        audience=env.audience, operator_subject=env.operator_account, egress_private=env.egress_private
+        audience=env.audience,
+        operator_subject=env.operator_account,
+        egress_private=env.egress_private,
+        journal_retention_ms=env.journal_retention_ms,
     )
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
     configuration = client.Configuration()

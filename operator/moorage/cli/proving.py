@@ -19,6 +19,7 @@ from moorage.cli.timeline import bounded
 from moorage.core.journal.chain import Broken, Head
 from moorage.core.journal.export import Verdict, verify_export
 from moorage.core.journal.heads import HeadRefused, SignedHead, VerifyingKey
+from moorage.core.journal.pruning import KIND_OF_STATEMENT
 
 RunOrBundle = Annotated[
     str | None, typer.Argument(metavar="[RUN|BUNDLE]", help="Name of the run, or a bundle.", show_default=False)
@@ -123,6 +124,9 @@ def _demand_signed(verdict: Verdict, key: VerifyingKey | None, published: Signed
     if asked and header.signature is None:
         raise CliError(f"not intact: its head isn't signed, though it should be by key {key.id}")
     try:
+        if header.pruned:
+            gone = header.pruned
+            key.check_said(KIND_OF_STATEMENT, gone.said(), gone.signature, of="the tombstone")
         if header.signature and header.hash:
             key.check(SignedHead(header.run_uid, header.offset, header.hash, header.signature))
         if published and published.signature:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, BinaryIO
 
@@ -25,7 +26,9 @@ from moorage.cli.ports import LocalResult, Progress
 from moorage.cli.timeline import Row
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.export import Verdict
+from moorage.core.journal.heads import key_of
 from moorage.core.journal.lineage import Repair
+from moorage.core.journal.pruning import Pruned
 
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
 PIPED_WIDTH = 160  # of tables that no terminal shows
@@ -148,6 +151,16 @@ def result_text(result: LocalResult) -> Text:
     return text
 
 
+def pruned_words(gone: Pruned) -> str:
+    """What stands for a journal whose retention is over."""
+    times = f"sealed at {_moment(gone.sealed_at)}, pruned at {_moment(gone.pruned_at)}"
+    return f"pruned: records 0 to {gone.last}, {times}, signed by key {key_of(gone.signature)}"
+
+
+def _moment(at: int) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds")
+
+
 def repair_data(repair: Repair) -> dict[str, object]:
     """A repair as data."""
     return {"generation": repair.generation, "dropped": list(repair.dropped), "why": repair.why}
@@ -165,6 +178,7 @@ def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
         "intact": intact,
         "records": records,
         "head": None if isinstance(chain, Broken) else chain.hash,
+        "pruned": header.pruned.said() if header and header.pruned else None,
         "repairs": [] if isinstance(chain, Broken) else [repair_data(each) for each in chain.repairs],
         "firstBadRecord": None
         if not isinstance(chain, Broken)
@@ -175,7 +189,8 @@ def tell_verdict(terminal: Terminal, verdict: Verdict, output: Output) -> None:
     elif output is Output.NAME:
         terminal.write(f"agentrun/{data['run']}\n".encode())
     elif not isinstance(chain, Broken):
-        terminal.out.print(f"intact: {records} records, head {chain.hash}", highlight=False, soft_wrap=True)
+        found = pruned_words(header.pruned) if header and header.pruned else f"intact: {records} records"
+        terminal.out.print(f"{found}, head {chain.hash}", highlight=False, soft_wrap=True)
         for each in chain.repairs:
             gap = f"offsets {each.dropped.first} to {each.dropped.last} dropped, because of {each.why}"
             terminal.out.print(

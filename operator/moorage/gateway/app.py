@@ -149,6 +149,8 @@ def from_journal(error: journal_errors.JournalError) -> Refusal:
     match error:
         case journal_errors.PayloadTooLarge():
             return TooLarge(str(error))
+        case journal_errors.JournalPruned():
+            return Refusal(str(error), status=410, reason="JournalPruned")
         case journal_errors.JournalCorrupted() | journal_errors.UnknownCritical():
             return Refusal(str(error), status=500, reason=type(error).__name__)
         case journal_errors.Malformed():

@@ -1,4 +1,4 @@
-"""What no door asks for: content that no record needs goes, mirrors are packed (J8, W5).
+"""What no door asks for: journals go whose retention is over, content that no record needs, and mirrors are packed.
 
 Both are safe at any time. A blob is put before the record that names it, so only one older than any append can take is
 an orphan; git forgets only what no ref has held for the retention.
@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from moorage.core.journal.errors import JournalError
 from moorage.gateway.gate import Gate
+from moorage.gateway.retention import Retention
 from moorage.gateway.roll import all_rows
 from moorage.store.blobs import dangling
 from moorage.store.errors import StoreError
@@ -25,6 +27,8 @@ class Housekeeping:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._settings = gate.deps.settings
+        deps = gate.deps
+        self._retention = Retention(gate.ledger, deps.head_key, deps.clock, deps.log, deps.settings)
 
     async def forever(self) -> None:
         """Until cancelled. What fails is told, and the next round comes."""
@@ -35,6 +39,9 @@ class Housekeeping:
 
     async def once(self) -> None:
         """One round over all tenants and mirrors. One that fails is told, and keeps no other waiting."""
+        for row in await self._retention.due():
+            with self._told(row.tenant):
+                await self._retention.prune(row)
         rows = await all_rows(self._gate.deps.store)
         for tenant in sorted({row.tenant for row in rows}):
             with self._told(tenant):
@@ -47,7 +54,7 @@ class Housekeeping:
     def _told(self, tenant: str | None) -> Iterator[None]:
         try:
             yield
-        except (StoreError, WorkspaceError, OSError) as error:
+        except (StoreError, JournalError, WorkspaceError, OSError) as error:
             self._gate.deps.log.warning("housekeeping_failed", tenant=tenant, reason=type(error).__name__)
 
     async def _blobs(self, tenant: str) -> None:

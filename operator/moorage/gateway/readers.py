@@ -63,6 +63,7 @@ class ReadersRoom:
                 offset=row.head.offset,
                 hash=row.head.hash,
                 signature=signed.signature if signed else None,
+                pruned=await self._store.pruned(uid) if row.sealed else None,
             )
         )
         left = row.head.offset + 1

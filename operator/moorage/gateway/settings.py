@@ -75,6 +75,10 @@ class GatewaySettings:
     housekeeping_ms: int = 6 * 3_600_000
     """Pause between two rounds of housekeeping: orphans and loose objects grow slowly."""
 
+    journal_retention_ms: int | None = None
+    """J7: a released run's journal is pruned after this long, behind a tombstone. None: kept for ever, the default,
+    since nothing brings evidence back."""
+
     orphan_age_ms: int = 3_600_000
     """A blob that no record needs is an orphan at this age: no append takes an hour."""
 

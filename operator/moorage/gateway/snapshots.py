@@ -13,8 +13,10 @@ from typing import Any
 
 from moorage.core.journal.canonical import canonical_hash
 from moorage.core.journal.chain import EMPTY, Head
+from moorage.core.journal.errors import JournalPruned
 from moorage.core.journal.heads import HeadRefused, SigningKey
 from moorage.core.journal.plain import NotPlain, plain, restored
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import SCHEMA_VERSION, Stored
 from moorage.core.journal.snapshots import Grown, Limits, Misfit, Snapshot, due, stands_at, statement
 from moorage.core.run.state import REDUCER_VERSION, RunState
@@ -40,6 +42,14 @@ class Start:
 def document(state: RunState, facts: Facts) -> dict[str, Any]:
     """What is kept of a run at an offset, as plain JSON."""
     return {"facts_version": FACTS_VERSION, "state": plain(state), "facts": plain(facts)}
+
+
+def remembered(gone: Pruned) -> RunState:
+    """What a run had come to whose journal was pruned. Raise JournalPruned where this version can't read that."""
+    try:
+        return restored(RunState, gone.state)
+    except NotPlain:
+        raise JournalPruned(gone.run_uid, gone.last) from None
 
 
 class Snapshots:

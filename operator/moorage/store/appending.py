@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 from moorage.core.journal.chain import Head, check_draft, head_at, same_fact, seal
 from moorage.core.journal.lineage import Dropped, is_live
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store.errors import (
     DuplicateMismatch,
     Fenced,
     NothingToRepair,
+    NotPrunable,
     OffsetConflict,
     PodConflict,
     RunSealed,
@@ -112,6 +114,12 @@ def key_of(row: Execution, record_id: str, generation: int | None = None) -> str
 def keys_of(row: Execution, record_ids: Sequence[str]) -> dict[str, str]:
     """The record id under every key that it may be kept under."""
     return {key_of(row, one, generation): one for one in record_ids for generation in range(1, row.generation + 1)}
+
+
+def plan_prune(row: Execution, pruned: Pruned) -> None:
+    """Refuse a tombstone that isn't of the sealed journal as it ended."""
+    if not row.sealed or not pruned.signature or (row.head.offset, row.head.hash) != (pruned.last, pruned.hash):
+        raise NotPrunable(row.run_uid)
 
 
 def plan_status(row: Execution, status: ExecutionStatus, expected_version: int) -> Execution:

@@ -100,6 +100,13 @@ class NothingToRepair(StoreError):
         super().__init__(f"the journal of run {run_uid} is not broken there: look at it again with `moorage verify`")
 
 
+class NotPrunable(StoreError):
+    """J7: retention removes whole sealed journals, as they ended, and nothing else."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"the journal of run {run_uid} isn't sealed, or ended elsewhere: only sealed ones are pruned")
+
+
 class StoreBusy(StoreError):
     """Another process holds the database. Nothing was written; try again."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from moorage.api.wire import Change
 from moorage.core.journal.chain import Head
 from moorage.core.journal.lineage import live_spans
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import appending
@@ -39,6 +40,7 @@ class _Run:
     by_id: dict[str, int] = field(default_factory=dict)
     blobs: set[str] = field(default_factory=set)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    pruned: Pruned | None = None
 
 
 class MemoryStore:
@@ -160,6 +162,23 @@ class MemoryStore:
         if not run.row.sealed:
             self._write(run, appending.plan_delete(run.row, at, reason, actor))
         return run.row
+
+    async def prune(self, pruned: Pruned) -> None:
+        """See the port."""
+        run = self._run(pruned.run_uid)
+        appending.plan_prune(run.row, pruned)
+        run.pruned = run.pruned or copy.deepcopy(pruned)
+        for kept in (run.events, run.by_id, run.blobs, run.snapshots):
+            kept.clear()
+
+    async def pruned(self, run_uid: str) -> Pruned | None:
+        """See the port."""
+        return copy.deepcopy(self._run(run_uid).pruned)
+
+    async def list_sealed(self) -> list[Execution]:
+        """See the port."""
+        rows = [run.row for run in self._runs.values() if run.row.sealed and run.pruned is None]
+        return sorted(rows, key=lambda row: (row.created_at, row.run_uid))
 
     async def register_pod(self, pod: Pod) -> Pod:
         """See the port."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from moorage.api.wire import Change
 from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.lineage import Dropped
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, RunIdentity, Stored
 from moorage.core.journal.snapshots import Snapshot
 
@@ -233,6 +234,18 @@ class DurableExecutionStore(Protocol):
 
     async def delete(self, run_uid: str, *, at: int, reason: str, actor: str | None = None) -> Execution:
         """Append a tombstone and seal the journal (J7). Rows stay for their retention. Twice is once."""
+
+    async def prune(self, pruned: Pruned) -> None:
+        """Remove a sealed journal, its snapshots and its claims on blobs, behind a signed tombstone (J7).
+
+        Twice is once. Raise UnknownRun, NotPrunable where the journal isn't sealed or ended elsewhere.
+        """
+
+    async def pruned(self, run_uid: str) -> Pruned | None:
+        """Return what stands for a journal that was pruned. Raise UnknownRun, Malformed."""
+
+    async def list_sealed(self) -> list[Execution]:
+        """Return the runs whose journals are sealed and still there, oldest first."""
 
     async def register_pod(self, pod: Pod) -> Pod:
         """Register a pod's UID (F2). The same again is harmless. Raise PodConflict, Fenced, UnknownRun, RunSealed."""

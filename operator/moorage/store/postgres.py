@@ -13,6 +13,7 @@ from typing import Any, Self
 from moorage.api.wire import Change
 from moorage.core.journal.chain import Head
 from moorage.core.journal.lineage import live_spans
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
@@ -194,6 +195,26 @@ class PostgresStore:
             )
 
         return (await self._writer.change(RowChange(run_uid, (), plan))).execution
+
+    async def prune(self, pruned: Pruned) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            run, row = await sql.get_execution(db, pruned.run_uid, lock=True)
+            appending.plan_prune(row, pruned)
+            if await sql.find_pruned(db, run) is None:
+                await sql.prune(db, run, pruned)
+
+        await self._writer.transaction(work)
+
+    async def pruned(self, run_uid: str) -> Pruned | None:
+        """See the port."""
+        run, _ = await self._get(run_uid)
+        return await self._reader.read(lambda db: sql.find_pruned(db, run))
+
+    async def list_sealed(self) -> list[Execution]:
+        """See the port."""
+        return await self._reader.read(sql.sealed_executions)
 
     async def register_pod(self, pod: Pod) -> Pod:
         """See the port."""

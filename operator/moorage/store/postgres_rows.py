@@ -12,6 +12,7 @@ import orjson
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.lineage import is_live
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Record, Stored
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
@@ -244,6 +245,33 @@ async def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> 
     )
     row = await found.fetchone()
     return r.snapshot(row, run_uid, reducer_version) if row else None
+
+
+async def prune(db: Db, run: int, pruned: Pruned) -> None:
+    """Put the tombstone in the place of the records."""
+    await db.execute(
+        "INSERT INTO journal_tombstones (run, first_seq, last_seq, hash, said, signature) "
+        "VALUES (%s, 0, %s, %s, %b, %s)",
+        (run, pruned.last, pruned.hash, canonical(pruned.said()), pruned.signature),
+    )
+    for table in ("execution_events", "event_blobs", "snapshots"):
+        await db.execute(f"DELETE FROM {table} WHERE run = %s", (run,))
+
+
+async def find_pruned(db: Db, run: int) -> Pruned | None:
+    """Return what stands for a journal that was pruned."""
+    found = await db.execute("SELECT said, signature FROM journal_tombstones WHERE run = %s", (run,))
+    row = await found.fetchone()
+    return r.pruned(row) if row else None
+
+
+async def sealed_executions(db: Db) -> list[Execution]:
+    """Return the rows whose journals are sealed and still there."""
+    found = await db.execute(
+        f"SELECT {r.EXECUTION} FROM executions WHERE sealed AND NOT EXISTS (SELECT 1 FROM journal_tombstones t "
+        'WHERE t.run = executions.run) ORDER BY created_at, run_uid COLLATE "C"'
+    )
+    return [r.execution(row)[1] for row in await found.fetchall()]
 
 
 async def find_pod(db: Db, pod_uid: str) -> Pod | None:

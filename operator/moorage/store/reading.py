@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Record, Stored, decode, refuse_unknown_critical
 from moorage.core.recovery.repair import Survey
 from moorage.store.port import Execution
@@ -20,6 +21,9 @@ class Readable(Protocol):
 
     def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes."""
+
+    async def pruned(self, run_uid: str) -> Pruned | None:
+        """Return what stands for a journal that was pruned."""
 
 
 async def decoded(store: Readable, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Record, None]:
@@ -59,6 +63,9 @@ async def _follow(
     """Feed the verifier up to the head; what others append meanwhile is past it."""
     if head.offset < 0:
         return verifier.result(head)
+    gone = await store.pruned(run_uid)
+    if gone is not None:
+        return ChainVerifier(gone.head, run_uid).result(head)
     async with aclosing(store.stored(run_uid)) as entries:
         async for entry in entries:
             if broken := verifier.feed(entry):

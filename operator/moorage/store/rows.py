@@ -10,6 +10,7 @@ import orjson
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import Head
 from moorage.core.journal.lineage import Dropped
+from moorage.core.journal.pruning import Pruned, pruned_of
 from moorage.core.journal.record import RunIdentity
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store.port import PENDING, Execution, ExecutionStatus, Pod, Session
@@ -97,6 +98,11 @@ def snapshot_values(snapshot: Snapshot) -> tuple[Any, ...]:
     """Return a snapshot's columns."""
     place = (snapshot.source_offset, snapshot.source_hash, snapshot.schema_version, snapshot.epoch)
     return (*place, canonical(snapshot.state), snapshot.state_hash, snapshot.signature)
+
+
+def pruned(row: Sequence[Any]) -> Pruned:
+    """Return a tombstone, from the columns said and signature."""
+    return pruned_of(orjson.loads(row[0]), row[1])
 
 
 def pod(row: Iterable[Any]) -> Pod:

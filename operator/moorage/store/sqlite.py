@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from moorage.api.wire import Change
 from moorage.core.journal.chain import Head
 from moorage.core.journal.lineage import live_spans
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
@@ -185,6 +186,25 @@ class SqliteStore:
             return self._commit(run, row, appending.plan_delete(row, at, reason, actor)).execution
 
         return await self._writes.run(work)
+
+    async def prune(self, pruned: Pruned) -> None:
+        """See the port."""
+
+        def work() -> None:
+            run, row = sqlite_rows.get_execution(self._db, pruned.run_uid)
+            appending.plan_prune(row, pruned)
+            if sqlite_rows.find_pruned(self._db, run) is None:
+                sqlite_rows.prune(self._db, run, pruned)
+
+        await self._writes.run(work)
+
+    async def pruned(self, run_uid: str) -> Pruned | None:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.find_pruned(self._db, self._run(run_uid)))
+
+    async def list_sealed(self) -> list[Execution]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.sealed_executions(self._db))
 
     async def register_pod(self, pod: Pod) -> Pod:
         """See the port."""

@@ -12,6 +12,7 @@ import orjson
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.lineage import is_live
+from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Stored
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
@@ -159,6 +160,31 @@ def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> Snapsh
         (run, reducer_version),
     ).fetchone()
     return r.snapshot(found, run_uid, reducer_version) if found else None
+
+
+def prune(db: Db, run: int, pruned: Pruned) -> None:
+    """Put the tombstone in the place of the records."""
+    db.execute(
+        "INSERT INTO journal_tombstones (run, first_seq, last_seq, hash, said, signature) VALUES (?, 0, ?, ?, ?, ?)",
+        (run, pruned.last, pruned.hash, canonical(pruned.said()), pruned.signature),
+    )
+    for table in ("execution_events", "event_blobs", "snapshots"):
+        db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+
+
+def find_pruned(db: Db, run: int) -> Pruned | None:
+    """Return what stands for a journal that was pruned."""
+    found = db.execute("SELECT said, signature FROM journal_tombstones WHERE run = ?", (run,)).fetchone()
+    return r.pruned(found) if found else None
+
+
+def sealed_executions(db: Db) -> list[Execution]:
+    """Return the rows whose journals are sealed and still there."""
+    rows = db.execute(
+        f"SELECT {r.EXECUTION} FROM executions WHERE sealed = 1 AND run NOT IN (SELECT run FROM journal_tombstones) "
+        "ORDER BY created_at, run_uid"
+    )
+    return [r.execution(row)[1] for row in rows]
 
 
 def find_pod(db: Db, pod_uid: str) -> Pod | None:

@@ -34,6 +34,13 @@ class UnknownCritical(JournalError):
         )
 
 
+class JournalPruned(JournalError):
+    """J7: the retention of this journal is over."""
+
+    def __init__(self, run_uid: str, last: int) -> None:
+        super().__init__(f"the journal of run {run_uid}, records 0 to {last}, was pruned: its retention is over")
+
+
 class JournalCorrupted(JournalError):
     """J5: the chain is broken. Recovery is refused; nothing starts afresh."""
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from moorage.core.journal.canonical import canonical
-from moorage.core.journal.chain import MAX_RECORD, Broken, ChainVerifier, Head, Intact
+from moorage.core.journal.chain import EMPTY, MAX_RECORD, Broken, ChainVerifier, Head, Intact
 from moorage.core.journal.errors import Malformed
+from moorage.core.journal.pruning import Pruned, pruned_of
 from moorage.core.journal.record import Record, Stored
 
 FORMAT = 1
@@ -36,7 +37,8 @@ _HEX = re.compile(rb"[0-9a-f]{64}\Z")
 class Header:
     """Whose journal it is and where it ended when it was exported. `hash` is None for an empty journal.
 
-    `signature` is the gateway's word for that head (J6), where whoever exported it had one.
+    `signature` is the gateway's word for that head (J6), where whoever exported it had one. `pruned` stands for all
+    records of a journal whose retention is over (J7).
     """
 
     tenant: str
@@ -46,11 +48,15 @@ class Header:
     offset: int
     hash: str | None
     signature: str | None = None
+    pruned: Pruned | None = None
 
     @property
     def head(self) -> Head:
         """Where the chain must end."""
         return Head(self.offset, self.hash)
+
+
+_HEADER = ("tenant", "run_uid", "name", "spec_hash", "offset", "hash", "signature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,11 @@ class Line:
 
 def header_line(header: Header) -> bytes:
     """Return the first line of an export."""
-    return canonical({"moorage_journal": FORMAT} | asdict(header)) + b"\n"
+    said = {"moorage_journal": FORMAT} | {name: getattr(header, name) for name in _HEADER}
+    if header.pruned is not None:
+        said["pruned"] = header.pruned.said()
+        said["pruned_signature"] = header.pruned.signature
+    return canonical(said) + b"\n"
 
 
 def record_line(stored: Stored) -> bytes:
@@ -104,7 +114,10 @@ def parse_header(line: Line) -> Header:
     signature = raw.get("signature")
     if type(offset) is not int or not isinstance(digest, str | None) or not isinstance(signature, str | None):
         raise Malformed(f"{_place(line)}: the header lacks offset or hash")
-    return Header(**texts, offset=offset, hash=digest, signature=signature)
+    gone = pruned_of(raw["pruned"], raw.get("pruned_signature")) if "pruned" in raw else None
+    if gone is not None and (gone.run_uid, gone.last, gone.hash) != (texts["run_uid"], offset, digest):
+        raise Malformed(f"{_place(line)}: its tombstone is of another journal")
+    return Header(**texts, offset=offset, hash=digest, signature=signature, pruned=gone)
 
 
 def parse_record(line: Line) -> Stored:
@@ -162,7 +175,7 @@ class _Counted:
 def _follow(
     lines: Iterator[Line], header: Header, published: Head | None, see: Callable[[Record], None]
 ) -> Intact | Broken:
-    verifier = ChainVerifier(run_uid=header.run_uid)
+    verifier = ChainVerifier(header.pruned.head if header.pruned else EMPTY, header.run_uid)
     try:
         for line in lines:
             if broken := verifier.feed(parse_record(line)):
