@@ -161,7 +161,10 @@ async def test_no_ready_gateway_is_unreachable_and_a_ready_one_is_found(
     assert await gateway_pod(cluster) == "gw"
 
 
-async def test_doctor_names_what_is_missing_and_what_is_there(definitions: None, cluster: Cluster) -> None:
+async def test_doctor_names_what_is_missing_and_what_is_there(
+    api_server: ApiServer, definitions: None, cluster: Cluster
+) -> None:
+    api_server.kubectl("delete", "runtimeclasses", "--all", "--timeout=30s")
     checks = {check.name: check for check in await cluster_checks.installation(cluster)}
     assert checks["kubernetes"].state == "ok"
     assert checks["definitions"].state == "ok"
