@@ -62,7 +62,7 @@ def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tena
     waited = time.monotonic() + 90
     while len(tenant.world.model_log()) < before + 2:
         assert time.monotonic() < waited, tenant.status("slow")
-    time.sleep(2)  # the second answer's command is running by then
+    time.sleep(2)  # the second answer's command is running by then; where it isn't yet, the next attempt's takes long
     pod = tenant.sandbox("slow")["metadata"]["name"]
     tenant.kubectl("delete", "pod", pod, *(("--grace-period=0", "--force") if how == "killed" else ("--wait=false",)))
     status = tenant.ended("slow")
@@ -73,9 +73,9 @@ def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tena
         "slugify.py",
     }
     asked = tenant.world.model_log()[before:]
-    assert len(asked) == len({entry["key"] for entry in asked}) == 4, "no decision was asked for twice"
-    assert status["usage"]["modelRequests"] == 4
-    assert status["iteration"] == 4, "the second one was begun, and its number isn't used again"
+    assert len(asked) == len({entry["key"] for entry in asked}) == 3, "what was decided is not asked for again"
+    assert status["usage"]["modelRequests"] == 3
+    assert status["iteration"] == 3, "the second one was decided, and is completed under its number"
 
 
 @pytest.mark.rule("V3")

@@ -15,7 +15,7 @@ from moorage.runner.exitcodes import Exit
 from moorage.testing.models import Fault, Reply, Script, ToolCall, load
 from moorage.testing.models.script import Usage
 from moorage.testing.trees import git
-from moorage.testing.world import BRANCH, MODEL_KEY, World
+from moorage.testing.world import BRANCH, MODEL_KEY, Run, Sandbox, World
 
 ROOT = Path(__file__).parents[2]
 USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000, cache_creation_input_tokens=50)
@@ -162,30 +162,82 @@ async def test_cancel_ends_a_silent_model(make):
     assert (await run.state())["agent_end"]["outcome"] == "cancelled"
 
 
-@pytest.mark.rule("R1", "R3", "R4", "E2")
-async def test_a_killed_attempt_is_followed_by_a_new_conversation_with_a_handoff(make):
-    wait = "echo lost > half.txt; while [ ! -e ../go ]; do sleep 0.05; done; cat a.txt"
-    world = await make(bash("echo two > a.txt"), bash(wait), DONE)
-    run = await world.admit()
-    first = await run.start()
-    await run.until("TOOL_REQUEST", count=2)
-    async with asyncio.timeout(10):
-        while not (first.tree / "half.txt").exists():  # noqa: ASYNC110
+WAIT = "echo lost > half.txt; while [ ! -e ../go ]; do sleep 0.05; done; cat a.txt"
+
+
+async def killed_in_a_call(run: Run, epoch: int, reason: str = "NodeLost") -> Sandbox:
+    """An attempt that dies while the command of its last decision runs."""
+    sandbox = await run.start(epoch)
+    async with asyncio.timeout(40):
+        while not (sandbox.tree / "half.txt").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    await first.kill()
-    await run.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "power"})
+    await sandbox.kill()
+    await run.report("ATTEMPT_ENDED", {"epoch": epoch, "reason": reason, "message": "power"})
+    return sandbox
+
+
+@pytest.mark.rule("R1", "R2", "R3", "R4", "E2", "I4")
+async def test_a_killed_attempts_last_decision_is_acted_on_and_not_asked_for_again(make):
+    world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)
+    run = await world.admit(limits=ResolvedLimits(max_iterations=3, tokens_hard=3_000))  # 1,160 each, billed once
+    first = await killed_in_a_call(run, 1)
+    assert len(world.model.log) == 2
     (first.volume / "go").touch()
     second = await run.start(epoch=2)
     assert await second.ended() == 0, second.said.read_text()
     state = await run.state()
-    assert (state["phase"], state["iteration"], state["drift"]) == ("Verifying", 5, 1)  # 2 was begun, 3 goes on
-    opening = world.model.bodies[2]["messages"]
-    assert len(opening) == 1
-    assert "<handoff>" in opening[0]["content"][0]["text"]
-    assert state["checkpoint"]["iteration"] == 4
-    calls = [r.tool_call_id for r in await run.records() if r.type == "TOOL_RESPONSE"]
-    assert calls == ["1.0", "3.0", "4.0"]
+    assert (state["phase"], state["iteration"], state["drift"]) == ("Verifying", 3, 1)
+    assert len(world.model.log) == state["usage"]["model_requests"] == 3, "the third decision alone is new"
+    assert (state["usage"]["input_tokens"], state["usage"]["output_tokens"]) == (300, 30)
+    calls = [(r.type, r.tool_call_id) for r in await run.records() if r.type.startswith("TOOL_")]
+    assert calls[2:] == [("TOOL_REQUEST", "2.0"), ("TOOL_REQUEST", "2.0"), ("TOOL_RESPONSE", "2.0")]
+    *before, results = world.model.bodies[2]["messages"]
+    assert [message["role"] for message in before] == ["user", "assistant", "user", "assistant"]
+    assert results["content"][0]["content"].startswith("two\n")
+    assert "<handoff>" in results["content"][-1]["text"]
+    assert [b for m in before for b in m["content"] if "cache_control" in b] == []
+    assert state["checkpoint"]["iteration"] == 2
     assert git(second.tree, "show", f"{state['proposal']['commit']}:a.txt") == "two"
+
+
+@pytest.mark.rule("R4", "B3")
+async def test_an_attempt_that_was_killed_undecided_is_followed_by_a_new_conversation_and_used_no_iteration(make):
+    world = await make(bash("echo two > a.txt"), bash("cat a.txt", faults=(Fault(kind="stall"),)), DONE)
+    run = await world.admit(limits=ResolvedLimits(max_iterations=4))
+    first = await run.start()
+    await run.until("MODEL_REQUEST", count=2)
+    await first.kill()
+    await run.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "power"})
+    second = await run.start(epoch=2)
+    assert await second.ended() == 0, second.said.read_text()
+    (opening,) = world.model.bodies[2]["messages"]
+    assert "<handoff>" in opening["content"][0]["text"]
+    state = await run.state()
+    assert (state["phase"], state["iteration"]) == ("Verifying", 5)  # 2 was begun, four are complete
+
+
+@pytest.mark.rule("R6")
+async def test_a_decision_that_kills_its_sandbox_is_not_acted_on_again(make):
+    world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)
+    run = await world.admit()
+    first = await killed_in_a_call(run, 1, "OOMKilled")
+    (first.volume / "go").touch()
+    assert await (await run.start(epoch=2)).ended() == 0
+    (opening,) = world.model.bodies[2]["messages"]
+    assert "OOMKilled" in opening["content"][0]["text"]
+
+
+@pytest.mark.rule("R6")
+async def test_a_decision_at_which_three_attempts_died_is_made_anew(make):
+    world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)
+    run = await world.admit()
+    for epoch in (1, 2, 3):
+        sandbox = await killed_in_a_call(run, epoch)
+        assert len(world.model.log) == 2
+        (sandbox.tree / "half.txt").unlink()
+    (sandbox.volume / "go").touch()
+    assert await (await run.start(epoch=4)).ended() == 0
+    assert len(world.model.bodies[2]["messages"]) == 1
 
 
 @pytest.mark.rule("F3")

@@ -23,6 +23,7 @@ Doors of the gateway (who may call: the role found by authentication):
     resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect
     anybody   GET  /v1/keys/head                  -> public key that heads are signed with (PEM)
     runner    GET  /v1/self                       -> Assignment (425 until the pod is registered)
+    runner    GET  /v1/self/decision              -> the model request whose answer is recorded (Assignment.recorded)
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N        -> Orders (long poll, at most 25 s)
@@ -288,6 +289,15 @@ class GitAssignment(Wire):
     commit: Sha | None = None  # verifier: exactly this one
 
 
+class RecordedDecision(Wire):
+    """R2: an earlier attempt's model has answered in an iteration that nobody completed. Asked the same again, under
+    the same iteration, the model door gives that answer.
+    """
+
+    iteration: int
+    request_id: str
+
+
 class Assignment(Wire):
     """What a sandbox is for. No credential is in it."""
 
@@ -305,6 +315,8 @@ class Assignment(Wire):
     timeouts: ResolvedTimeouts
     git: GitAssignment
     next_iteration: int = 1
+    iterations_used: int | None = None  # B3: how many are complete; their numbers may have gaps (E2)
+    recorded: RecordedDecision | None = None
     handoff: str | None = None
     tokens_used: int = 0
     egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings

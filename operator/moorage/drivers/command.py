@@ -64,7 +64,7 @@ class _Session:
 
     def __init__(self, task: Task, host: Host, child: Child) -> None:
         self._task, self._host, self._child = task, host, child
-        self._iteration = task.next_iteration
+        self._iteration, self._used = task.next_iteration, task.iterations_used
         self._summary = ""
         self._ended = asyncio.Event()
 
@@ -146,6 +146,7 @@ class _Session:
                 self._demand_left()
                 await self._host.safe_point(self._iteration)
                 self._iteration += 1
+                self._used += 1
             case "summary":
                 self._summary = str(event.get("text", ""))[:SUMMARY_CAP]
             case _:
@@ -155,7 +156,7 @@ class _Session:
     def _demand_left(self) -> None:
         """B3: an iteration past the limit is not counted, and ends the program."""
         limit = self._task.limits.max_iterations
-        if limit is not None and self._iteration > limit:
+        if limit is not None and self._used >= limit:
             raise _Spent(f"all {limit} iterations are used up")
 
 

@@ -29,8 +29,21 @@ class Guarantees:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """R2: what an earlier attempt asked its model in an iteration that it didn't live to complete. Asked again word by
+    word, the answer comes from the record; the iteration keeps its number.
+    """
+
+    iteration: int
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Task:
-    """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback; `dummy_key` opens nothing."""
+    """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback; `dummy_key` opens nothing.
+
+    `iterations_used` is how many are complete, which the limit counts: numbers that lost attempts began have gaps.
+    """
 
     run_uid: str
     goal: str
@@ -45,6 +58,8 @@ class Task:
     next_iteration: int
     handoff: str | None
     tokens_used: int
+    iterations_used: int
+    recorded: Recorded | None = None
 
 
 @dataclass(frozen=True)

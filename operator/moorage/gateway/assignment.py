@@ -7,7 +7,7 @@ since no agent of this attempt will.
 
 from __future__ import annotations
 
-from moorage.api.wire import Assignment, GitAssignment, ResumePoint, Role
+from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
@@ -19,6 +19,7 @@ from moorage.gateway.upstream import PASSING, refusal_of
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
 
+OF_ITS_OWN = frozenset({"OOMKilled"})  # why a sandbox dies again if the same is done again
 GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
 
 
@@ -139,11 +140,21 @@ def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
         limits=spec.limits,
         timeouts=spec.timeouts,
         git=git,
+        iterations_used=caller.run.facts.completed,
+        recorded=recorded(caller.run, caller.epoch) if caller.pod.role == Role.RUNNER else None,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
         handoff=handoff(caller.run) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
         egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
+
+
+def recorded(run: Run, epoch: int) -> RecordedDecision | None:
+    """R2: the decision that this attempt begins with. Not one of which the last attempt's sandbox died (R6)."""
+    loss, found = run.state.last_loss, run.facts.decision(epoch)
+    if found is None or found.question.turn is None or (loss is not None and loss.reason in OF_ITS_OWN):
+        return None
+    return RecordedDecision(iteration=found.question.turn, request_id=found.request_id)
 
 
 def handoff(run: Run) -> str:

@@ -16,10 +16,12 @@ from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
 
-FACTS_VERSION = 2
+FACTS_VERSION = 3
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
+MOST_TRIES = 3
+"""R6: so many attempts act on one decision. Where all of them died at it, the model hears of that and decides anew."""
 MAX_CALLS = 1_024
 
 
@@ -35,22 +37,29 @@ class Intent:
 
 @dataclass(frozen=True)
 class Question:
-    """A model request on its way: what was asked, by hash, and in which epoch."""
+    """A model request on its way: what was asked, by hash, in which epoch and iteration, and where its words lie."""
 
     bytes_hash: str
     epoch: int
+    turn: int | None = None
+    content: BlobRef | None = None
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """A complete answer of a model: what was asked by hash and in which epoch, and where the answer lies."""
+    """A complete answer of a model: to what, where it lies, and the epochs of the attempts that had it."""
 
-    bytes_hash: str
+    question: Question
     content: BlobRef
     status: int
     content_type: str
     request_id: str
-    epoch: int
+    had: tuple[int, ...]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that asked."""
+        return self.question.epoch
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,19 @@ class Facts:
     asked: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))  # by request_id, unanswered
     turn: int = 0  # the highest iteration that any record names, complete or not
     segment: Segment = field(default_factory=Segment)
+    completed: int = 0  # iterations: fewer than the number of the last one, where lost attempts began some in vain
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
     calls: tuple[Call, ...] = ()  # HTTP effects, oldest first, the last one of each key
 
     def intent(self, effect_id: str) -> Intent | None:
         """The push of that effect."""
         return next((i for i in self.intents if i.effect_id == effect_id), None)
+
+    def decision(self, epoch: int) -> ModelAnswer | None:
+        """R2: what an earlier attempt's model decided in the iteration that was begun last, and that none completed."""
+        asked = [a for a in self.answers.values() if a.question.turn == self.turn and a.question.content is not None]
+        last = asked[-1] if asked else None
+        return last if last and last.epoch < epoch and len(last.had) < MOST_TRIES else None
 
 
 def fold(facts: Facts, record: Record) -> Facts:
@@ -138,11 +154,13 @@ def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:
 
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    question = Question(str(p.get("bytes_hash")), r.epoch)
+    question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, (r.attachments or {}).get("content"))
     return replace(f, asked=_newest({**f.asked, str(r.request_id): question}))
 
 
 def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    if p.get("replayed"):
+        return _had_again(f, str(r.request_id), r.epoch)
     request_id = str(r.request_id)
     question = f.asked.get(request_id)
     content = (r.attachments or {}).get("content")
@@ -150,8 +168,16 @@ def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     if question is None or content is None or not p.get("complete"):
         return replace(f, asked=asked)
     kind = p.get("content_type", "application/json")
-    answer = ModelAnswer(question.bytes_hash, content, p["status"], kind, request_id, question.epoch)
+    answer = ModelAnswer(question, content, p["status"], kind, request_id, (question.epoch,))
     return replace(f, asked=asked, answers=_newest({**f.answers, question.bytes_hash: answer}))
+
+
+def _had_again(f: Facts, request_id: str, epoch: int) -> Facts:
+    answers = {
+        key: replace(a, had=(*a.had, epoch)) if a.request_id == request_id and epoch not in a.had else a
+        for key, a in f.answers.items()
+    }
+    return replace(f, answers=MappingProxyType(answers))
 
 
 def _newest(entries: dict[str, Any]) -> Mapping[str, Any]:
@@ -165,7 +191,7 @@ def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
     own, or whose end isn't known, may still be asked for.
     """
     calls = tuple(c for c in f.calls if c.name is not None or c.doubtful)
-    return replace(f, answers=MappingProxyType({}), calls=calls)
+    return replace(f, answers=MappingProxyType({}), calls=calls, completed=f.completed + 1)
 
 
 def _segment(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
@@ -173,7 +199,8 @@ def _segment(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
 
 
 def _repaired(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    """I1: pushes whose records were dropped can still be asked for."""
+    """I1: pushes whose records were dropped can still be asked for. Iterations whose ends were count as complete."""
+    f = replace(f, completed=max(f.completed, r.turn or 0))
     for effect in p["effects"]:
         f = _intent(f, r, effect) if effect["kind"] == "git_push" else f
     return f

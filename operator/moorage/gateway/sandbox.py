@@ -31,9 +31,10 @@ from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
+from moorage.gateway.errors import NotFound as NothingRecorded
 from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of, mirror_key
 from moorage.gateway.heartbeat import LeaseTarget
-from moorage.gateway.http import answer, query_int, read_model
+from moorage.gateway.http import JSON, answer, query_int, read_model
 from moorage.gateway.ledger import Run
 from moorage.gateway.orders import OrderBook
 from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
@@ -60,6 +61,7 @@ class SandboxRoom:
         """The doors."""
         return [
             Route("/v1/self", self.assignment, methods=["GET"], name="self"),
+            Route("/v1/self/decision", self.decision, methods=["GET"], name="decision"),
             Route("/v1/self/records", self.records, methods=["POST"], name="records"),
             Route("/v1/self/heartbeat", self.heartbeat, methods=["POST"], name="heartbeat"),
             Route("/v1/self/orders", self.orders, methods=["GET"], name="orders"),
@@ -72,6 +74,15 @@ class SandboxRoom:
         """GET Assignment."""
         caller = await self._gate.sandbox(request, "self", Role.RUNNER, Role.VERIFIER)
         return answer(await self._assignments.assign(caller))
+
+    async def decision(self, request: Request) -> Response:
+        """GET the request, word by word, that the Assignment's recorded decision answers."""
+        caller = await self._gate.sandbox(request, "decision", Role.RUNNER)
+        found = caller.run.facts.decision(caller.epoch)
+        if found is None or found.question.content is None:
+            raise NothingRecorded("no decision is left to be acted on")
+        content = await self._gate.deps.blobs.get(caller.run.tenant, found.question.content)
+        return Response(content, media_type=JSON)
 
     async def records(self, request: Request) -> Response:
         """POST ReportRequest: facts that a sandbox tells (J1: reported)."""

@@ -76,6 +76,10 @@ class GatewayClient:
         """What this sandbox is for; waits until it is registered (425)."""
         return await self._call(Assignment, "GET", "/v1/self")
 
+    async def decision(self) -> bytes:
+        """The model request, as it was sent, whose recorded answer this attempt begins with."""
+        return await self.patiently(lambda: self._answer("GET", "/v1/self/decision"))
+
     async def records(self, report: ReportRequest) -> Reported:
         """Append facts."""
         return await self._call(Reported, "POST", "/v1/self/records", report)
@@ -110,11 +114,16 @@ class GatewayClient:
     async def _once(
         self, answer: type[T], method: str, path: str, body: Wire | None = None, read_s: float = ANSWER_TIMEOUT_S
     ) -> T:
+        return answer.model_validate_json(await self._answer(method, path, body, read_s))
+
+    async def _answer(
+        self, method: str, path: str, body: Wire | None = None, read_s: float = ANSWER_TIMEOUT_S
+    ) -> bytes:
         headers = {"authorization": f"Bearer {await self._token()}", "content-type": "application/json"}
         content = body.model_dump_json().encode() if body is not None else b""
         response = await request(self._gateway, f"{method} {path}", headers, content, within_s=read_s)
         if response.is_success:
-            return answer.model_validate_json(response.body)
+            return response.body
         raise _refusal(response)
 
     async def _token(self) -> str:

@@ -38,7 +38,7 @@ class RunnerHost:
         self.log = OutputLog(reporter.emit)
         self._client, self._reporter = client, reporter
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
-        self._tokens = assignment.tokens_used
+        self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
 
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote."""
@@ -65,7 +65,8 @@ class RunnerHost:
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
         self._tokens += sum((usage or {}).values())
-        self.tell_remaining(iteration)
+        self._iterations += 1
+        self.tell_remaining()
 
     async def spawn(
         self,
@@ -79,16 +80,22 @@ class RunnerHost:
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
         return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin)
 
-    def tell_remaining(self, iteration: int) -> None:
-        """C7: what is left after an iteration, in a file that the agent may read at any time."""
+    def tell_remaining(self) -> None:
+        """C7: what is left, in a file that the agent may read at any time."""
         limits = self._assignment.limits
         left = {
-            "iterations": None if limits.max_iterations is None else max(0, limits.max_iterations - iteration),
+            "iterations": None if limits.max_iterations is None else max(0, limits.max_iterations - self._iterations),
             "tokens": None if limits.tokens_hard is None else max(0, limits.tokens_hard - self._tokens),
         }
         fresh = self._paths.remaining.with_suffix(".new")
         fresh.write_text(json.dumps(left))
         fresh.replace(self._paths.remaining)
+
+
+def iterations_used(assignment: Assignment) -> int:
+    """How many iterations are complete; an older gateway tells no more than their numbers."""
+    told = assignment.iterations_used
+    return assignment.next_iteration - 1 if told is None else told
 
 
 class AgentPaths:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from moorage.api.wire import Assignment, Orders, ResultReport
-from moorage.drivers.port import Outcome, Task
+from moorage.drivers.port import Outcome, Recorded, Task
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
-from moorage.runner.client import GatewayClient, GatewayError
+from moorage.runner.client import Fenced, GatewayClient, GatewayError
 from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
-from moorage.runner.host import AgentPaths, RunnerHost
+from moorage.runner.host import AgentPaths, RunnerHost, iterations_used
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
@@ -144,7 +145,7 @@ class Work:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY, proxied=bool(self.assignment.egress))
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
-        host.tell_remaining(self.assignment.next_iteration - 1)
+        host.tell_remaining()
         async with _background(host.log.pump()):
             await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
@@ -170,7 +171,8 @@ class Work:
         except UnknownDriver as error:
             return Outcome("failed", "UnknownDriver", str(error))
         await self.reporter.emit("AGENT_STARTED", {"driver": driver.name})
-        work = asyncio.create_task(driver.run(self._task(worktree, paths), host))
+        task = self._task(worktree, paths, await self._recorded())
+        work = asyncio.create_task(driver.run(task, host))
         stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
         try:
             await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +205,19 @@ class Work:
         if not work.done():
             await kill_everything()
 
-    def _task(self, worktree: RunWorktree, paths: AgentPaths) -> Task:
+    async def _recorded(self) -> Recorded | None:
+        """R2: the decision to begin with. Where its words were erased meanwhile, the model has to be asked anew."""
+        told = self.assignment.recorded
+        if told is None:
+            return None
+        try:
+            return Recorded(told.iteration, json.loads(await self.client.decision()))
+        except Fenced:
+            raise
+        except GatewayError:
+            return None
+
+    def _task(self, worktree: RunWorktree, paths: AgentPaths, recorded: Recorded | None) -> Task:
         a = self.assignment
         return Task(
             run_uid=a.run_uid,
@@ -219,6 +233,8 @@ class Work:
             next_iteration=a.next_iteration,
             handoff=a.handoff,
             tokens_used=a.tokens_used,
+            iterations_used=iterations_used(a),
+            recorded=recorded,
         )
 
     async def _obey(self, worktree: RunWorktree, outcome: Outcome, stop: Orders | None) -> None:

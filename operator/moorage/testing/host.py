@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
-from moorage.drivers.port import Child, Task
+from moorage.drivers.port import Child, Recorded, Task
 from moorage.runner.processes import spawn
 
 
@@ -86,6 +86,7 @@ def task_for(
     next_iteration: int = 1,
     handoff: str | None = None,
     tokens_used: int = 0,
+    recorded: Recorded | None = None,
 ) -> Task:
     """A task on the host's tree; its other folders are made beside it."""
     beside = host.tree.parent
@@ -106,4 +107,6 @@ def task_for(
         next_iteration=next_iteration,
         handoff=handoff,
         tokens_used=tokens_used,
+        iterations_used=next_iteration - 1,
+        recorded=recorded,
     )

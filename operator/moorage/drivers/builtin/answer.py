@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 NAMES = {
@@ -35,12 +35,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """One decision. `usage` in the names of the budget vector; `stop` is the provider's stop reason."""
+    """One decision. `usage` in the names of the budget vector; `stop` is the provider's stop reason. One that is
+    `replayed` comes from the journal and was billed before.
+    """
 
     text: str
     calls: tuple[Call, ...]
     stop: str
     usage: Mapping[str, int]
+    replayed: bool = False
 
     @property
     def cut(self) -> bool:
@@ -54,7 +57,7 @@ class Answer:
 
     def without_cut_call(self) -> Answer:
         """The last call of a cut answer may lack the end of its arguments, so it isn't one."""
-        return Answer(self.text, self.calls[:-1], self.stop, self.usage) if self.cut else self
+        return replace(self, calls=self.calls[:-1]) if self.cut else self
 
     def content(self) -> list[dict[str, Any]]:
         """The answer as it is sent back in the next request."""

@@ -1,7 +1,8 @@
 """The loop. One iteration is one decision: ask, journal each call before it runs and after, take a safe point.
 
-A recovered attempt begins a new conversation from the goal and a handoff made of facts (R4); iterations go on at the
-next number, so that none is used twice (E2).
+A recovered attempt acts first on what the model had decided in the iteration that was cut off (R2): the conversation
+goes on, under that iteration's number, and hears of the handoff with the results. Where nothing was decided it begins a
+new conversation from the goal and a handoff made of facts (R4), at the next number, so that none is used twice (E2).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moorage.core.journal.canonical import canonical
@@ -73,29 +74,50 @@ class _Loop:
     tools: Toolbox
     summary: str = ""
     tokens: int = 0
+    done: int = 0
     cut: int = 0
     empty: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self) -> Outcome:
-        self.tokens = self.task.tokens_used
-        self._say(prompt.opening(self.task))
+        self.tokens, self.done = self.task.tokens_used, self.task.iterations_used
         iteration = self.task.next_iteration
-        while (spent := self._spent(iteration)) is None:
-            try:
-                answer = await self.model.ask(self._request(), iteration)
-            except BudgetSpent as error:
-                return self._exhausted(str(error))
-            except ModelError as error:
-                return Outcome("failed", error.reason, str(error), self.summary)
-            ended = await self._act(iteration, answer)
-            await self.host.safe_point(iteration, answer.usage)
-            if ended is not None:
-                return ended
+        ended = await self._begin()
+        while ended is None:
+            if (spent := self._spent()) is not None:
+                return self._exhausted(spent)
+            ended = await self._iterate(iteration, self._request())
             iteration += 1
-        return self._exhausted(spent)
+        return ended
+
+    async def _begin(self) -> Outcome | None:
+        """The opening, or what is recorded of the iteration that was cut off; an Outcome where that was the last."""
+        recorded = self.task.recorded
+        if recorded is None:
+            self._say(prompt.opening(self.task))
+            return None
+        self.messages = _unmarked(recorded.request["messages"])
+        ended = await self._iterate(recorded.iteration, recorded.request, billed=True)
+        if ended is None:
+            self._say(prompt.resumed(self.task.handoff or ""))
+        return ended
 
     # --- one iteration ------------------------------------------------------------------------------------------------
+
+    async def _iterate(self, iteration: int, request: Mapping[str, Any], *, billed: bool = False) -> Outcome | None:
+        """Ask, act, take a safe point; an Outcome where that is the end. `billed`: what comes from the record was."""
+        try:
+            answer = await self.model.ask(request, iteration)
+        except BudgetSpent as error:
+            return self._exhausted(str(error))
+        except ModelError as error:
+            return Outcome("failed", error.reason, str(error), self.summary)
+        if billed and answer.replayed:
+            answer = replace(answer, usage={})
+        ended = await self._act(iteration, answer)
+        await self.host.safe_point(iteration, answer.usage)
+        self.done += 1
+        return ended
 
     async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
         """Do what was decided; an Outcome where that is the end."""
@@ -116,7 +138,7 @@ class _Loop:
             self._say(prompt.EMPTY)
         else:
             return Outcome("completed", "Completed", "", self.summary)
-        self._warn(iteration)
+        self._warn()
         return None
 
     def _failure(self, answer: Answer) -> Outcome | None:
@@ -197,10 +219,10 @@ class _Loop:
 
     # --- limits -------------------------------------------------------------------------------------------------------
 
-    def _spent(self, iteration: int) -> str | None:
+    def _spent(self) -> str | None:
         """B3: a hard limit that is reached. 0 means 0."""
         limits = self.task.limits
-        if limits.max_iterations is not None and iteration > limits.max_iterations:
+        if limits.max_iterations is not None and self.done >= limits.max_iterations:
             return f"all {limits.max_iterations} iterations are used up"
         if limits.tokens_hard is not None and self.tokens >= limits.tokens_hard:
             return f"the token limit of {limits.tokens_hard} is used up ({self.tokens})"
@@ -209,12 +231,13 @@ class _Loop:
     def _exhausted(self, why: str) -> Outcome:
         return Outcome("exhausted", "BudgetExhausted", why, self.summary)
 
-    def _warn(self, iteration: int) -> None:
+    def _warn(self) -> None:
         """C7, B3: say what is left when little is, or when a soft limit is passed."""
         limits = self.task.limits
         iterations = tokens = None
-        if limits.max_iterations is not None and limits.max_iterations - iteration <= FEW_ITERATIONS:
-            iterations = limits.max_iterations - iteration
+        after = self.done + 1  # this one is all but complete
+        if limits.max_iterations is not None and limits.max_iterations - after <= FEW_ITERATIONS:
+            iterations = limits.max_iterations - after
         soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
         if limits.tokens_hard is not None:
             left = limits.tokens_hard - self.tokens
@@ -230,6 +253,13 @@ def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     *before, last = messages
     *blocks, block = last["content"]
     return [*before, {**last, "content": [*blocks, block | {"cache_control": {"type": "ephemeral"}}]}]
+
+
+def _unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as they were before `_cached` marked the last block."""
+    *before, last = messages
+    *blocks, block = last["content"]
+    return [*before, {**last, "content": [*blocks, {k: v for k, v in block.items() if k != "cache_control"}]}]
 
 
 def _journaled(arguments: dict[str, Any]) -> object:

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -21,6 +21,7 @@ import httpx
 from moorage.drivers.builtin.answer import Answer, Malformed, parse
 
 VERSION = "2023-06-01"
+REPLAYED_HEADER = "x-moorage-replayed"
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 READ_S = 630.0  # just above the gateway's own limit for silence, so that its word comes first
 MAX_SAID = 500
@@ -102,7 +103,7 @@ class ModelClient:
             return _Failure("ModelUnavailable", f"the answer was cut or never came ({type(error).__name__})")
         if response.is_success:
             try:
-                return parse(response.content)
+                return replace(parse(response.content), replayed=REPLAYED_HEADER in response.headers)
             except Malformed as error:
                 return _Failure("ModelMalformed", f"the model's answer can't be read: {error}")
         return _judge(response)

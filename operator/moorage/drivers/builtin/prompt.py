@@ -33,6 +33,12 @@ def opening(task: Task) -> str:
     return f"{task.goal}\n\n<handoff>\n{task.handoff}\n</handoff>\nLook at the worktree first, then go on from there."
 
 
+def resumed(handoff: str) -> str:
+    """What follows the results of a decision that an earlier attempt was given and didn't live to finish."""
+    told = f"<handoff>\n{handoff}\n</handoff>\n" if handoff else ""
+    return f"{told}Your last decision was kept; its calls have run now, in a worktree as the last checkpoint has it."
+
+
 def remaining(iterations: int | None, tokens: int | None) -> str:
     """C7: what is left, where it begins to run short."""
     left = [f"{amount} {name}" for amount, name in ((iterations, "steps"), (tokens, "tokens")) if amount is not None]
