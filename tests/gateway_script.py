@@ -169,6 +169,14 @@ def result(head: str | None, **changes: Any) -> dict[str, Any]:
     }
 
 
+def checkpoint(iteration: int, head: str | None, epoch: int = 1) -> dict[str, Any]:
+    return {"epoch": epoch, "iteration": iteration, "changed": head is not None, "commit": head, "recorded_at": 8}
+
+
+def beat(epoch: int = 1, seq: int = 1) -> dict[str, Any]:
+    return {"work_id": "u1", "epoch": epoch, "progress_seq": seq, "observed_at": 3}
+
+
 VERIFIER_KEY = "only the verifier knows"
 
 
