@@ -1,0 +1,166 @@
+"""Plans about sandboxes: where they run, that they don't start, that they are lost."""
+
+from dataclasses import replace
+
+import pytest
+from tests.property.run_world import START, T, World, a_spec
+from tests.run_plans import NO_ACTIONS, WHERE, kinds, observed, provisioning, records, running
+
+from moorage.core.run import actions as a
+from moorage.core.run.backoff import BACKOFF_CAP_MS, backoff_ms
+from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.plan import decide
+
+# --- placement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("O4")
+def test_where_a_sandbox_runs_is_told_once_and_delays_nothing() -> None:
+    world = provisioning()
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(world.plan())]
+    runner = world.sandbox("runner")
+    assert runner
+    world.run_pod(runner, **WHERE)
+    plan = world.plan()
+    assert [r.payload for r in plan.actions if isinstance(r, a.Report)] == [
+        {
+            "pod_uid": runner.uid,
+            "epoch": 1,
+            "role": "runner",
+            **WHERE,
+        }
+    ]
+    world.step()
+    seen = world.state.placements
+    assert [(p.role, p.node, p.runtime, p.environment) for p in seen] == [("runner", "n", "gvisor", "sha256:e3")]
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(world.plan())]
+
+
+@pytest.mark.rule("O4")
+def test_what_is_learned_of_a_sandbox_after_the_end_is_still_told() -> None:
+    world = provisioning()
+    runner = world.sandbox("runner")
+    assert runner
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    world.report("agent", T.AGENT_STARTED, {})
+    world.spec = world.spec.model_copy(update={"acceptance": (), "delivery": None})
+    world.finish()
+    world.step()
+    assert world.state.end
+    world.run_pod(runner, **WHERE)
+    world.step()
+    assert len(world.state.placements) == 1
+    released = decide(
+        observed(world, released=True, sandboxes=(replace(runner, environment="sha256:e4", uid="v"),)), START
+    )
+    assert "SANDBOX_PLACED" not in [kind for kind, _ in records(released)]
+
+
+# --- waiting for a sandbox --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "after", "end"),
+    [
+        ("ImagePullFailed", 299_999, []),
+        ("ImagePullFailed", 300_000, [("RUN_FAILED", "ImagePullFailed")]),
+        ("CreateContainerError", 300_000, [("RUN_FAILED", "CreateContainerError")]),
+        ("Unschedulable", 300_000, []),
+        ("Unschedulable", 3_600_000, [("RUN_FAILED", "ScheduleToStartTimeout")]),
+        ("", 3_600_000, [("RUN_FAILED", "ScheduleToStartTimeout")]),
+    ],
+)
+def test_a_sandbox_that_does_not_start(reason: str, after: int, end: list[tuple[str, str]]) -> None:
+    world = provisioning()
+    runner = world.sandbox("runner")
+    assert runner
+    world.set_pod(runner, reason=reason, message="why")
+    world.now += after
+    plan = world.plan()
+    assert records(plan) == end
+    assert end or plan.reason == (reason or "Provisioning")
+
+
+def test_a_waiting_sandbox_is_not_polled() -> None:
+    world = provisioning()
+    runner = world.sandbox("runner")
+    assert runner
+    world.set_pod(runner, reason="Unschedulable")
+    world.now += 300_001
+    assert (world.plan().requeue_ms or 0) > 1_000_000
+
+
+def test_a_volume_that_a_crash_left_out_is_made_up_for() -> None:
+    world = provisioning()
+    world.volume = False
+    assert kinds(world.plan()) == ["EnsureVolume"]
+
+
+def test_a_sandbox_that_is_not_registered_is() -> None:
+    world = World()
+    for action in world.plan().actions[:-1]:
+        world.apply(action)
+    last = world.plan().actions[-1]
+    assert isinstance(last, a.StartSandbox)
+    world.start(last)
+    assert kinds(world.plan()) == ["RegisterSandbox"]
+
+
+# --- losing an attempt ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["OOMKilled", "Evicted", "NodeLost", "DiskFull", "RunnerFailed"])
+def test_a_lost_sandbox_is_told_with_its_reason(reason: str) -> None:
+    world = running()
+    runner = world.sandbox("runner")
+    assert runner
+    world.set_pod(runner, phase=SandboxPhase.ENDED, reason=reason, message="m")
+    assert records(world.plan()) == [("ATTEMPT_ENDED", reason)]
+
+
+@pytest.mark.rule("R1", "R6")
+def test_recovery_backs_off_raises_the_epoch_and_waits_for_the_old_sandbox() -> None:
+    world = running()
+    world.report("cp", T.ITERATION_COMPLETE, {"iteration": 1})
+    world.apply(a.Report("end", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "X", "message": ""}))
+    assert world.state.strikes == 1
+    waiting = world.plan()
+    assert (waiting.actions, waiting.requeue_ms) == (NO_ACTIONS, backoff_ms("u-1", 1))
+    world.now += backoff_ms("u-1", 1)
+    assert kinds(world.plan()) == ["RaiseEpoch"]
+    world.step()
+    assert kinds(world.plan()) == ["StopSandbox"]
+    world.step()
+    assert kinds(world.plan()) == ["EnsureVolume", "StartSandbox"]
+
+
+@pytest.mark.rule("R6")
+def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
+    world = running()
+    world.spec = a_spec(max_attempts=2)
+    world.apply(a.Report("end", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "X", "message": "m"}))
+    assert world.state.strikes == 2
+    assert records(world.plan()) == [("RUN_FAILED", "CrashLoop")]
+
+
+@pytest.mark.rule("R6")
+def test_backoff_is_full_jitter_below_its_cap() -> None:
+    waits = [backoff_ms(f"run-{i}", 5) for i in range(500)]
+    assert 0 <= min(waits) < 2_000
+    assert 14_000 < max(waits) < 16_000
+    assert all(backoff_ms("u", n) < BACKOFF_CAP_MS for n in range(1, 200))
+
+
+def test_a_removal_that_a_dead_node_never_confirms_is_forced() -> None:
+    world = running()
+    runner = world.sandbox("runner")
+    assert runner
+    world.apply(a.Report("end", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "OwnerLost"}))
+    world.now += 10_000
+    world.step()
+    world.set_pod(runner, stop_by=world.now)
+    assert world.plan().actions == ()
+    world.now += 30_000
+    (stop,) = world.plan().actions
+    assert isinstance(stop, a.StopSandbox)
+    assert stop.force
