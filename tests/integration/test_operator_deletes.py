@@ -1,22 +1,14 @@
 """`kubectl delete` never waits for us, and leaves nothing behind: with the operator up, down, or without a gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
 
-from e2e.cluster.apiserver import DEFAULT_CONTROLLERS, ApiServer, api_server
+from e2e.cluster.apiserver import DEFAULT_CONTROLLERS, api_server
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def world(api_server: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorWorld]:
-    install_crds(api_server)
-    async with operator_world(api_server, namespace, tmp_path) as made:
-        yield made
 
 
 async def running(world: OperatorWorld) -> str:

@@ -2,24 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from tests.integration.operator_world import OperatorWorld, container, install_crds, now, operator_world
+from tests.integration.operator_world import OperatorWorld, container, now
 
-from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
 
 pytestmark = pytest.mark.integration
 CHECKS = [{"name": "tests", "run": "true"}]
-
-
-@pytest.fixture
-async def world(api_server: ApiServer, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorWorld]:
-    install_crds(api_server)
-    async with operator_world(api_server, namespace, tmp_path) as made:
-        yield made
 
 
 def truths(status: dict[str, object]) -> dict[str, str]:
