@@ -9,6 +9,7 @@ from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
 from e2e.cluster.postgres import ensure_postgres
+from moorage import procfs
 from moorage.runner import processes
 from moorage.testing.postgres import PostgresServer
 
@@ -39,12 +40,12 @@ def postgres_server() -> Iterator[PostgresServer]:
     """One for all tests of this process. A runner that a test has in this process doesn't see it: at its end it kills
     whatever descends from it.
     """
-    everything = processes.processes
+    everything = procfs.processes
     with PostgresServer() as server, pytest.MonkeyPatch.context() as patch:
 
-        def without_the_server() -> dict[int, processes.Entry]:
+        def without_the_server() -> dict[int, procfs.Entry]:
             table = everything()
-            hidden = {server.pid} | processes.below({server.pid}, table)
+            hidden = {server.pid} | procfs.below({server.pid}, table)
             return {pid: entry for pid, entry in table.items() if pid not in hidden}
 
         patch.setattr(processes, "processes", without_the_server)

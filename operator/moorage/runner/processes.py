@@ -14,8 +14,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from moorage.procfs import below, processes
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
@@ -23,15 +24,6 @@ POLL_S = 0.02
 REAP_S = 1.0
 KILL_S = 10.0
 LINE_LIMIT = 1 << 16
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One process as /proc tells of it."""
-
-    parent: int
-    session: int
-    zombie: bool
 
 
 def forbid_inspection() -> bool:
@@ -48,17 +40,6 @@ def become_subreaper() -> bool:
     return int(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
 
 
-def processes() -> dict[int, Entry]:
-    """All that can be seen, by pid."""
-    found: dict[int, Entry] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                found[int(folder.name)] = Entry(int(parent), int(session), state in {"Z", "X"})
-    return found
-
-
 def descendants() -> list[int]:
     """Every live process below us."""
     table = processes()
@@ -71,16 +52,6 @@ def family(leader: int) -> list[int]:
     ours = below({os.getpid()}, table)
     roots = {pid for pid in ours if pid == leader or table[pid].session == leader}
     return [pid for pid in sorted(roots | below(roots, table)) if not table[pid].zombie]
-
-
-def below(roots: set[int], table: Mapping[int, Entry]) -> set[int]:
-    """All that descends from any of `roots`, themselves left out."""
-    found: set[int] = set()
-    wave = roots
-    while wave:
-        wave = {pid for pid, entry in table.items() if entry.parent in wave and pid not in found}
-        found |= wave
-    return found
 
 
 def send(pids: Iterable[int], sign: signal.Signals) -> None:

@@ -29,6 +29,7 @@ from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
 from moorage.points import Point, inherited, reached
+from moorage.procfs import below, processes
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
 from moorage.sandbox.port import Children, Refused, RunKey, Unavailable, Which
 
@@ -290,18 +291,7 @@ def _child_of(pid: int) -> int | None:
 
 def descendants(pid: int) -> list[int]:
     """Everything below a process now. The runner adopts orphans (as their subreaper), so none escapes by forking."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found, ahead = [], [pid]
-    while ahead:
-        below = children.get(ahead.pop(), [])
-        found += below
-        ahead += below
-    return found
+    return sorted(below({pid}, processes()))
 
 
 async def _end_left(volume: Path) -> None:

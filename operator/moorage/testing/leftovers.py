@@ -12,7 +12,8 @@ import os
 import signal
 from pathlib import Path
 
-from moorage.runner.processes import processes, send
+from moorage.procfs import processes
+from moorage.runner.processes import send
 
 LOOK_S = 0.02
 

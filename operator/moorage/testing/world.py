@@ -34,7 +34,7 @@ from moorage.api.wire import (
 from moorage.clock import SystemClock
 from moorage.core.journal.record import Record
 from moorage.gateway.settings import GatewaySettings
-from moorage.runner.processes import below, processes
+from moorage.procfs import below, processes
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
