@@ -10,10 +10,18 @@ from e2e.cluster.errors import CommandFailedError
 from e2e.cluster.node import TOOLS_IMAGE
 
 SERVER_PORT = 8080
-_RESTRICTED = {
+RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
+}
+
+UNPRIVILEGED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
 }
 
 
@@ -23,20 +31,14 @@ def pod(name: str, command: str, *, runtime: str | None = "gvisor", claim: str |
         "name": "main",
         "image": TOOLS_IMAGE,
         "command": ["sh", "-c", command],
-        "securityContext": _RESTRICTED,
+        "securityContext": RESTRICTED,
         "volumeMounts": [{"name": "work", "mountPath": "/volume"}],
     }
     volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": UNPRIVILEGED,
         "containers": [container],
         "volumes": [{"name": "work", **volume}],
     }

@@ -2,8 +2,6 @@
 
 import asyncio
 import hashlib
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +17,10 @@ from moorage.api.wire import (
 )
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+from moorage.testing.trees import git
 
 PASSWORD = "correct horse"
 BRANCH = "moorage/fix"
-GIT_ENV = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_AUTHOR_NAME": "Ada",
-    "GIT_AUTHOR_EMAIL": "ada@example.com",
-    "GIT_COMMITTER_NAME": "Ada",
-    "GIT_COMMITTER_EMAIL": "ada@example.com",
-    "GIT_TERMINAL_PROMPT": "0",
-}
-
-
-def git(cwd: Path, *args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=cwd, env=GIT_ENV, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"git {args}: {done.stderr}"
-    return done.stdout.strip()
 
 
 def commit(work: Path, name: str, text: str) -> str:

@@ -16,6 +16,7 @@ from e2e.bench.client import AGENTRUNS, Board, Body, Kube, token
 from e2e.bench.figures import Aim, Figure, Report
 from e2e.bench.system import System
 from e2e.cluster.errors import HarnessError
+from e2e.pods import RESTRICTED, UNPRIVILEGED
 from e2e.system import SANDBOX_IMAGE, Tenant, shell
 from moorage.core.journal.export import parse_record, read_lines, verify_export
 from moorage.core.journal.record import decode
@@ -182,14 +183,13 @@ def claim(name: str) -> Body:
 
 def bare_pod(name: str, *, claimed: bool = False) -> Body:
     """A pod as a sandbox is, without anything of ours."""
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
         "name": "bare",
         "image": SANDBOX_IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-euc", BARE],
         "resources": {"limits": LIMITS, "requests": {"cpu": "50m", "memory": "256Mi"}},
-        "securityContext": security,
+        "securityContext": RESTRICTED,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
     spec = {
@@ -197,13 +197,7 @@ def bare_pod(name: str, *, claimed: bool = False) -> Body:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "runtimeClassName": "gvisor",
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": UNPRIVILEGED,
         "containers": [container],
         "volumes": [{"name": "tmp", "persistentVolumeClaim": {"claimName": name}} if claimed else EMPTY],
     }

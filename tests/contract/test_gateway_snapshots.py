@@ -156,20 +156,26 @@ async def test_another_gateways_key_and_another_reducers_version_make_none_of_ou
     assert (await latest(store)).reducer_version == REDUCER_VERSION
 
 
+def tampered(
+    store: DurableExecutionStore, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, int], bytes]
+) -> None:
+    """What is read from an offset on is changed on the way."""
+    original = store.stored
+
+    async def changed(run_uid: str, from_offset: int = 0) -> Any:
+        async for entry in original(run_uid, from_offset):
+            yield entry._replace(body=change(entry.body, from_offset))
+
+    monkeypatch.setattr(store, "stored", changed)
+
+
 @pytest.mark.rule("P1", "J5")
 async def test_a_chain_that_is_broken_after_the_snapshot_refuses_recovery(
     store: DurableExecutionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await worked(store)
     taken = await latest(store)
-    original = store.stored
-
-    async def changed(run_uid: str, from_offset: int = 0) -> Any:
-        async for entry in original(run_uid, from_offset):
-            body = entry.body.replace(b'"tool":"x"', b'"tool":"y"')
-            yield entry._replace(body=body)
-
-    monkeypatch.setattr(store, "stored", changed)
+    tampered(store, monkeypatch, lambda body, _: body.replace(b'"tool":"x"', b'"tool":"y"'))
     with pytest.raises(JournalCorrupted) as caught:
         await Gateway(store).ledger.open("u1")
     assert caught.value.offset > taken.source_offset
@@ -181,14 +187,11 @@ async def test_one_of_a_record_that_is_another_now_is_ignored(
 ) -> None:
     await worked(store)
     taken = await latest(store)
-    original = store.stored
 
-    async def changed(run_uid: str, from_offset: int = 0) -> Any:
-        async for entry in original(run_uid, from_offset):
-            at = from_offset == taken.source_offset
-            yield entry._replace(body=entry.body.replace(b"ITERATION", b"ITERATIOM")) if at else entry
+    def changed(body: bytes, from_offset: int) -> bytes:
+        return body.replace(b"ITERATION", b"ITERATIOM") if from_offset == taken.source_offset else body
 
-    monkeypatch.setattr(store, "stored", changed)
+    tampered(store, monkeypatch, changed)
     made = Gateway(store)
     with capture_logs() as logs:
         await made.ledger.open("u1")

@@ -19,7 +19,7 @@ import structlog
 from kubernetes.aio.client import ApiClient
 from prometheus_client import CollectorRegistry
 
-from e2e.cluster.apiserver import ApiServer
+from e2e.cluster.apiserver import ApiServer, api_server
 from moorage.api import names
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
@@ -353,3 +353,13 @@ async def operator_world(server: ApiServer, namespace: str, folder: Path) -> Asy
         finally:
             await world.stop()
             await api.close()
+
+
+@contextlib.asynccontextmanager
+async def own_world(folder: Path, install: Callable[[ApiServer], None]) -> AsyncIterator[OperatorWorld]:
+    """The same on an API server of its own, whose definitions are what `install` makes them."""
+    with api_server() as server:
+        install(server)
+        server.kubectl("create", "namespace", "team")
+        async with operator_world(server, "team", folder) as world:
+            yield world

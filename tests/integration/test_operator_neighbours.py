@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
+from tests.integration.operator_world import OperatorWorld, install_crds, own_world
 
-from e2e.cluster.apiserver import api_server
 from moorage.api import names
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi
 from moorage.sandbox.pods import PodSubstrate
@@ -148,17 +147,14 @@ async def test_a_pod_that_the_other_operator_makes_between_two_reads_is_not_lost
 
 
 async def test_one_operator_for_all_namespaces_sees_a_runtime_class_appear(tmp_path: Path) -> None:
-    with api_server() as own:  # it would meet other tests' runs, and they its class
-        install_crds(own)
-        own.kubectl("create", "namespace", "team")
-        async with operator_world(own, "team", tmp_path) as world:
-            await world.start(watch_namespaces=())
-            await world.apply_run("fix", sandbox={"runtimeClassName": "kata"})
-            await world.until_reason("fix", "RuntimeClassNotFound")
-            about = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "kata"}}
-            await world.api.create("/apis/node.k8s.io/v1/runtimeclasses", about | {"handler": "kata"})
-            pod = await world.until_pod()
-            assert pod["spec"]["runtimeClassName"] == "kata"
+    async with own_world(tmp_path, install_crds) as world:  # it would meet other tests' runs, and they its class
+        await world.start(watch_namespaces=())
+        await world.apply_run("fix", sandbox={"runtimeClassName": "kata"})
+        await world.until_reason("fix", "RuntimeClassNotFound")
+        about = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "kata"}}
+        await world.api.create("/apis/node.k8s.io/v1/runtimeclasses", about | {"handler": "kata"})
+        pod = await world.until_pod()
+        assert pod["spec"]["runtimeClassName"] == "kata"
 
 
 @pytest.mark.rule("F1")
@@ -262,20 +258,17 @@ async def test_a_run_that_the_gateway_forgot_is_not_begun_again(world: OperatorW
 
 
 async def test_the_api_server_may_go_away_in_the_middle(tmp_path: Path) -> None:
-    with api_server() as own:
-        install_crds(own)
-        own.kubectl("create", "namespace", "team")
-        async with operator_world(own, "team", tmp_path) as world:
-            await world.start()
-            await world.apply_run("fix")
-            pod = await world.until_pod()
-            await world.work(pod, finish=False)
-            await world.until_phase("fix", "Running")
-            await asyncio.to_thread(own.stop)
-            await world.finish(pod)
-            await asyncio.sleep(1.0)
-            await asyncio.to_thread(own.start)
-            assert (await world.until_phase("fix", "Succeeded", seconds=30))["attempt"] == 1
+    async with own_world(tmp_path, install_crds) as world:
+        await world.start()
+        await world.apply_run("fix")
+        pod = await world.until_pod()
+        await world.work(pod, finish=False)
+        await world.until_phase("fix", "Running")
+        await asyncio.to_thread(world.server.stop)
+        await world.finish(pod)
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(world.server.start)
+        assert (await world.until_phase("fix", "Succeeded", seconds=30))["attempt"] == 1
 
 
 async def test_a_gateway_that_is_away_is_told_and_waited_for(world: OperatorWorld) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.integration.operator_world import OperatorWorld, container, now
@@ -116,14 +117,19 @@ async def test_an_idle_run_costs_no_writes(world: OperatorWorld) -> None:
     assert world.writes[before:] == []
 
 
-@pytest.mark.rule("V3")
-async def test_acceptance_runs_in_a_sandbox_of_its_own_and_decides(world: OperatorWorld) -> None:
+async def proposed(world: OperatorWorld) -> dict[str, Any]:
+    """A run whose agent is done; its verifier's pod."""
     await world.start()
     await world.apply_run("fix", acceptance=CHECKS)
     runner = await world.until_pod()
     await world.work(runner)
     await world.end_pod(runner)
-    verifier = await world.until_pod("verifier")
+    return await world.until_pod("verifier")
+
+
+@pytest.mark.rule("V3")
+async def test_acceptance_runs_in_a_sandbox_of_its_own_and_decides(world: OperatorWorld) -> None:
+    verifier = await proposed(world)
     assert [v["name"] for v in verifier["spec"]["volumes"] if "persistentVolumeClaim" in v] == []
     await world.start_pod(verifier)
     await world.judge(verifier, exit_code=1)
@@ -135,12 +141,7 @@ async def test_acceptance_runs_in_a_sandbox_of_its_own_and_decides(world: Operat
 
 
 async def test_a_passed_acceptance_is_success(world: OperatorWorld) -> None:
-    await world.start()
-    await world.apply_run("fix", acceptance=CHECKS)
-    runner = await world.until_pod()
-    await world.work(runner)
-    await world.end_pod(runner)
-    verifier = await world.until_pod("verifier")
+    verifier = await proposed(world)
     await world.start_pod(verifier)
     await world.judge(verifier, exit_code=0)
     status = await world.until_phase("fix", "Succeeded")

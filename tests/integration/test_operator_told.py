@@ -5,9 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.operator_world import OURS, OperatorWorld, install_crds, install_lax_definition, operator_world
+from tests.integration.operator_world import (
+    OURS,
+    OperatorWorld,
+    install_crds,
+    install_lax_definition,
+    own_world,
+)
 
-from e2e.cluster.apiserver import api_server
+from e2e.cluster.apiserver import ApiServer
 from moorage.api import names
 from moorage.core.run import admission
 
@@ -107,27 +113,28 @@ async def test_an_unknown_driver_names_the_known_ones_and_stalls(world: Operator
     assert {c["type"]: c["status"] for c in status["conditions"]}["Stalled"] == "True"
 
 
+def lax(server: ApiServer) -> None:
+    install_crds(server)
+    server.kubectl("delete", "crd", "agentruns.moorage.dev")
+    install_lax_definition(server)
+
+
 async def test_one_malformed_old_object_harms_nobody_else(tmp_path: Path) -> None:
     """As an older version's schema may have let it in: spec of another shape, no spec, status of another shape."""
-    with api_server() as own:
-        install_crds(own)
-        own.kubectl("delete", "crd", "agentruns.moorage.dev")
-        install_lax_definition(own)
-        own.kubectl("create", "namespace", "team")
-        async with operator_world(own, "team", tmp_path) as world:
-            for name, body in MALFORMED.items():
-                meta = {"name": name, "namespace": "team"}
-                about = {"apiVersion": names.API_VERSION, "kind": "AgentRun", "metadata": meta}
-                await world.api.create(world.path("agentruns", version=names.API_VERSION), about | body)
-            await world.api.patch(f"{world.run_path('odd-status')}/status", {"status": {"phase": 7, "conditions": "x"}})
-            await world.start()
-            await world.apply_run("good")
-            pod = await world.until_pod()
-            await world.work(pod)
-            await world.end_pod(pod)
-            await world.until_phase("good", "Succeeded")
-            for name in MALFORMED:
-                assert (await world.until_reason(name, "InvalidSpec"))["phase"] == "Pending", name
+    async with own_world(tmp_path, lax) as world:
+        for name, body in MALFORMED.items():
+            meta = {"name": name, "namespace": "team"}
+            about = {"apiVersion": names.API_VERSION, "kind": "AgentRun", "metadata": meta}
+            await world.api.create(world.path("agentruns", version=names.API_VERSION), about | body)
+        await world.api.patch(f"{world.run_path('odd-status')}/status", {"status": {"phase": 7, "conditions": "x"}})
+        await world.start()
+        await world.apply_run("good")
+        pod = await world.until_pod()
+        await world.work(pod)
+        await world.end_pod(pod)
+        await world.until_phase("good", "Succeeded")
+        for name in MALFORMED:
+            assert (await world.until_reason(name, "InvalidSpec"))["phase"] == "Pending", name
 
 
 MALFORMED: dict[str, dict[str, Any]] = {

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from moorage.core.journal.heads import SigningKey
+from moorage.store.disk import sync_folder
 
 
 def head_key(kept: Path) -> SigningKey:
@@ -28,8 +29,4 @@ def _make(kept: Path) -> None:
         os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(file.name, kept)
-    folder = os.open(kept.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(kept.parent)

@@ -12,17 +12,13 @@ from typing import Any
 
 import orjson
 
+from moorage.api.tokens import ANTHROPIC
+
 PROTOCOL = "anthropic-messages"
 EVENT_STREAM = "text/event-stream"
 CHARACTERS_PER_TOKEN = 4  # for what was cut before its usage came: an estimate, and marked as one
 MAX_EVENT = 8 * 1024 * 1024  # bytes of one event; a longer one is passed on and not looked at
 
-NAMES = {
-    "input_tokens": "input_tokens",
-    "output_tokens": "output_tokens",
-    "cache_read_input_tokens": "cache_read_tokens",
-    "cache_creation_input_tokens": "cache_write_tokens",
-}
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -44,7 +40,7 @@ def usage_vector(usage: object) -> dict[str, int]:
     """B1's names for a usage object; what isn't a count is left out."""
     if not isinstance(usage, Mapping):
         return {}
-    return {ours: usage[theirs] for theirs, ours in NAMES.items() if _is_count(usage.get(theirs))}
+    return {ours: usage[theirs] for theirs, ours in ANTHROPIC.items() if _is_count(usage.get(theirs))}
 
 
 def _is_count(value: object) -> bool:

@@ -21,6 +21,7 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_INLINE
 from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
 from moorage.points import Point, reached
+from moorage.store.disk import sync_folder
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
 P = ParamSpec("P")
@@ -179,7 +180,7 @@ class FileBlobs:
         reached(Point.BLOB_BEFORE)
         if not (self._refresh(path) and path.read_bytes() == content):
             self._write(path, content)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         reached(Point.BLOB_AFTER)
 
     def _refresh(self, path: Path) -> bool:
@@ -274,12 +275,4 @@ def _make_folders(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)

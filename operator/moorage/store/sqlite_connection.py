@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moorage.store.disk import sync_folder
 from moorage.store.errors import NotDurable, StoreBusy, StoreError, StoreUnavailable
 from moorage.store.migrations import migrate, released
 
@@ -35,7 +35,7 @@ def connect(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Conne
         except BaseException:
             connection.close()
             raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return connection
 
 
@@ -106,12 +106,3 @@ def _configure(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA recursive_triggers = ON")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the file's name as durable as its bytes."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

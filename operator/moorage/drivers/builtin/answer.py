@@ -11,12 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-NAMES = {
-    "input_tokens": "input_tokens",
-    "output_tokens": "output_tokens",
-    "cache_read_input_tokens": "cache_read_tokens",
-    "cache_creation_input_tokens": "cache_write_tokens",
-}
+from moorage.api.tokens import ANTHROPIC
+
 MAX_DEPTH = 64
 
 
@@ -91,7 +87,7 @@ def _calls(blocks: list[dict[str, Any]]) -> Iterator[Call]:
 def _usage(usage: object) -> dict[str, int]:
     if not isinstance(usage, dict):
         return {}
-    counts = {ours: usage.get(theirs) for theirs, ours in NAMES.items()}
+    counts = {ours: usage.get(theirs) for theirs, ours in ANTHROPIC.items()}
     return {name: n for name, n in counts.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
