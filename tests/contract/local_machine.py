@@ -179,7 +179,7 @@ class Machine:
 
     def silent(self) -> bool:
         """Nothing runs any more, given a moment."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 40
         while self.processes():
             if time.monotonic() > deadline:
                 return False

@@ -37,7 +37,7 @@ async def open_port() -> AsyncIterator[str]:
 
 async def heard(run: Run) -> None:
     """Wait for a heartbeat of the runner's."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while (await run.call("GET", ""))["heartbeat"] is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -67,7 +67,7 @@ async def test_a_cancel_is_obeyed_before_there_is_an_agent(world):
     async with open_port() as address:
         run, sandbox = await held_up(world, address)
         await run.report("CANCEL_REQUESTED", {"reason": "user"})
-        assert await sandbox.ended(within_s=10) == 0
+        assert await sandbox.ended(within_s=40) == 0
     state = await run.state()
     assert (state["agent_end"]["outcome"], state["cancel_stage"]) == ("cancelled", "acknowledged")
     assert "AGENT_STARTED" not in await run.types()
@@ -77,7 +77,7 @@ async def test_sigterm_is_obeyed_before_there_is_an_agent(world):
     async with open_port() as address:
         run, sandbox = await held_up(world, address)
         sandbox.terminate()
-        assert await sandbox.ended(within_s=10) == Exit.TERMINATED
+        assert await sandbox.ended(within_s=40) == Exit.TERMINATED
     assert json.loads(sandbox.log.read_text())["reason"] == "Terminated"
     assert (await run.state())["agent_end"] is None
 
@@ -88,7 +88,7 @@ async def test_a_fence_is_obeyed_before_there_is_an_agent(world):
         run, sandbox = await held_up(world, address)
         await run.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "no heartbeat"})
         await run.fence(2)
-        assert await sandbox.ended(within_s=10) == Exit.FENCED
+        assert await sandbox.ended(within_s=40) == Exit.FENCED
     assert json.loads(sandbox.log.read_text())["reason"] == "Fenced"
 
 

@@ -214,7 +214,7 @@ async def test_a_cancel_wakes_a_waiting_runner_at_once(gateway, upstream) -> Non
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
-    orders = await ok(await asyncio.wait_for(waiting, 2))
+    orders = await ok(await asyncio.wait_for(waiting, 20))
     assert (orders["stop"], orders["seq"]) == ("cancel", 1)
     assert (await operator.types()).count("CANCEL_PROPAGATED") == 1
     await ok(await runner.post("/v1/self/records", json=told("CANCEL_ACKNOWLEDGED", {})))

@@ -212,7 +212,7 @@ async def test_another_process_that_holds_the_database_is_waited_for_while_the_l
         assert not any(task.done() for task in waiting)
         other.execute("COMMIT")
         assert [r.offset for r in await asyncio.gather(*waiting)] == [LENGTH, LENGTH + 1, LENGTH + 2]
-    assert slowest < 1
+    assert slowest < 10, "the loop stood still for as long as the database was waited for"
 
 
 async def test_what_still_waits_for_another_process_when_the_store_is_closed_is_told(

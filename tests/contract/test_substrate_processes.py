@@ -78,14 +78,17 @@ async def test_each_sandbox_has_a_token_of_its_own(substrate: ProcessSubstrate, 
     assert len(token) >= 32
 
 
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(40):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def test_an_end_is_told_and_typed(substrate: ProcessSubstrate, run: RunKey, told: Told) -> None:
     view = await begun(substrate, run, a_spec(uid=run.uid))
     pid = substrate._runs[run.uid].sandboxes[view.name].process.pid
     os.kill(pid, signal.SIGKILL)
-    for _ in range(200):
-        if told.ended:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: told.ended)
     assert told.ended == [run]
     (seen,) = (await substrate.observe(run)).sandboxes
     assert (seen.ended, seen.reason) == (True, "Killed")
@@ -93,14 +96,10 @@ async def test_an_end_is_told_and_typed(substrate: ProcessSubstrate, run: RunKey
 
 async def test_no_process_outlives_its_sandbox(substrate: ProcessSubstrate, run: RunKey) -> None:
     view = await begun(substrate, run, a_spec(uid=run.uid))
-    await asyncio.sleep(0.5)
-    assert processes_of(run)
+    await until(lambda: processes_of(run))
+    await asyncio.sleep(0.5)  # it is further on than its first line
     await substrate.stop(run, view.name, view.uid, 2_000)
-    for _ in range(100):
-        if not processes_of(run):
-            break
-        await asyncio.sleep(0.02)
-    assert processes_of(run) == []
+    await until(lambda: not processes_of(run))
 
 
 async def test_a_sandbox_that_is_told_to_go_while_it_begins_leaves_nothing(substrate: ProcessSubstrate) -> None:
@@ -110,8 +109,7 @@ async def test_a_sandbox_that_is_told_to_go_while_it_begins_leaves_nothing(subst
         view = await begun(substrate, run, a_spec(uid=run.uid))
         await asyncio.sleep(after_ms / 1000)
         await substrate.stop(run, view.name, view.uid, 100)
-        await asyncio.sleep(0.05)
-        assert processes_of(run) == []
+        await until(lambda run=run: not processes_of(run))
 
 
 @pytest.mark.rule("F6")
@@ -159,19 +157,10 @@ async def test_a_kill_takes_the_whole_tree_along(
     monkeypatch.setattr("moorage.sandbox.process.program", lambda: [sys.executable, "-c", FORKS])
     view = await begun(substrate, run, a_spec(uid=run.uid))
     pid = substrate._runs[run.uid].sandboxes[view.name].process.pid
-    for _ in range(200):
-        tree = descendants(pid)
-        if len(tree) >= 2:
-            break
-        await asyncio.sleep(0.02)
-    assert len(tree) >= 2
+    await until(lambda: len(descendants(pid)) >= 2)
+    tree = descendants(pid)
     await substrate.stop(run, view.name, view.uid, 0)
-    for _ in range(100):
-        left = [p for p in tree if state_of(p) != "Z"]
-        if not left:
-            break
-        await asyncio.sleep(0.02)
-    assert left == []
+    await until(lambda: all(state_of(p) == "Z" for p in tree))
 
 
 def state_of(pid: int) -> str:

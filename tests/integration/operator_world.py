@@ -49,6 +49,7 @@ spec:
       subresources: {status: {}}
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 """
+PATIENCE_S = 45.0  # a busy machine is slow, and a test has a minute
 SANDBOXES = SandboxSettings(
     gateway_ip="10.96.0.10",
     gateway_port=8080,
@@ -191,7 +192,7 @@ class OperatorWorld:
             found += [f"{resource}/{i['metadata']['name']}" for i in items if "deletionTimestamp" not in i["metadata"]]
         return found
 
-    async def until_nothing_stands(self, seconds: float = 45.0) -> None:
+    async def until_nothing_stands(self, seconds: float = PATIENCE_S) -> None:
         """Kubernetes' garbage collector hears of new kinds every 30 s only."""
 
         async def nothing() -> bool:
@@ -204,7 +205,7 @@ class OperatorWorld:
         found: dict[str, Any] = (await self.gateway.operator.get(f"/v1/runs/{uid}")).json()
         return found
 
-    async def until_released(self, uid: str, seconds: float = 20.0) -> dict[str, Any]:
+    async def until_released(self, uid: str, seconds: float = PATIENCE_S) -> dict[str, Any]:
         async def released() -> dict[str, Any] | None:
             view = await self.view(uid)
             return view if view.get("released") else None
@@ -212,7 +213,7 @@ class OperatorWorld:
         found: dict[str, Any] = await self.until(released, "the release at the gateway", seconds)
         return found
 
-    async def until(self, check: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:
+    async def until(self, check: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
         """Ask until the answer is true; then return it."""
         deadline = time.monotonic() + seconds
         while True:
@@ -227,7 +228,7 @@ class OperatorWorld:
         runs = await self.api.items(self.path("agentruns", version=names.API_VERSION))
         return json.dumps([r.get("status") for r in runs])[:2000]
 
-    async def until_phase(self, name: str, *phases: str, seconds: float = 15.0) -> dict[str, Any]:
+    async def until_phase(self, name: str, *phases: str, seconds: float = PATIENCE_S) -> dict[str, Any]:
         async def reached() -> dict[str, Any] | None:
             status = await self.status(name)
             return status if status.get("phase") in phases else None
@@ -235,7 +236,7 @@ class OperatorWorld:
         found: dict[str, Any] = await self.until(reached, f"{name} in {phases}", seconds)
         return found
 
-    async def until_reason(self, name: str, reason: str, seconds: float = 15.0) -> dict[str, Any]:
+    async def until_reason(self, name: str, reason: str, seconds: float = PATIENCE_S) -> dict[str, Any]:
         async def reached() -> dict[str, Any] | None:
             status = await self.status(name)
             return status if status.get("reason") == reason else None
@@ -243,7 +244,7 @@ class OperatorWorld:
         found: dict[str, Any] = await self.until(reached, f"{name} because of {reason}", seconds)
         return found
 
-    async def until_pod(self, role: str = "runner", epoch: int = 1, seconds: float = 15.0) -> dict[str, Any]:
+    async def until_pod(self, role: str = "runner", epoch: int = 1, seconds: float = PATIENCE_S) -> dict[str, Any]:
         async def there() -> dict[str, Any] | None:
             pods = await self.pods(role)
             return next((p for p in pods if p["metadata"]["labels"][names.EPOCH] == str(epoch)), None)

@@ -394,7 +394,7 @@ def established(server: ApiServer, crd: dict[str, Any]) -> None:
     server.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd))
     server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd['metadata']['name']}")
     described = "goal" in json.dumps(crd["spec"]["versions"][0]["schema"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 45
     while time.monotonic() < deadline:
         probe = ("create", "--dry-run=server", "--validate=false", "-f", "-")
         body = {"apiVersion": "old.moorage.dev/v1alpha1", "kind": "AgentRun", "metadata": {"name": "probe"}, "spec": {}}

@@ -74,7 +74,7 @@ async def test_over_quota_is_waited_out_and_costs_no_attempt(world: OperatorWorl
     found = await world.api.get(world.path("resourcequotas", "none"))
     assert found is not None
     await world.api.delete(world.path("resourcequotas", "none"), found["metadata"]["uid"])
-    await world.until_pod(seconds=25)
+    await world.until_pod()
     assert (await world.status("fix"))["attempt"] == 1
 
 

@@ -26,6 +26,12 @@ async def working(work: Work, workers: int = 2) -> AsyncIterator[tuple[WorkQueue
             await task
 
 
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(40):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_a_key_added_ten_times_is_worked_on_once() -> None:
     seen: list[str] = []
 
@@ -35,6 +41,7 @@ async def test_a_key_added_ten_times_is_worked_on_once() -> None:
     async with working(work) as (queue, _):
         for _ in range(10):
             queue.add("a")
+        await until(lambda: bool(seen))
         await asyncio.sleep(0.05)
     assert seen == ["a"]
 
@@ -52,29 +59,32 @@ async def test_a_key_is_never_worked_on_twice_at_once_and_once_more_when_it_chan
 
     async with working(work, workers=4) as (queue, _):
         queue.add("a")
-        await asyncio.sleep(0.01)
+        await until(lambda: running == 1)
         for _ in range(5):
             queue.add("a")
         gate.set()
+        await until(lambda: passes == 2)
         await asyncio.sleep(0.05)
     assert (most, passes) == (1, 2)
 
 
 async def test_a_key_that_fails_backs_off_alone() -> None:
-    good: list[str] = []
+    order: list[str] = []
+    times: list[float] = []
 
     async def work(key: str) -> None:
+        order.append(key)
         if key == "bad":
+            times.append(asyncio.get_running_loop().time())
             raise RuntimeError("broken")
-        good.append(key)
 
     async with working(work, workers=1) as (queue, failures):
         queue.add("bad")
         for at in range(20):
             queue.add(f"good-{at}")
-        await asyncio.sleep(0.5)
-    assert len(good) == 20
-    assert 2 <= len(failures) <= 5
+        await until(lambda: len(failures) == 3)
+    assert order[:21] == ["bad", *(f"good-{at}" for at in range(20))], "it keeps no other from its turn"
+    assert (times[1] - times[0] >= 0.05, times[2] - times[1] >= 0.1) == (True, True), "half of the backoff is sure"
 
 
 async def test_an_earlier_wish_outranks_a_later_one_and_an_event_outranks_both() -> None:
@@ -89,12 +99,13 @@ async def test_an_earlier_wish_outranks_a_later_one_and_an_event_outranks_both()
         queue.add_after("a", 10_000)
         queue.add_after("a", 60)
         queue.add_after("a", 5_000)
-        await asyncio.sleep(0.15)
-        assert 0.05 <= times[0] - began <= 0.14
-        queue.add_after("a", 10_000)
+        await until(lambda: len(times) == 1)
+        assert 0.05 <= times[0] - began < 4.5, "neither before its time nor at one of the later ones"
+        queue.add_after("a", 30_000)
         queue.add("a")
-        await asyncio.sleep(0.03)
-    assert len(times) == 2
+        began = loop.time()
+        await until(lambda: len(times) == 2)
+    assert times[1] - began < 25
 
 
 async def test_what_the_work_asks_for_is_done_later() -> None:
@@ -107,7 +118,8 @@ async def test_what_the_work_asks_for_is_done_later() -> None:
 
     async with working(work) as (queue, _):
         queue.add("a")
-        await asyncio.sleep(0.2)
+        await until(lambda: passes == 3)
+        await asyncio.sleep(0.05)
     assert passes == 3
 
 
@@ -118,23 +130,23 @@ async def test_a_slow_key_is_seen_by_the_probe() -> None:
     async with working(work) as (queue, _):
         assert queue.oldest_ms() == 0
         queue.add("a")
-        await asyncio.sleep(0.1)
-        assert queue.oldest_ms() >= 90
+        await until(lambda: queue.oldest_ms() >= 90)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_workers_bound_what_goes_on_at_once(workers: int) -> None:
-    running = most = 0
+    running = most = done = 0
 
     async def work(key: str) -> None:
-        nonlocal running, most
+        nonlocal running, most, done
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.01)
         running -= 1
+        done += 1
 
     async with working(work, workers=workers) as (queue, _):
         for at in range(12):
             queue.add(str(at))
-        await asyncio.sleep(0.3)
+        await until(lambda: done == 12)
     assert most == workers

@@ -162,7 +162,7 @@ async def test_what_a_command_leaves_running_is_ended(tools, tree) -> None:
 
 async def test_a_cancelled_command_is_stopped(tools, tree) -> None:
     task = asyncio.create_task(run(tools, "bash", command="echo $$ > pid; sleep 60"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not (tree / "pid").exists() or not (tree / "pid").read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     task.cancel()

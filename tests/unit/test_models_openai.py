@@ -22,7 +22,7 @@ def ask(speaker: Any, *conversation: dict[str, Any], **more: Any) -> dict[str, A
 
 async def post(model: StandIn, speaker: Any, body: dict[str, Any]) -> httpx.Response:
     headers = {"authorization": "Bearer k-1"}
-    async with httpx.AsyncClient(base_url=model.url, headers=headers, timeout=5) as client:
+    async with httpx.AsyncClient(base_url=model.url, headers=headers, timeout=40) as client:
         return await client.post(PATHS[speaker], json=body)
 
 

@@ -18,8 +18,10 @@ def ask(text: str = "mend it", **more: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": text}], **more}
 
 
-async def post(model: StandIn, body: dict[str, Any], patience: float = 5.0) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=model.url, headers={"x-api-key": "k-1"}, timeout=patience) as client:
+async def post(model: StandIn, body: dict[str, Any], patience: float = 40.0) -> httpx.Response:
+    async with httpx.AsyncClient(
+        base_url=model.url, headers={"x-api-key": "k-1"}, timeout=httpx.Timeout(40.0, read=patience)
+    ) as client:
         return await client.post("/v1/messages", json=body)
 
 

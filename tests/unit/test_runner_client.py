@@ -56,7 +56,7 @@ def gateway() -> Scripted:
 async def client(gateway, tmp_path) -> AsyncIterator[GatewayClient]:
     (tmp_path / "token").write_text("first\n")
     async with listening(gateway.app) as url:
-        made = GatewayClient(url, tmp_path / "token", patience_s=5)
+        made = GatewayClient(url, tmp_path / "token", patience_s=40)
         yield made
 
 
@@ -105,7 +105,7 @@ async def test_a_gateway_that_comes_up_late_is_waited_for(gateway, tmp_path) -> 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    client = GatewayClient(f"http://127.0.0.1:{port}", tmp_path / "token", patience_s=10)
+    client = GatewayClient(f"http://127.0.0.1:{port}", tmp_path / "token", patience_s=40)
     waiting = asyncio.create_task(client.records(REPORT))
     await asyncio.sleep(0.3)
     assert not waiting.done()
@@ -114,7 +114,7 @@ async def test_a_gateway_that_comes_up_late_is_waited_for(gateway, tmp_path) -> 
 
 
 async def test_patience_ends_with_the_last_word(gateway, client, monkeypatch) -> None:
-    monkeypatch.setattr(client, "_patience_s", 0.2)
+    monkeypatch.setattr(client, "_patience_s", 2.0)
     gateway.answers = [refusal(503, "Unavailable")]
     with pytest.raises(GatewayLost, match="Unavailable"):
         await client.records(REPORT)

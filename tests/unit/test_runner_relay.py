@@ -24,7 +24,8 @@ class Gateway:
         self.gate.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.seen += await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.seen += head
         for chunk in self.chunks:
             writer.write(chunk)
             await writer.drain()
@@ -50,7 +51,7 @@ async def relayed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await server.wait_closed()
 
 
-async def send(relay: Relay, data: bytes, within_s: float = 5) -> bytes:
+async def send(relay: Relay, data: bytes, within_s: float = 40) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
     writer.write(data)
     answer = await asyncio.wait_for(reader.read(), within_s)
@@ -136,9 +137,9 @@ async def test_an_answer_passes_chunk_by_chunk(relayed) -> None:
     gateway.gate.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
     writer.write(b"POST /model/v1/messages HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 200 OK\r\n\r\n"
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40) == b"HTTP/1.1 200 OK\r\n\r\n"
     gateway.gate.set()
-    assert await asyncio.wait_for(reader.read(), 5) == b"firstsecond"
+    assert await asyncio.wait_for(reader.read(), 40) == b"firstsecond"
     writer.close()
 
 
@@ -168,8 +169,11 @@ async def test_stopping_ends_what_is_open_in_silence(relayed) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     open_ones = [asyncio.create_task(send(relay, b"GET /model/x HTTP/1.1\r\n\r\n")) for _ in range(3)]
     half = asyncio.create_task(send(relay, b"GET /model/x HTT"))
-    await asyncio.sleep(0.2)
-    await asyncio.wait_for(relay.stop(), 5)
+    async with asyncio.timeout(40):
+        while gateway.seen.count(b"\r\n\r\n") < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)  # the half one is mostly there by then, too
+    await asyncio.wait_for(relay.stop(), 40)
     gateway.gate.set()
     assert [await each for each in (*open_ones, half)] == [ANSWER] * 3 + [b""]
     await asyncio.sleep(0.1)

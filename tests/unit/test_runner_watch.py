@@ -48,7 +48,7 @@ def scripted(*answers: Orders | Exception) -> tuple[Callable[[object], Awaitable
 async def run_until_stopped(made: Watch, coroutine: Any) -> None:
     task = asyncio.create_task(coroutine)
     stopped = asyncio.create_task(made.stopped.wait())
-    await asyncio.wait({task, stopped}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({task, stopped}, timeout=40, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.gather(task, stopped, return_exceptions=True)

@@ -35,7 +35,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(1_000):
         if not alive(pid):
             return True
         await asyncio.sleep(0.02)
@@ -43,7 +43,7 @@ async def gone(pid: int) -> bool:
 
 
 async def started(pidfile: Path) -> int:
-    for _ in range(500):
+    for _ in range(2_000):
         if text := await asyncio.to_thread(read, pidfile):
             return int(text)
         await asyncio.sleep(0.01)
