@@ -10,6 +10,8 @@ import pytest
 from tests.contract.counting_agent import AGENT, STEPS
 from tests.contract.local_machine import BRANCH, BUBBLEWRAP, GRADES, Machine
 
+from moorage.points import Point
+from moorage.testing.killpoints import Shot, environment, fired
 from moorage.testing.trees import git
 
 
@@ -131,6 +133,19 @@ def test_interrupted_runs_are_offered_and_run_on_beside_others(machine: Machine)
     assert "after iteration 1" in err
     assert machine.told("ITERATION_COMPLETE") == STEPS
     assert git(machine.repository, "show", f"{BRANCH}:all.txt").split() == [str(n) for n in range(1, STEPS + 1)]
+
+
+@pytest.mark.rule("R7", "K1")
+def test_a_run_that_was_gone_on_with_and_never_told_is_told_and_not_made_anew(machine: Machine, tmp_path: Path) -> None:
+    told = Shot(Point.TOLD_BEFORE)
+    assert machine.killed(lambda: machine.told("ITERATION_COMPLETE") == 1)
+    machine.armed = environment(tmp_path / "trace", told)
+    assert machine.run()[0] == -signal.SIGKILL
+    assert fired(tmp_path / "trace", told)
+    machine.armed = {}
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    machine.whole()
 
 
 @pytest.mark.rule("R7")

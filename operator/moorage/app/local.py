@@ -65,6 +65,7 @@ async def run_local(
     with _machine_fit():
         owner = Owner(os.getpid(), asked.path, new_socket())
         owned = Owners(state / "owners").new(uid, owner)
+        mine: Interrupted | None = None
         try:
             async with open_machine(state, owner.socket, asked.secrets, listener, dsn) as machine:
                 mine = await _make_way(machine, asked, fresh=fresh)
@@ -74,6 +75,10 @@ async def run_local(
                     body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
                     result = await _to_its_end(machine, asked, body)
             reached(Point.TOLD_BEFORE)
+            if (
+                mine is not None
+            ):  # not sooner: a run that is done with is forgotten, and made anew by whoever asks again
+                mine.owned.done()
             owned.done()
         except RunRefused:  # before anything was admitted
             owned.done()
@@ -228,8 +233,8 @@ def _taken(found: Interrupted) -> RunRefused:
 
 async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: Owner) -> LocalResult:
     """The same run, in its own worktree, under the next epoch: no step that is in the journal is done again."""
-    uid, owned = found.row.run_uid, found.owned
-    owned.tell(owner)
+    uid = found.row.run_uid
+    found.owned.tell(owner)
     await end_strays(machine.runs / uid)
     state = (await _view(machine, found)).state
     if state.end is None:
@@ -238,9 +243,7 @@ async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: O
     record = interrupted.lost_attempt(state, machine.clock.now_ms())
     if record is not None:
         await machine.gateway.report(uid, state.epoch, [record])
-    result = await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at))
-    owned.done()
-    return result
+    return await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at))
 
 
 async def _close(machine: Machine, found: Interrupted) -> None:
