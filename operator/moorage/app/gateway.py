@@ -27,6 +27,9 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
 
+UNSHARED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+"""Nobody waits for a connection of somebody else's: each run is bounded by itself (`egress_open`)."""
+
 DRAIN_S = 5  # long polls and the changes feed are cut after this long; their callers ask again
 
 
@@ -99,7 +102,7 @@ async def _serve(env: Environment) -> None:
     config.load_incluster_config(client_configuration=configuration)
     async with (
         api_client(configuration) as api,
-        httpx.AsyncClient(timeout=timeout, trust_env=False) as http,
+        httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,
         open_stores(env.data, clock, env.store_dsn) as kept,
     ):
         deps = GatewayDeps(
