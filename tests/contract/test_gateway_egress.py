@@ -356,3 +356,61 @@ async def test_https_is_spoken_under_the_hosts_name_to_the_address_that_was_judg
         assert answer.status_code == status, answer.text
         assert [seen.body for seen in authority.log] == ([BODY] if status == 201 else [])
         assert await at_work.effects() == [("opaque", "confirmed" if status == 201 else "not_dispatched")]
+
+
+@pytest.mark.rule("E4", "I8")
+async def test_what_is_under_way_is_settled_by_nobody_else(at_work: Agent, authority: Authority) -> None:
+    authority.waits.clear()
+    asked = asyncio.create_task(at_work.post("plain"))
+    await authority.came.wait()
+    refused(await at_work.post("plain"), 409, "EffectBusy")
+    await ok(await at_work.operator.http.post(f"{at_work.operator.door}/deliver", json={"epoch": 1}))
+    assert await at_work.effects() == [("opaque", "dispatched")]
+    authority.waits.set()
+    assert (await asked).status_code == 201
+    assert await at_work.effects() == [("opaque", "confirmed")]
+
+
+@pytest.mark.rule("E4")
+async def test_what_another_gateway_left_open_is_unknown_as_soon_as_it_is_asked_for(
+    at_work: Agent, authority: Authority
+) -> None:
+    authority.waits.clear()
+    asked = asyncio.create_task(at_work.post("plain"))
+    await authority.came.wait()
+    at_work.gateway.restart()  # the next gateway knows of nothing that is under way
+    refused(await at_work.post("plain"), 409, "EffectUnknown")
+    assert await at_work.effects() == [("opaque", "unknown")]
+    authority.waits.set()
+    await asked
+    assert len(authority.log) == 1
+
+
+async def test_an_answer_without_a_body_is_an_answer(at_work: Agent, authority: Authority) -> None:
+    authority.status = 204
+    assert (await at_work.post("plain")).status_code == 204
+    again = await at_work.recovered(2)
+    answer = await again.post("plain")
+    assert (answer.status_code, answer.content, len(authority.log)) == (204, b"", 1)
+
+
+async def test_a_read_that_is_cut_is_cut_for_the_agent_and_one_that_is_long_is_not_kept(
+    at_work: Agent, authority: Authority
+) -> None:
+    authority.cuts = [Cut.WITHIN]
+    with pytest.raises(httpx.TransportError):
+        await at_work.get("reads")
+    (effect,) = (await at_work.operator.state())["effects"]
+    assert (effect["status"], effect["detail"][:9]) == ("confirmed", "cut after")
+    assert [ref for r in await at_work.operator.records() if r.effect_id for ref in r.blobs] == []
+
+
+async def test_an_effect_whose_answer_is_cut_has_happened_and_is_not_sent_again(
+    at_work: Agent, authority: Authority
+) -> None:
+    for host in ("plain", "keyed"):
+        authority.cuts = [Cut.WITHIN]
+        assert "look at the target" in refused(await at_work.post(host), 409, "EffectDone")
+    assert await at_work.effects() == [("opaque", "confirmed"), ("keyed", "confirmed")]
+    refused(await at_work.post("plain"), 409, "EffectDone")
+    assert len(authority.log) == 2

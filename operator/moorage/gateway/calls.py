@@ -8,8 +8,9 @@ again, and a person says what became of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -73,17 +74,25 @@ class Calls:
     async def _read(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
         run = caller.run
         effect = self._new(run, uuid4().hex, Level.READ_ONLY, entry, outgoing)
-        await self._mean(caller, effect, asked, {})
+        with contextlib.ExitStack() as until_read:
+            until_read.enter_context(self._under_way(effect.effect_id))
+            await self._mean(caller, effect, asked, {})
+            answer = await self._answered(run, effect)
+            headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
+            kind = answer.headers.get("content-type", "")
+            body = self._passed_on(run, effect, answer, until_read.pop_all())
+            return Piped(body, answer.status_code, headers, kind, self._gate.deps.log)
+
+    async def _answered(self, run: Run, effect: Effect) -> httpx.Response:
         try:
-            answer = await self._sending.send(run, effect)
+            return await self._sending.send(run, effect)
         except (Unreached, Lost) as error:
             await self._log.receipt(run, effect.effect_id, "not_dispatched", str(error))
             raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
-        headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
-        kind = answer.headers.get("content-type", "")
-        return Piped(self._passed_on(run, effect, answer), answer.status_code, headers, kind, self._gate.deps.log)
 
-    async def _passed_on(self, run: Run, effect: Effect, answer: httpx.Response) -> AsyncIterator[bytes]:
+    async def _passed_on(
+        self, run: Run, effect: Effect, answer: httpx.Response, until_read: contextlib.ExitStack
+    ) -> AsyncIterator[bytes]:
         """Chunk by chunk; the last one waits for the receipt, so that what is whole for the agent is so for us."""
         digest, size, held, problem = hashlib.sha256(), 0, b"", None
         try:
@@ -96,12 +105,14 @@ class Calls:
         except httpx.HTTPError as error:
             problem = f"cut after {size} bytes ({type(error).__name__})"
         finally:
-            await answer.aclose()
-            reached(Point.EGRESS_WITHIN)
-            outcome = http.outcome(answer.status_code, Level.READ_ONLY)
-            told = {"status": answer.status_code, "size": size, "body_sha256": digest.hexdigest()}
-            await self._log.receipt(run, effect.effect_id, outcome, problem or f"status {answer.status_code}", **told)
-            reached(Point.EGRESS_AFTER)
+            with until_read:
+                await answer.aclose()
+                reached(Point.EGRESS_WITHIN)
+                outcome = http.outcome(answer.status_code, Level.READ_ONLY)
+                told = {"status": answer.status_code, "size": size, "body_sha256": digest.hexdigest()}
+                said = problem or f"status {answer.status_code}"
+                await self._log.receipt(run, effect.effect_id, outcome, said, **told)
+                reached(Point.EGRESS_AFTER)
         if problem:
             raise Cut(problem)
         if held:
@@ -113,33 +124,46 @@ class Calls:
         self, caller: Caller, question: Question, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing
     ) -> Response:
         run = caller.run
-        async with self._choosing.setdefault(run, asyncio.Lock()):
-            chosen = choose(question, run.facts.calls, frozenset(self._busy))
-            if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
-                await self._adopt(caller, chosen.call, question.asked)
-            if chosen.way is Way.GIVE and chosen.call is not None:
-                return await self._given(run, chosen.call)
-            effect = self._chosen(run, chosen, question, entry, outgoing)
-            if chosen.way is Way.SEND:
-                await self._mean(caller, effect, asked, await self._kept(run, question, outgoing))
-            self._busy.add(effect.effect_id)
-        try:
+        with contextlib.ExitStack() as until_answered:
+            async with self._choosing.setdefault(run, asyncio.Lock()):
+                chosen = choose(question, run.facts.calls, frozenset(self._busy))
+                if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
+                    await self._adopt(caller, chosen.call, question.asked)
+                if chosen.call is not None and chosen.way is Way.GIVE:
+                    return await self._given(run, chosen.call)
+                effect = await self._chosen(run, chosen, question, entry, outgoing)
+                until_answered.enter_context(self._under_way(effect.effect_id))
+                if chosen.way is Way.SEND:
+                    await self._mean(caller, effect, asked, await self._kept(run, question, outgoing))
             return await self._finish(run, effect, again=chosen.way is Way.REPEAT)
-        finally:
-            self._busy.discard(effect.effect_id)
 
-    def _chosen(
+    @contextlib.contextmanager
+    def _under_way(self, effect_id: str) -> Iterator[None]:
+        """Nobody settles it meanwhile."""
+        self._busy.add(effect_id)
+        try:
+            yield
+        finally:
+            self._busy.discard(effect_id)
+
+    async def _chosen(
         self, run: Run, chosen: Chosen, question: Question, entry: ResolvedEgress, outgoing: Outgoing
     ) -> Effect:
         """The effect to send, new or the same again. Raise Refusal."""
         if chosen.way is Way.REPEAT and chosen.call is not None:
             return Effect(chosen.call.effect_id, chosen.key, Level.KEYED, entry, outgoing)
+        if chosen.way is Way.REFUSE_UNKNOWN and chosen.call is not None and chosen.call.open:
+            await self._give_up(run, chosen.call.effect_id, "the gateway died before its receipt")
         if chosen.way is not Way.SEND:
             raise _refused(chosen)
         if len(run.facts.calls) >= MAX_CALLS:
             why = f"more than {MAX_CALLS} effects since the last safe point: this run may have no further one"
             raise Refusal(why, status=403, reason="TooManyEffects")
         return self._new(run, chosen.key, question.level, entry, outgoing)
+
+    async def _give_up(self, run: Run, effect_id: str, why: str) -> None:
+        """E4: said as soon as it is known that nobody can know."""
+        await self._log.append(run, None, self._log.settled(run, effect_id, "unknown", why))
 
     def _new(self, run: Run, key: str, level: Level, entry: ResolvedEgress, outgoing: Outgoing) -> Effect:
         return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, entry, outgoing)
@@ -198,14 +222,10 @@ class Calls:
         """E4: the same again, under the same key."""
         again = await self._remembered(run, effect.effect_id)
         if again is not None:
-            self._busy.add(effect.effect_id)
-            try:
+            with self._under_way(effect.effect_id):
                 await self._sent(run, again, again=True)
-            finally:
-                self._busy.discard(effect.effect_id)
         elif effect.open:
-            gone = self._log.settled(run, effect.effect_id, "unknown", "what was asked is kept no more")
-            await self._log.append(run, None, gone)
+            await self._give_up(run, effect.effect_id, "what was asked is kept no more")
 
     async def _remembered(self, run: Run, effect_id: str) -> Effect | None:
         call = next((c for c in run.facts.calls if c.effect_id == effect_id), None)

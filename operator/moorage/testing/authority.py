@@ -113,7 +113,7 @@ class Authority:
 
     def _outcome(self, seen: Seen) -> tuple[int, bytes]:
         if self.status is not None:
-            return self.status, b"{}"
+            return self.status, b"" if self.status == 204 else b"{}"
         if seen.method in READS:
             return 200, json.dumps({"path": seen.target, "effects": len(self.committed)}).encode()
         key = seen.headers.get(self.key_header)
