@@ -1,8 +1,9 @@
 """Moorage on the cluster, as the cases use it: installed with Helm, with a git remote, a model and a tenant."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -16,6 +17,40 @@ from e2e.upstream import Upstream
 SYSTEM = "moorage-system"
 MANIFESTS = CHECKOUT / "e2e" / "manifests"
 SANDBOX_IMAGE = "localhost/moorage/sandbox-base:dev"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """One release of the chart; its processes are `operator` and `gateway`."""
+
+    cluster: Backend
+    namespace: str = SYSTEM
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl in the release's namespace."""
+        return self.cluster.kubectl("-n", self.namespace, *arguments, stdin=stdin)
+
+    def kill(self, app: str) -> None:
+        """Kill a process, with its pod."""
+        self.kubectl("delete", "pod", "-l", f"app.kubernetes.io/component={app}", "--grace-period=0", "--force")
+
+    def ended(self, app: str) -> None:
+        """Wait until nothing is left of a process that goes."""
+        self.kubectl("wait", "pod", "-l", f"app.kubernetes.io/component={app}", "--for=delete", "--timeout=120s")
+
+    def settled(self, app: str) -> None:
+        """Wait until a process is ready."""
+        self.kubectl("rollout", "status", f"deploy/moorage-{app}", "--timeout=120s")
+
+    @contextlib.contextmanager
+    def without(self, app: str) -> Iterator[None]:
+        """Have a process away for a while; it begins to go, and is ready again at the end."""
+        self.kubectl("scale", f"deploy/moorage-{app}", "--replicas=0")
+        try:
+            yield
+        finally:
+            self.kubectl("scale", f"deploy/moorage-{app}", "--replicas=1")
+            self.settled(app)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Protocol
+from typing import Any, Protocol, TypedDict
 
 from e2e.cluster.paths import CHECKOUT
 
@@ -16,6 +16,22 @@ NAMESPACE = "moorage-upstream"
 PASSWORD = "no-image-holds-this-one"
 MODEL_KEY = "sk-upstream-only-the-gateway-may-know"
 REPOSITORY = "/srv/git/demo.git"
+
+
+_GIT_LOG = """
+import base64, pathlib, urllib.request
+password = pathlib.Path("/secret/password").read_text()
+headers = {"authorization": "Basic " + base64.b64encode(f"demo:{password}".encode()).decode()}
+asked = urllib.request.Request("http://127.0.0.1:8000/.control/log", headers=headers)
+print(urllib.request.urlopen(asked).read().decode())
+"""
+
+
+class GitLog(TypedDict):
+    """Every request that the git remote got, and every ref that a push moved there (moorage.testing.gitserver)."""
+
+    requests: list[dict[str, Any]]
+    updates: list[dict[str, str]]
 
 
 class Kubectl(Protocol):
@@ -55,6 +71,14 @@ class Upstream:
         """Return the commit of a branch; None when there is none."""
         listed = self.git("for-each-ref", "--format=%(objectname)", f"refs/heads/{name}").strip()
         return listed or None
+
+    def git_log(self) -> GitLog:
+        """Return what the remote has logged since it was started."""
+        shown = self.cluster.kubectl(
+            "-n", self.namespace, "exec", "git", "-c", "server", "--", "python3", "-c", _GIT_LOG
+        )
+        found: GitLog = json.loads(shown)
+        return found
 
     def model_log(self) -> list[dict[str, object]]:
         """Return every request that the model saw."""

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from e2e.system import SANDBOX_IMAGE, SYSTEM, Tenant, condition, shell
+from e2e.system import SANDBOX_IMAGE, SYSTEM, Installation, Tenant, condition, shell
 
 SLOW = """
 echo step-1 > step-1; echo '{"moorage": {"event": "iteration"}}'; sleep 3
@@ -13,24 +13,15 @@ sh agent.sh
 """
 
 
-def restart(tenant: Tenant, app: str) -> None:
-    tenant.cluster.kubectl(
-        "-n", SYSTEM, "delete", "pod", "-l", f"app.kubernetes.io/component={app}", "--grace-period=0", "--force"
-    )
-
-
-def settled(tenant: Tenant, app: str) -> None:
-    tenant.cluster.kubectl("-n", SYSTEM, "rollout", "status", f"deploy/moorage-{app}", "--timeout=120s")
-
-
 @pytest.mark.rule("R7", "F2")
 @pytest.mark.parametrize("app", ["operator", "gateway"])
 def test_killing_a_process_of_ours_mid_run_ends_in_the_same_result(tenant: Tenant, app: str):
     tenant.run("slow", agent=shell(SLOW))
     tenant.running("slow")
-    restart(tenant, app)
+    moorage = Installation(tenant.cluster)
+    moorage.kill(app)
     status = tenant.ended("slow")
-    settled(tenant, app)
+    moorage.settled(app)
     assert (status["phase"], status["attempt"]) == ("Succeeded", 1)
     assert tenant.world.branch(f"moorage/{tenant.namespace}-slow") == status["result"]["commit"]
 
@@ -180,12 +171,8 @@ def test_the_refs_of_a_deleted_run_go_and_its_journal_stays(tenant: Tenant):
 def test_delete_never_waits_for_us(tenant: Tenant, app: str):
     tenant.run("doomed", agent=shell("sleep 600"))
     tenant.running("doomed")
-    tenant.cluster.kubectl("-n", SYSTEM, "scale", f"deploy/moorage-{app}", "--replicas=0")
-    try:
+    with Installation(tenant.cluster).without(app):
         tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
-    finally:
-        tenant.cluster.kubectl("-n", SYSTEM, "scale", f"deploy/moorage-{app}", "--replicas=1")
-        settled(tenant, app)
     gone(tenant)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choice
+from e2e.cluster import choice, helm
 from e2e.cluster.console import Console
 from e2e.cluster.current import CurrentCluster
 from e2e.cluster.kind import KindCluster
@@ -46,6 +46,9 @@ class Backend(Protocol):
 
     def deploy(self, *settings: str) -> None:
         """Install or upgrade the chart; `settings` are further ``--set`` values of Helm's (``key=value``)."""
+
+    def helm(self, namespace: str = helm.NAMESPACE) -> helm.Helm:
+        """Helm for a release in a namespace, with the values that name the images."""
 
 
 def choose(console: Console | None = None, name: str | None = None, env: Mapping[str, str] = os.environ) -> Backend:

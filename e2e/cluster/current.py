@@ -107,8 +107,13 @@ class CurrentCluster:
             "metadata": {"name": helm.NAMESPACE, "labels": {LABEL: "true"}},
         }
         self.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
+        self.helm().install(settings)
+
+    def helm(self, namespace: str = helm.NAMESPACE) -> helm.Helm:
+        """The user's helm, with the values that the user adds."""
         more = [each for each in self.env.get("MOORAGE_HELM_SET", "").split(",") if each]
-        helm.Helm(Path("helm")).install([*helm.image_settings(self.image), *more, *settings])
+        values = (*helm.image_settings(self.image), *more)
+        return helm.Helm(Path("helm"), namespace=namespace, values=values)
 
     def _namespaces(self, *arguments: str) -> set[str]:
         return set(

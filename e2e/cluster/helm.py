@@ -29,25 +29,34 @@ class Helm:
         kubeconfig: the cluster; the user's current context when None.
         caches: where helm keeps what it would put into the user's home; the home itself when None.
         timeout_s: how long everything may take to become ready, or to go.
+        namespace: the release's.
+        values: what every install is given, as ``key=value``.
     """
 
     program: Path
     kubeconfig: Path | None = None
     caches: Path | None = None
     timeout_s: int = 120
+    namespace: str = NAMESPACE
+    values: tuple[str, ...] = ()
 
     def install(self, settings: Sequence[str]) -> None:
-        """Install or upgrade the chart and wait until it is ready; `settings` are values as ``key=value``."""
-        values = [f"--set={setting}" for setting in settings]
-        self._run("upgrade", "--install", RELEASE, str(CHECKOUT / "charts" / "moorage"), "--create-namespace", *values)
+        """Install or upgrade the chart and wait until it is ready; `settings` are further values, which outrank."""
+        values = [f"--set={setting}" for setting in (*self.values, *settings)]
+        chart = str(CHECKOUT / "charts" / "moorage")
+        self._run("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", *values)
+
+    def test(self) -> None:
+        """Run the chart's own test."""
+        self._run("test", RELEASE)
 
     def uninstall(self) -> None:
         """Remove the release, if it is there, and wait until its objects are gone."""
-        self._run("uninstall", RELEASE, "--ignore-not-found")
+        self._run("uninstall", RELEASE, "--ignore-not-found", "--wait")
 
     def _run(self, *arguments: str) -> None:
         target = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
-        options = [f"--namespace={NAMESPACE}", "--wait", f"--timeout={self.timeout_s}s", *target]
+        options = [f"--namespace={self.namespace}", f"--timeout={self.timeout_s}s", *target]
         run([self.program, *arguments, *options], env=self._env())
 
     def _env(self) -> dict[str, str]:

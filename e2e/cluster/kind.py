@@ -105,8 +105,12 @@ class KindCluster:
 
     def deploy(self, *settings: str) -> None:
         """Install the chart with the user's helm."""
-        program = helm.Helm(Path("helm"), self.kubeconfig(), self.state / "caches")
-        program.install([*helm.image_settings(self.image), *settings])
+        self.helm().install(settings)
+
+    def helm(self, namespace: str = helm.NAMESPACE) -> helm.Helm:
+        """The user's helm against this cluster."""
+        values = tuple(helm.image_settings(self.image))
+        return helm.Helm(Path("helm"), self.kubeconfig(), self.state / "caches", namespace=namespace, values=values)
 
     def _create(self, nodes: int) -> None:
         self.state.mkdir(parents=True, exist_ok=True)

@@ -158,14 +158,18 @@ class SourceCluster:
 
     def deploy(self, *settings: str) -> None:
         """Install or upgrade the chart with the images built here; pods of older images are replaced."""
-        program = helm.Helm(self.programs.path("helm"), self.kubeconfig(), self.layout.caches)
-        program.install([*helm.image_settings(self.image), *settings])
+        self.helm().install(settings)
         images_now = "\n".join(sorted(path.name for path in (self.layout.node(1).folder / "images").glob("*")))
         deployed = self.layout.state / "deployed-images"
         if deployed.exists() and deployed.read_text() != images_now:
             self.kubectl("rollout", "restart", "deployment", f"--namespace={helm.NAMESPACE}")
             self.kubectl("rollout", "status", "deployment", f"--namespace={helm.NAMESPACE}", "--timeout=120s")
         deployed.write_text(images_now)
+
+    def helm(self, namespace: str = helm.NAMESPACE) -> helm.Helm:
+        """The helm built here."""
+        program, values = self.programs.path("helm"), tuple(helm.image_settings(self.image))
+        return helm.Helm(program, self.kubeconfig(), self.layout.caches, namespace=namespace, values=values)
 
     def partition(self, name: str) -> None:
         """Cut a node off the network; its pods live on."""

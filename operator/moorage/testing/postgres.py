@@ -43,7 +43,8 @@ class PostgresServer:
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         self._programs = programs()
-        self._settings = {"shared_buffers": "32MB", "listen_addresses": "", "max_connections": "60"} | (settings or {})
+        small = {"shared_buffers": "32MB", "listen_addresses": "", "port": "5432", "max_connections": "60"}
+        self._settings = small | (settings or {})
         self._user = _unprivileged()
         self._serial = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,13 +64,21 @@ class PostgresServer:
 
     def dsn(self, database: str = "postgres") -> str:
         """Return the connection string of a database."""
-        return f"host={self.folder} user=moorage dbname={database}"
+        return f"host={self.folder} port={self._settings['port']} user=moorage dbname={database}"
 
     def create_database(self, **options: str) -> str:
         """Make an empty database and return its connection string; `options` are those of CREATE DATABASE."""
         name = self._fresh("database")
         self._execute(f"CREATE DATABASE {name} {' '.join(f'{key} {value}' for key, value in options.items())}")
         return self.dsn(name)
+
+    def admit(self, name: str, password: str) -> None:
+        """Make a role and a database of its own, both of that name, for who comes over the network with a password."""
+        self._execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+        self._execute(f"CREATE DATABASE {name} OWNER {name}")
+        with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host {name} {name} all scram-sha-256\n")
+        self._execute("SELECT pg_reload_conf()")
 
     @contextlib.contextmanager
     def schema(self) -> Iterator[str]:
