@@ -67,3 +67,9 @@ def test_what_is_no_state_of_this_version_is_refused_by_its_place(raw, where):
     with pytest.raises(NotPlain) as caught:
         restored(RunState, raw)
     assert str(caught.value).startswith(where)
+
+
+def test_a_field_at_its_default_is_left_out_and_comes_back():
+    assert plain(RunState()) == {}
+    assert plain(RunState(offset=3)) == {"offset": 3}
+    assert restored(RunState, {}) == RunState()

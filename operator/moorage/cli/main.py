@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import proving, reading, resolving, running
+from moorage.cli import proving, reading, replaying, resolving, running
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -30,6 +30,7 @@ COMMANDS = (
     proving.evidence,
     resolving.resolve,
     resolving.repair,
+    replaying.replay,
 )
 
 

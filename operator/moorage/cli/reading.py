@@ -182,7 +182,7 @@ def _recap(file: IO[bytes], limit: int) -> list[str]:
     """Nothing, where the records don't follow from each other: then the rows alone are shown."""
     replayed = Replay()
     try:
-        for record in _records(file, limit) if limit else ():
+        for record in records_of(file, limit) if limit else ():
             replayed.feed(record)
     except (IllegalMove, KeyError, TypeError, ValueError):
         return []
@@ -190,12 +190,12 @@ def _recap(file: IO[bytes], limit: int) -> list[str]:
 
 
 def _rows(file: IO[bytes], limit: int, *, everything: bool) -> Iterator[Row]:
-    for record in _records(file, limit):
+    for record in records_of(file, limit):
         if everything or record.type != RecordType.AGENT_OUTPUT:
             yield row(record)
 
 
-def _records(file: IO[bytes], limit: int) -> Iterator[Record]:
+def records_of(file: IO[bytes], limit: int) -> Iterator[Record]:
     """The first `limit` records, which have been verified."""
     lines = read_lines(chunks_of(file))
     parse_header(next(lines))

@@ -1,13 +1,14 @@
 """Frozen state as plain JSON, and back: what a snapshot and a segment's carried state are made of (P1, P3).
 
 The kinds are those that states are built from: dataclasses, tuples, mappings, enumerations of text, text, integers,
-booleans and None. A mapping becomes a list of pairs, since its order may matter and canonical JSON has none.
+booleans and None. A mapping becomes a list of pairs, since its order may matter and canonical JSON has none. Fields at
+their default are left out, so that a new one changes no hash of a state that knows nothing of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType, NoneType, UnionType
@@ -23,7 +24,10 @@ class NotPlain(ValueError):
 def plain(value: Any) -> Any:
     """Return what `restored` reads back as an equal value."""
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        kind: Any = type(value)
+        usual = _usual(kind)
+        said = {f.name: getattr(value, f.name) for f in fields(value)}
+        return {name: plain(item) for name, item in said.items() if name not in usual or usual[name] != item}
     if isinstance(value, Mapping):
         return [[plain(key), plain(item)] for key, item in value.items()]
     if isinstance(value, tuple):
@@ -92,6 +96,13 @@ def _member(kind: type[StrEnum], raw: str, where: str) -> StrEnum:
         return kind(raw)
     except ValueError as error:
         raise NotPlain(f"{where}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _usual(kind: Any) -> dict[str, Any]:
+    """The default of each field that has one."""
+    usual = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
+    return usual | {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
 
 
 @lru_cache(maxsize=64)
