@@ -110,10 +110,10 @@ def test_an_answer_is_never_taken_for_more_than_it_says() -> None:
 
 def test_a_query_is_in_no_target_and_in_every_fingerprint() -> None:
     plain, other = asked("/v1/orders?token=a", "POST"), asked("/v1/orders?token=b", "POST")
-    assert described(NARROW, plain) == "POST https://shop.example.com/v1/orders"
+    assert described(NARROW, plain) == "https://shop.example.com/v1/orders by POST"
     assert fingerprint(NARROW, plain, b"") != fingerprint(NARROW, other, b"")
     assert fingerprint(NARROW, plain, b"") != fingerprint(NARROW, plain, b"x")
-    assert len(described(NARROW, asked("/" + "x" * 9_000))) == 300
+    assert len(described(NARROW, asked("/" + "x" * 9_000))) == 300 + len(" by GET")
 
 
 # --- who a call is ----------------------------------------------------------------------------------------------------

@@ -212,8 +212,12 @@ def _verdict(p: Payload) -> str:
     return f"{_short(p.get('commit'))} {verdict}{where}" + (f": {p['summary']}" if p.get("summary") else "")
 
 
+DOES = {"git_push": "git push", "http_request": "send a request", "tunnel": "open a tunnel"}
+
+
 def _intent(p: Payload) -> str:
-    return f"means to {str(p.get('kind', 'act')).replace('_', ' ')} to {p.get('target')} ({p.get('effect_id')})"
+    kind = str(p.get("kind", "act"))
+    return f"means to {DOES.get(kind, kind.replace('_', ' '))} to {p.get('target')} ({p.get('effect_id')})"
 
 
 def _dispatched(p: Payload) -> str:

@@ -113,7 +113,7 @@ def unanswered(of: Level) -> str:
 
 def described(entry: ResolvedEgress, asked: Asked) -> str:
     """The target as the journal names it: without its query, which may hold what nobody should read there."""
-    return f"{asked.method} {origin(entry)}{asked.path}"[:MAX_TARGET]
+    return f"{origin(entry)}{asked.path}"[:MAX_TARGET] + f" by {asked.method}"
 
 
 def origin(entry: ResolvedEgress) -> str:
