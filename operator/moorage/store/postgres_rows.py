@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from psycopg import AsyncClientCursor
 
 from moorage.api.wire import Change
 from moorage.core.journal.canonical import canonical
@@ -26,12 +27,13 @@ _ORDERED = f"SELECT pg_advisory_xact_lock({_COMMIT_LOCK})"
 """Before a cursor is taken: until its commit nobody else takes one, so that readers of changes see them in order."""
 
 _SELECT = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = %s"
-_LOCK = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = ANY(%s) ORDER BY run_uid FOR NO KEY UPDATE"
+_LOCK = f"SELECT {r.EXECUTION} FROM executions WHERE run_uid = ANY(%s::text[]) ORDER BY run_uid FOR NO KEY UPDATE"
 _EXISTING = """
 SELECT run_uid, record_id, hash, body
 FROM unnest(%s::text[], %s::text[]) AS asked (run_uid, record_id)
 JOIN executions USING (run_uid) JOIN execution_events USING (run, record_id)
 """
+_BEGIN = f"BEGIN; {_LOCK}; {_EXISTING}"
 _BY_KEYS = "SELECT record_id, seq, hash, body FROM execution_events WHERE run = %s AND record_id = ANY(%s)"
 _INSERT_EVENTS = """
 INSERT INTO execution_events (run, seq, record_id, hash, body)
@@ -87,14 +89,17 @@ class Held:
 async def begin(db: Db, run_uids: Iterable[str], asked: Sequence[tuple[str, str]]) -> dict[str, Held]:
     """Begin a transaction, lock the rows of these runs, in one order for everybody, and look up (run uid, record id)s.
 
-    One round trip. A uid that isn't there is left out.
+    One round trip, and as one simple query: psycopg ends a pipeline with a Flush, by which the server stops counting
+    for how long the transaction is idle, and a gateway that is frozen here would hold its rows for ever. A uid that
+    isn't there is left out.
     """
-    async with db.pipeline():
-        await db.execute("BEGIN")
-        locked = await db.execute(_LOCK, (sorted(filter(storable, run_uids)),))
-        found = await db.execute(_EXISTING, ([uid for uid, _ in asked], [record_id for _, record_id in asked]))
-        held = {row.run_uid: Held(run, row, row) for run, row in map(r.execution, await locked.fetchall())}
-        for run_uid, record_id, digest, body in await found.fetchall():
+    uids, record_ids = [uid for uid, _ in asked], [record_id for _, record_id in asked]
+    async with AsyncClientCursor(db) as cursor:
+        await cursor.execute(_BEGIN, (sorted(filter(storable, run_uids)), uids, record_ids))
+        cursor.nextset()
+        held = {row.run_uid: Held(run, row, row) for run, row in map(r.execution, await cursor.fetchall())}
+        cursor.nextset()
+        for run_uid, record_id, digest, body in await cursor.fetchall():
             held[run_uid].existing[record_id] = Stored(digest, body)
     for one in held.values():
         if one.now.generation > 1:
