@@ -4,13 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.gateway_script import Operator, ok, resolved
 
 from moorage.core.journal.export import verify_export
+from moorage.core.run.state import REDUCER_VERSION
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
+from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import StoreUnavailable
+from moorage.store.memory import MemoryStore
+from moorage.testing.gateway import LocalGateway
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
 
@@ -48,6 +53,32 @@ async def test_a_tenant_that_cannot_be_tidied_keeps_no_other_waiting(gateway, up
     await Housekeeping(Gate(deps)).once()
     assert orphan.sha256 not in await gateway.deps.blobs.digests("team-b")
     assert mirrors.packed == ["team-b"]
+
+
+@pytest.mark.rule("J5")
+async def test_a_round_tells_of_a_journal_that_is_broken_behind_its_snapshot(tmp_path, upstream, clock) -> None:
+    store = MemoryStore()
+    settings = GatewaySettings(snapshot_records=1)
+    async with LocalGateway(tmp_path, store=store, clock=clock, settings=settings) as gateway:
+        gateway.secrets.give("team-a", "git", username="ada", password="x")
+        operator = Operator(gateway, resolved(upstream))
+        await operator.admit()
+        await ok(await operator.report(0, "CANCEL_REQUESTED", {"reason": "user"}))
+        house = Housekeeping(Gate(gateway.deps))
+        gauge = gateway.deps.metrics.journals_corrupted
+        await house.once()
+        assert gauge._value.get() == 0
+        events = store._runs["u1"].events
+        assert (await store.snapshot("u1", REDUCER_VERSION)).source_offset > 0
+        events[0] = events[0]._replace(body=events[0].body.replace(b"RUN_ADMITTED", b"RUN_ADMITTEE"))
+        gateway.restart()
+        assert (await operator.state())["phase"] == "Cancelling"  # it goes on
+        with capture_logs() as logs:
+            await Housekeeping(Gate(gateway.deps)).once()
+        assert [(each["event"], each["offset"]) for each in logs if each["log_level"] == "error"] == [
+            ("journal_corrupted", 0)
+        ]
+        assert gateway.deps.metrics.journals_corrupted._value.get() == 1
 
 
 @pytest.mark.rule("J7", "J8")

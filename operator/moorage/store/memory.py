@@ -141,9 +141,12 @@ class MemoryStore:
         run = self._run(run_uid)
         return [decode(entry) for entry in _live(run, from_offset, limit)]
 
-    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+    async def stored(
+        self, run_uid: str, from_offset: int = 0, *, dropped: bool = False
+    ) -> AsyncGenerator[Stored, None]:
         """See the port."""
-        for entry in _live(self._run(run_uid), from_offset):
+        run = self._run(run_uid)
+        for entry in run.events[max(from_offset, 0) :] if dropped else _live(run, from_offset):
             yield entry
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:

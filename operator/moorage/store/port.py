@@ -220,10 +220,11 @@ class DurableExecutionStore(Protocol):
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """Return up to `limit` records from `from_offset` on, in order. Raise UnknownRun, Malformed."""
 
-    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+    def stored(self, run_uid: str, from_offset: int = 0, *, dropped: bool = False) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes from `from_offset` on, up to the head at the first step.
 
-        Memory is bounded by a page of PAGE_RECORDS and about PAGE_BYTES, however long the journal is.
+        With `dropped`, also what repairs left behind (I1). Memory is bounded by a page of PAGE_RECORDS and about
+        PAGE_BYTES, however long the journal is.
         """
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:

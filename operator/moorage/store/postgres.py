@@ -161,10 +161,12 @@ class PostgresStore:
         spans = live_spans(row.dropped, from_offset, row.head.offset, limit)
         return [decode(entry) for first, last in spans for entry in await self._events(run, first, last)]
 
-    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+    async def stored(
+        self, run_uid: str, from_offset: int = 0, *, dropped: bool = False
+    ) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = await self._get(run_uid)
-        for first, last in live_spans(row.dropped, from_offset, row.head.offset):
+        for first, last in live_spans(() if dropped else row.dropped, from_offset, row.head.offset):
             at = first
             while at <= last and (page := await self._page(run, at, last)):
                 for _, entry in page:

@@ -19,7 +19,7 @@ class Readable(Protocol):
     async def get(self, run_uid: str) -> Execution:
         """Return the row of a run."""
 
-    def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+    def stored(self, run_uid: str, from_offset: int = 0, *, dropped: bool = False) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes."""
 
     async def pruned(self, run_uid: str) -> Pruned | None:
@@ -44,7 +44,12 @@ async def survey(store: Readable, row: Execution) -> Survey:
     looked = Survey(row.run_uid, row.head)
     async with aclosing(store.stored(row.run_uid)) as entries:
         async for entry in entries:
-            looked.feed(entry)
+            if looked.judge(entry):
+                break
+    if looked.end() is not None:
+        async with aclosing(store.stored(row.run_uid, looked.good.offset + 1, dropped=True)) as entries:
+            async for entry in entries:
+                looked.drop(entry)
     return looked
 
 

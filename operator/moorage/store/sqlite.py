@@ -150,10 +150,12 @@ class SqliteStore:
 
         return [decode(entry) for entry in self._read(work)]
 
-    async def stored(self, run_uid: str, from_offset: int = 0) -> AsyncGenerator[Stored, None]:
+    async def stored(
+        self, run_uid: str, from_offset: int = 0, *, dropped: bool = False
+    ) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
-        for first, last in live_spans(row.dropped, from_offset, row.head.offset):
+        for first, last in live_spans(() if dropped else row.dropped, from_offset, row.head.offset):
             at = first
             while at <= last and (page := self._page(run, at, last)):
                 for _, entry in page:

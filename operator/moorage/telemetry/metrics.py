@@ -35,6 +35,9 @@ class GatewayMetrics:
             "moorage_journal_append_failures", "Appends that the store refused or lost.", ("reason",), registry=registry
         )
         self.replays = Counter("moorage_journal_replays", "Runs rebuilt from their journal.", registry=registry)
+        self.journals_corrupted = Gauge(
+            "moorage_journals_corrupted", "Journals that the last round found broken.", registry=registry
+        )
         self.snapshots = Counter(
             "moorage_journal_snapshots", "Snapshots taken, used, ignored or failed.", ("outcome",), registry=registry
         )

@@ -25,6 +25,7 @@ from moorage.core.journal.record import (
     Draft,
     Fact,
     Record,
+    RecordType,
     Retention,
     RunIdentity,
     Stored,
@@ -146,7 +147,7 @@ class ChainVerifier:
         if self._run_uid is None:
             self._run_uid = record.run_uid
         seq, before = self._offset + 1, self._hash
-        repair = self._repaired(record)
+        repair = self._repaired(record) if record.type == RecordType.JOURNAL_REPAIRED else None
         if repair is not None:
             seq = record.seq
         follows = record.seq == seq and record.prev_hash == before and record.run_uid == self._run_uid

@@ -32,10 +32,13 @@ class Repair(NamedTuple):
 def live_spans(
     dropped: Sequence[Dropped], first: int, last: int, limit: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from `first` to `last` that weren't dropped, in order, of `limit` offsets in all at most."""
+    """Yield the ranges from `first` to `last` that weren't dropped, in order, of `limit` offsets in all at most.
+
+    Gaps may lie within each other: a later repair may go back behind an earlier one.
+    """
     left = last - first + 1 if limit is None else limit
     at = max(first, 0)
-    for gap in (*dropped, Dropped(last + 1, last + 1)):
+    for gap in (*sorted(dropped), Dropped(last + 1, last + 1)):
         end = min(gap.first - 1, last, at + left - 1)
         if end >= at:
             yield at, end

@@ -30,7 +30,11 @@ _USAGE = (
 
 
 class Survey:
-    """Looks at a whole journal once, from its first record on, holding no more than one of them."""
+    """Looks at a whole journal, holding no more than one record of it.
+
+    `judge` each in order up to the first bad one, ask for the `end`, then `drop` all that is stored behind the last
+    good one.
+    """
 
     def __init__(self, run_uid: str, head: Head) -> None:
         self._head = head
@@ -42,16 +46,14 @@ class Survey:
         self.good = EMPTY
         self.broken: Broken | None = None
 
-    def feed(self, stored: Stored) -> None:
-        """The next record as it is stored, good or bad."""
-        if self.broken is None:
-            self.broken = self._verifier.feed(stored)
-            record = self._verifier.last
-            if self.broken is None and record is not None:
-                self.good = head_at(record)
-                self._turn = max(self._turn, record.turn or 0)
-                return
-        self._drop(stored)
+    def judge(self, stored: Stored) -> Broken | None:
+        """The next record of the present generation, as it is stored; the first fault, where there is one."""
+        self.broken = self._verifier.feed(stored)
+        record = self._verifier.last
+        if self.broken is None and record is not None:
+            self.good = head_at(record)
+            self._turn = max(self._turn, record.turn or 0)
+        return self.broken
 
     def end(self) -> Broken | None:
         """The first fault; None where there is nothing to repair."""
@@ -94,7 +96,8 @@ class Survey:
             "effects": self._feared(),
         }
 
-    def _drop(self, stored: Stored) -> None:
+    def drop(self, stored: Stored) -> None:
+        """The next record behind the last good one, good or bad, whatever generation it was of."""
         self._digest.update(stored.hash.encode("utf-8", "replace") + b"\n" + stored.body + b"\n")
         try:
             record = decode(stored)
