@@ -9,7 +9,7 @@ import httpx
 
 from moorage.api.wire import ResolvedEgress
 from moorage.core.effects import http
-from moorage.core.effects.levels import Level
+from moorage.core.effects.levels import NOT_HAPPENED, Level
 from moorage.gateway.errors import Refusal
 from moorage.gateway.exchange import Kept
 from moorage.gateway.gate import GatewayDeps
@@ -19,7 +19,6 @@ from moorage.gateway.outward import Lost, Outgoing, Outward, Unreached
 from moorage.points import Point, reached
 
 PAUSE_S = 0.2  # before a keyed request is sent again, doubled each time
-ENDS = frozenset({"confirmed", "rejected"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Came:
-    """What it came to. `status` None: no answer; `whole` False: the body was cut, or is too long to be kept."""
+    """What it came to. `status` None: no answer; `whole`: all of its body is here; `cut`: it was broken off."""
 
     outcome: str
     detail: str
@@ -44,6 +43,14 @@ class Came:
     kind: str = ""
     content: bytes = b""
     whole: bool = False
+    cut: bool = False
+
+
+def _final(came: Came, *, doubt: bool) -> bool:
+    """Nothing more is to be had by sending it again."""
+    if came.outcome == "confirmed":
+        return not came.cut
+    return came.outcome == "rejected" and not doubt
 
 
 class Sending:
@@ -77,11 +84,12 @@ class Sending:
         """
         came, pause = await self._once(run, effect), PAUSE_S
         for _ in range(self._settings.egress_tries - 1 if effect.level is Level.KEYED else 0):
-            if came.outcome in ENDS and not (doubt and came.outcome == "rejected"):
+            if _final(came, doubt=doubt):
                 break
-            doubt = doubt or came.outcome == "unknown"
+            doubt = doubt or came.outcome not in NOT_HAPPENED
             await asyncio.sleep(pause)
-            came, pause = await self._once(run, effect), pause * 2
+            again, pause = await self._once(run, effect), pause * 2
+            came = again if again.outcome == "confirmed" or came.outcome != "confirmed" else came
         return replace(came, outcome="unknown") if doubt and came.outcome != "confirmed" else came
 
     async def _once(self, run: Run, effect: Effect) -> Came:
@@ -111,4 +119,5 @@ class Sending:
             answer.headers.get("content-type", ""),
             b"" if kept.over else kept.content(),
             whole=not problem and not kept.over,
+            cut=bool(problem),
         )
