@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.testing.gitdoor import GitDoor
-from moorage.testing.gitserver import GitServer
+from moorage.testing.gitserver import GitServer, Request
 from moorage.testing.trees import git
 from moorage.workspace.errors import (
     AuthFailed,
@@ -267,6 +267,26 @@ async def test_concurrent_ensures_of_two_processes_are_one_after_the_other(mirro
     other = Mirrors(tmp_path / "mirrors")
     states = await asyncio.gather(*(m.ensure(KEY, upstream) for m in (mirrors, other) * 3))
     assert len({state.revision for state in states}) == 1
+
+
+@pytest.mark.rule("W2")
+async def test_many_that_ask_at_once_share_a_fetch_that_begins_after_they_asked(mirrors, upstream, server, work):
+    await mirrors.ensure(KEY, upstream)
+    before = len(fetches(server))
+    running = asyncio.create_task(mirrors.ensure(KEY, upstream))
+    while len(fetches(server)) == before:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    git(work, "commit", "--allow-empty", "-q", "-m", "after the first had begun")
+    git(work, "push", "-q", "origin", "main")
+    states = await asyncio.gather(*(mirrors.ensure(KEY, upstream) for _ in range(20)))
+    assert {state.revision for state in states} == {git(work, "rev-parse", "HEAD")}
+    await running
+    each = len(fetches(server)) - before
+    assert each <= 3 * before, "twenty callers were served by one fetch"
+
+
+def fetches(server: GitServer) -> list[Request]:
+    return [request for request in server.requests if request.service == "git-upload-pack"]
 
 
 async def candidate(mirrors: Mirrors, revision: str, parent: str | None) -> str:

@@ -36,6 +36,7 @@ from moorage.workspace.errors import (
 from moorage.workspace.git import Git
 from moorage.workspace.locks import lock
 from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
+from moorage.workspace.shared import Begun, Shared
 from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Upstream
 
 __all__ = [
@@ -109,6 +110,7 @@ class Mirrors:
         self._now_ms = now_ms
         self._timeout = timeout
         self._locks: dict[str, asyncio.Lock] = {}
+        self._fetches: Shared[MirrorState] = Shared()
 
     def path(self, key: MirrorKey) -> Path:
         """Where the mirror is or would be."""
@@ -116,8 +118,15 @@ class Mirrors:
 
     async def ensure(self, key: MirrorKey, upstream: AnyUpstream | None) -> MirrorState:
         """Make the mirror if it is not there, fetch, and resolve the ref asked for. Without an upstream (ephemeral) it
-        has one empty root commit. Raises BadUrl, AuthFailed, NotFound, NetworkUnreachable, RefMissing, DiskFull."""
+        has one empty root commit. Of many that ask at once one fetches, after all of them have asked.
+
+        Raises BadUrl, AuthFailed, NotFound, NetworkUnreachable, RefMissing, DiskFull.
+        """
+        return await self._fetches.do((key, upstream), lambda begun: self._ensure(key, upstream, begun))
+
+    async def _ensure(self, key: MirrorKey, upstream: AnyUpstream | None, begun: Begun) -> MirrorState:
         async with self._exclusive(key) as inherit:
+            begun()
             git = await self._created(key, inherit)
             if upstream is None:
                 await _seed(git)
