@@ -13,6 +13,8 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.testing.authority import Authority
 from moorage.testing.world import Run, World
 
+pytestmark = pytest.mark.timeout(180)  # two runners, one after the other
+
 HOST = "api.example.com"
 # Orders twice the same, reads, asks for what isn't listed, and tells; in the first attempt it stays until it is killed.
 AGENT = """

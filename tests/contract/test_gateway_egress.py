@@ -22,6 +22,8 @@ from moorage.testing.authority import Authority, Cut
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 
+pytestmark = pytest.mark.timeout(120)
+
 HOSTS = dict.fromkeys(("keyed.example.com", "plain.example.com", "reads.example.com"), "127.0.0.1")
 SECRET = "sk-of-the-tenant"
 BODY = b'{"amount": 5}'

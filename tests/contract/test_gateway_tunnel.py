@@ -19,6 +19,8 @@ from moorage.testing.authority import reset
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 
+pytestmark = pytest.mark.timeout(120)  # a wait within may take 30 s
+
 HOSTS = dict.fromkeys(
     ("opaque.example.com", "keyed.example.com", "none.example.com", "narrow.example.com"), "127.0.0.1"
 )

@@ -27,6 +27,8 @@ from moorage.points import Point
 from moorage.testing.authority import Authority, Cut
 from moorage.testing.gateway import LocalGateway
 
+pytestmark = pytest.mark.timeout(240)  # each example is a gateway of its own
+
 SAFE_POINT = "safe point"
 DEATHS = [Point.INTENT_BEFORE, Point.INTENT_AFTER, Point.EGRESS_BEFORE, Point.EGRESS_WITHIN, Point.EGRESS_AFTER]
 ATTEMPTS = 40  # more than there are faults in any example
@@ -162,7 +164,7 @@ FAULTS = st.lists(st.sampled_from([*DEATHS, Cut.BEFORE, Cut.AFTER, None]), max_s
 
 
 @pytest.mark.rule("E6", "E2", "E4")
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(program=PROGRAMS, faults=FAULTS)
 def test_keyed_orders_happen_exactly_once(program: list[str], faults: list[Point | Cut | None]) -> None:
     agent, state = asyncio.run(played(program, faults, "keyed"))
@@ -172,7 +174,7 @@ def test_keyed_orders_happen_exactly_once(program: list[str], faults: list[Point
 
 
 @pytest.mark.rule("E6", "E3", "E4", "I8")
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(program=PROGRAMS, faults=FAULTS)
 def test_other_orders_happen_once_at_most_and_those_that_are_missing_are_unknown(
     program: list[str], faults: list[Point | Cut | None]
