@@ -183,11 +183,18 @@ class Rig:
         armed = {**bench.env, **environment(bench.trace, *shots)}
         with (bench.root / "said").open("wb") as said:
             process = await asyncio.create_subprocess_exec(
-                *argv, env=armed, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said
+                *argv,
+                env=armed,
+                cwd="/",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C at a terminal is for us; it would be asked to cancel its run
             )
         stops = [asyncio.create_task(_waken(bench.trace, shot)) for shot in shots if shot.fault is Fault.STOP]
         try:
-            return await asyncio.wait_for(process.wait(), self.patience_s)
+            async with asyncio.timeout(self.patience_s):
+                return await process.wait()
         except TimeoutError:
             return None
         finally:

@@ -4,6 +4,7 @@ import contextlib
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_one_that_is_interrupted_ends_all_that_it_started(machine: Machine, sign
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert b"Traceback" not in said
+    assert leftovers.running(machine.temporary) == []
+    assert list(machine.temporary.iterdir()) == []
+
+
+def test_our_own_torture_ends_all_its_runs_and_tells_how_far_it_came(machine: Machine) -> None:
+    argv = [sys.executable, "-m", "moorage.testing", "--jobs", "2"]
+    process = subprocess.Popen(argv, env=machine.env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    machine.started.append(process)
+    while not any(b"/trial-1/" in told(pid) for pid in leftovers.running(machine.temporary)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b" runs: 0 duplicates, " in said.splitlines()[-1]
     assert leftovers.running(machine.temporary) == []
     assert list(machine.temporary.iterdir()) == []
 
