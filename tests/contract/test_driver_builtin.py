@@ -17,6 +17,8 @@ from moorage.testing.models.script import Usage
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, Run, Sandbox, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts one to four runners
+
 ROOT = Path(__file__).parents[2]
 USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000, cache_creation_input_tokens=50)
 DONE = Reply(text="All done.", usage=USAGE)

@@ -15,6 +15,8 @@ from moorage.runner.exitcodes import Exit
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, PASSWORD, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts one or two runners
+
 WAIT = "while [ ! -e ../go ]; do sleep 0.05; done\n"
 ITERATION = """echo '{"moorage": {"event": "iteration"}}'\n"""
 

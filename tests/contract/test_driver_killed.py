@@ -13,6 +13,8 @@ from moorage.api.wire import ResolvedLimits
 from moorage.testing.trees import git
 from moorage.testing.world import Run, Sandbox, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts several runners
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:

@@ -10,6 +10,8 @@ import pytest
 from moorage.testing.trees import git
 from moorage.testing.world import Run, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts a runner
+
 ITERATION = """echo '{"moorage": {"event": "iteration"}}'\n"""
 
 

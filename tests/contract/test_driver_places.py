@@ -15,6 +15,8 @@ PLACES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX")
 # Tells its environment, writes to each of its places and to its tree, and stays until its neighbour is there too.
 AGENT = """
 import json, os, pathlib, sys
+
+pytestmark = pytest.mark.timeout(180)  # each case starts a runner or two
 for name in sys.argv[1:]:
     folder = pathlib.Path(os.environ[name])
     folder.mkdir(parents=True, exist_ok=True)

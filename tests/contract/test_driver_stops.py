@@ -13,6 +13,8 @@ from moorage.runner.exitcodes import Exit
 from moorage.runner.probe import isolated
 from moorage.testing.world import Run, Sandbox, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts a runner or two
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:

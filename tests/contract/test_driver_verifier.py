@@ -13,6 +13,8 @@ from moorage.runner.exitcodes import Exit
 from moorage.runner.verify import TAIL_BYTES
 from moorage.testing.world import MODEL_KEY, PASSWORD, Run, World
 
+pytestmark = pytest.mark.timeout(180)  # each case starts a runner and a verifier
+
 WORK = ("sh", "-euc", "printf '*.log\\n' > .gitignore; echo two > a.txt; echo x > kept.txt; echo y > noise.log")
 
 

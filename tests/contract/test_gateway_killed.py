@@ -16,6 +16,8 @@ from moorage.core.journal.export import verify_export
 from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
 
+pytestmark = pytest.mark.timeout(180)  # each case starts several gateways
+
 
 async def patiently(work: Callable[..., str], *args: Any) -> str:
     while True:

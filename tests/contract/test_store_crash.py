@@ -19,6 +19,8 @@ from moorage.store.port import NewExecution
 from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
 
+pytestmark = pytest.mark.timeout(180)  # each case starts processes that are killed
+
 RUNS = ("run-1", "run-2", "run-3")
 ROUNDS = 8
 

@@ -18,6 +18,8 @@ from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
 from moorage.testing.postgres import PostgresServer
 
+pytestmark = pytest.mark.timeout(180)  # a server is killed and recovers five times
+
 Kill = Callable[[PostgresStore, PostgresServer], Awaitable[None]]
 
 

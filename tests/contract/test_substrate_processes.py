@@ -18,6 +18,8 @@ from moorage.sandbox.port import RunKey
 from moorage.sandbox.process import Handlers, ProcessSubstrate, descendants
 from moorage.testing.clock import StepClock
 
+pytestmark = pytest.mark.timeout(180)  # one case starts twenty sandboxes
+
 ISOLATED = shutil.which("bwrap") is not None
 
 

@@ -9,6 +9,16 @@ from tests.integration.operator_world import OperatorWorld, install_crds, operat
 
 from e2e.cluster.apiserver import ApiServer, api_server
 
+HERE = Path(__file__).parent
+LIMIT_S = 180  # an API server on a busy machine takes its time, and one wait alone may take 45 s
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A time limit for the tests of this folder that have none of their own."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+
 
 @pytest.fixture(scope="session", name="api_server")
 def api_server_fixture() -> Iterator[ApiServer]:

@@ -27,6 +27,8 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import LATE_S, GitServer
 from moorage.workspace.mirror import Mirrors
 
+pytestmark = pytest.mark.timeout(240)  # each example is a remote and a gateway of its own
+
 MOST_RECORDS = 120
 MOST_PASSES = 300
 FAULTS = ("away", "error", "drop", "late", "")

@@ -15,6 +15,8 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.reducer import replay
 from moorage.testing.gateway import LocalGateway
 
+pytestmark = pytest.mark.timeout(240)  # sixty examples against one gateway
+
 DOORS = [
     ("operator", "PUT", "/v1/runs/u1"),
     ("operator", "POST", "/v1/runs/u1/fence"),

@@ -33,6 +33,8 @@ from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.postgres import PostgresServer
 
+pytestmark = pytest.mark.timeout(240)  # each life is lived in three stores
+
 RUNS = ("run-1", "run-2")
 runs = st.sampled_from(RUNS)
 epochs = st.integers(0, 5)
