@@ -8,6 +8,8 @@ import pytest
 from tests.gateway_script import PASSWORD, Operator, ok, refused, resolved
 
 from moorage.api.wire import ResolvedDelivery
+from moorage.core.journal.chain import Broken
+from moorage.core.journal.export import verify_export
 from moorage.store.memory import MemoryStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
@@ -52,6 +54,9 @@ async def test_only_who_may_settle_its_effects_lets_it_go_on_and_then_it_does(
         refused(await gateway.reader("eve", "team-b").post(door, json=said), 404, "UnknownRun")
         refused(await owner.post("/v1/runs/u9/repair", json=said), 404, "UnknownRun")
         refused(await owner.get("/v1/runs/u1"), 500, "JournalCorrupted")
+        exported = verify_export([(await owner.get("/v1/runs/u1/journal")).content])
+        assert isinstance(exported.chain, Broken)
+        assert (exported.chain.offset, exported.sound) == (len(events) - 1, len(events) - 1)
         last = len(events) - 1
         told = await ok(await owner.post(door, json=said))
         assert (told["generation"], told["first"], told["last"], told["offset"]) == (2, last, last, last + 1)

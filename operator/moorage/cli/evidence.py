@@ -17,6 +17,8 @@ from moorage.core.journal.heads import SignedHead
 TIMEOUTS = httpx.Timeout(30.0, read=60.0)
 FOLLOWING = httpx.Timeout(30.0, read=None)
 
+BROKEN = ("(JournalCorrupted)", "(UnknownCritical)")  # typed reasons, as `_message` ends with them
+
 Reason = Callable[[], str]
 
 
@@ -125,6 +127,8 @@ def refused(answer: httpx.Response, name: str, door: str) -> CliError:
         return Denied(f"the gateway refused to show the {door} of {name}: {told}", "you need get on agentruns there")
     if answer.status_code == 404:
         return NotFound(f"the gateway has no {door} of {name}: {told}")
+    if told.endswith(BROKEN):
+        return CliError(f"not intact: {told}", "moorage verify says how much of it is sound")
     if answer.status_code >= 500:
         return Unreachable(f"the gateway has trouble: {told}", "try again in a moment")
     return CliError(f"the gateway refused: {told}")
