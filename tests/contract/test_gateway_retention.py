@@ -11,7 +11,9 @@ import structlog
 from tests.contract.test_gateway_snapshots import KEY, Gateway, worked
 from tests.contract.test_journal_repair import Damaged, changed_byte, damaged
 
-from moorage.core.journal.chain import Broken, Intact
+from moorage.cli.bundling import Cited, examine
+from moorage.cli.exits import CliError
+from moorage.core.journal.chain import Broken, Head, Intact
 from moorage.core.journal.errors import JournalCorrupted
 from moorage.core.journal.export import Header, header_line, record_line, verify_export
 from moorage.core.journal.heads import HeadRefused, SigningKey
@@ -109,6 +111,11 @@ async def test_an_export_of_it_verifies_offline_and_no_other_gap_does(
     assert verdict.chain == Intact(gone.last, gone.hash)
     assert verdict.header is not None
     assert verdict.header.pruned == gone
+    assert isinstance(verify_export([exported(gone)], published=Head(gone.last, gone.hash)).chain, Intact)
+    assert isinstance(verify_export([exported(gone)], published=Head(gone.last, "0" * 64)).chain, Broken)
+    assert isinstance(verify_export([exported(gone)], published=Head(gone.last + 1, gone.hash)).chain, Broken)
+    with pytest.raises(CliError, match="pruned"):
+        examine([exported(gone)], Cited())
     missing = Header(tenant="team-a", run_uid="u1", name="u1", spec_hash="h", offset=gone.last, hash=gone.hash)
     assert isinstance(verify_export([header_line(missing)]).chain, Broken)
     assert isinstance(verify_export([exported(gone), record_line(entries[-1])]).chain, Broken)

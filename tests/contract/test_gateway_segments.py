@@ -1,6 +1,7 @@
 """P3 over every store: past a threshold a journal goes on in a new segment, from the state that it carries over."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -14,7 +15,7 @@ from moorage.core.journal.segments import CARRIED, lineage_of
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.facts import Segment
-from moorage.store.errors import OffsetConflict
+from moorage.store.errors import OffsetConflict, StoreUnavailable
 from moorage.store.port import DurableExecutionStore
 from moorage.store.reading import verify_stored
 
@@ -96,3 +97,34 @@ async def test_a_run_that_has_ended_begins_no_other_segment(store: DurableExecut
     placed = {"pod_uid": "p", "epoch": 1, "role": "runner", "environment": "e"}
     await small.ledger.append(run, None, [small.ledger.observed(RecordType.SANDBOX_PLACED, placed, 1)])
     assert begins(await store.read("u1")) == []
+
+
+@pytest.mark.rule("P3", "J3")
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_segment_that_could_not_be_begun_is_begun_with_the_next_try(
+    store: DurableExecutionStore, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await worked(store, turns=3, segment_records=LONG)
+    run = await made.ledger.open("u1")
+    original, failed = store.append, []
+
+    async def fails_once(run_uid: str, epoch: int | None, drafts: Any, *args: Any, **kwargs: Any) -> Any:
+        if drafts[0].type == RecordType.SEGMENT_STARTED and not failed:
+            failed.append(1)
+            if written:
+                await original(run_uid, epoch, drafts, *args, **kwargs)
+            raise StoreUnavailable("the answer got lost")
+        return await original(run_uid, epoch, drafts, *args, **kwargs)
+
+    monkeypatch.setattr(store, "append", fails_once)
+    draft = made.ledger.observed(RecordType.TOOL_RESPONSE, {"tool": "x"}, "next")
+    more = made.ledger.observed(RecordType.TOOL_RESPONSE, {"tool": "x"}, "more")
+    with pytest.raises(StoreUnavailable):
+        for each in (draft, more):
+            await made.ledger.append(run, 1, [each])
+    for each in (draft, more):
+        await made.ledger.append(run, 1, [each])
+    records = await store.read("u1")
+    assert len(begins(records)) == len(failed) == 1
+    assert run.state == replay(records)
+    assert run.facts.segment == Segment(2, begins(records)[0].seq)

@@ -106,6 +106,8 @@ def examine(chunks: Iterable[bytes], cited: Cited) -> Examined:
         broken = verdict.chain
         where = f"record {broken.offset} ({getattr(broken, 'record_id', None) or 'unreadable'})"
         raise CliError(f"{manifest.JOURNAL}: {where} is the first bad one: {getattr(broken, 'why', '')}")
+    if verdict.header.pruned is not None:
+        raise CliError(f"{manifest.JOURNAL}: it was pruned, its retention is over", "a bundle is made before that")
     return Examined(verdict.header, findings)
 
 

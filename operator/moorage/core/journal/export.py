@@ -189,6 +189,8 @@ def _follow(
     except Malformed as e:
         return verifier.fail(str(e))
     verdict = verifier.result(header.head)
+    if published and header.pruned and published.offset == header.offset and published.hash != header.hash:
+        return Broken(header.offset, None, f"the head in status disagrees: it says {published.hash}")
     if published and isinstance(verdict, Intact) and verdict.offset < published.offset:
         return Broken(verdict.offset + 1, None, f"the head in status disagrees: it says offset {published.offset}")
     return verdict
