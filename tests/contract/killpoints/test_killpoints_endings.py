@@ -52,12 +52,12 @@ def test_killed_within_a_cancel_it_is_finished_and_nothing_runs_on(machine: Mach
 @pytest.mark.rule("K1", "W5", "J7")
 @pytest.mark.parametrize("point", [Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER])
 def test_killed_while_an_ended_run_is_let_go_of_it_goes_all_the_same(machine: Machine, point: Point) -> None:
-    machine.write(check="false", retention={"ttlAfterFinished": "1s"})
+    machine.write(check="false", retention={"ttlAfterFinished": "4s"})
     code, failed, err = machine.run()
     assert (code, failed["reason"]) == (1, "AcceptanceFailed"), err
     kept = machine.state / "runs" / failed["uid"]
     assert kept.is_dir()
-    time.sleep(1)  # its retention: past it is past it, however late
+    time.sleep(4)  # its retention: past it is past it, however late
     machine.write()
     trace, shot = armed(machine, point)
     process = machine.start()
