@@ -29,7 +29,7 @@ def kept(kind: type[T], value: T) -> T:
 
 @pytest.mark.rule("P1")
 @given(histories(), st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_snapshot_and_the_tail_come_to_what_the_whole_journal_comes_to(history: History, at: int) -> None:
     taken, _, states = history
     at = min(at, len(taken))
@@ -58,7 +58,7 @@ def conversations(draw: st.DrawFn) -> list[Record]:
 
 @pytest.mark.rule("P1", "R2")
 @given(conversations(), st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_the_doors_know_comes_back_too_and_in_its_order(told: list[Record], at: int) -> None:
     at = min(at, len(told))
     whole, head = over(fold, told, Facts()), over(fold, told[:at], Facts())
