@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.gateway_script import Operator, ok, resolved
 
+from moorage.core.journal.errors import Malformed
 from moorage.core.journal.export import verify_export
 from moorage.core.run.state import REDUCER_VERSION
 from moorage.gateway.gate import Gate
@@ -15,6 +16,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
+from moorage.store.port import DurableExecutionStore
 from moorage.testing.gateway import LocalGateway
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
@@ -105,3 +107,31 @@ async def test_a_round_prunes_what_was_kept_long_enough_and_collects_what_only_t
     exported = (await gateway.operator.get("/v1/runs/u1/journal")).content
     assert verify_export([exported]).header.pruned is not None
     assert (await gateway.operator.get("/v1/runs/u1/logs")).content == b""
+
+
+class Unreadable:
+    """A store that can't read one run's records."""
+
+    def __init__(self, whole: DurableExecutionStore, run_uid: str) -> None:
+        self._whole, self._run_uid = whole, run_uid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    async def read(self, run_uid: str, *where: int) -> Any:
+        if run_uid == self._run_uid:
+            raise Malformed("no record")
+        return await self._whole.read(run_uid, *where)
+
+
+@pytest.mark.rule("J7", "I10")
+async def test_a_sealed_journal_that_cannot_be_read_keeps_no_other_waiting(gateway, upstream, clock) -> None:
+    gateway.secrets.give("team-a", "git", username="ada", password="x")
+    for uid in ("u1", "u2"):
+        await Operator(gateway, resolved(upstream, uid=uid, tenant="team-a")).admit()
+        await gateway.deps.store.delete(uid, at=clock.now_ms(), reason="released")
+    clock.advance(10_000)
+    settings = replace(gateway.deps.settings, journal_retention_ms=1_000)
+    deps = replace(gateway.deps, store=Unreadable(gateway.deps.store, "u1"), settings=settings)
+    await Housekeeping(Gate(deps)).once()
+    assert [await gateway.deps.store.pruned(uid) is not None for uid in ("u1", "u2")] == [False, True]

@@ -14,11 +14,11 @@ from tests.contract.test_journal_repair import Damaged, changed_byte, damaged
 from moorage.cli.bundling import Cited, examine
 from moorage.cli.exits import CliError
 from moorage.core.journal.chain import Broken, Head, Intact
-from moorage.core.journal.errors import JournalCorrupted
+from moorage.core.journal.errors import JournalCorrupted, JournalPruned
 from moorage.core.journal.export import Header, header_line, record_line, verify_export
 from moorage.core.journal.heads import HeadRefused, SigningKey
 from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
-from moorage.core.journal.record import RecordType
+from moorage.core.journal.record import RecordType, Stored
 from moorage.gateway.heads import Heads
 from moorage.gateway.retention import Retention
 from moorage.gateway.settings import GatewaySettings
@@ -62,12 +62,14 @@ async def test_only_what_was_sealed_and_kept_long_enough_goes(store: DurableExec
     (last,) = await store.read("u1", row.head.offset, 1)
     kept = retention(made, clock)
     clock.wall = last.recorded_at + KEPT_MS - 1
-    assert await kept.due() == []
+    assert await kept.sealed() == [row]
+    assert not await kept.due(row)
     clock.advance(1)
-    assert await kept.due() == [row]
-    assert await retention(made, clock, None).due() == []
+    assert await kept.due(row)
+    assert await retention(made, clock, None).sealed() == []
+    assert not await retention(made, clock, None).due(row)
     await kept.prune(row)
-    assert await kept.due() == await store.list_sealed() == []
+    assert await kept.sealed() == await store.list_sealed() == []
 
 
 @pytest.mark.rule("J7", "J5")
@@ -158,6 +160,31 @@ async def test_a_broken_journal_is_kept(damaged: Damaged, clock: StepClock) -> N
         await retention(made, clock).prune(await damaged.store.get("u1"))
     assert await damaged.store.pruned("u1") is None
     assert len(await damaged.events()) > 0
+
+
+@pytest.mark.rule("J7")
+async def test_a_tombstone_that_the_gateway_did_not_sign_makes_no_run(
+    store: DurableExecutionStore, clock: StepClock
+) -> None:
+    """Whoever may write the database can put one there."""
+    made = await released(store, clock)
+    gone = await _tombstone(retention(made, clock), store)
+    await store.prune(replace(gone, state={**gone.state, "workspace_base": "f" * 40}))
+    with pytest.raises(JournalPruned):
+        await Gateway(store).ledger.open("u1")
+
+
+@pytest.mark.rule("J7", "J5")
+async def test_a_sealed_journal_whose_end_is_missing_is_told_of_and_kept(damaged: Damaged, clock: StepClock) -> None:
+    made = await released(damaged.store, clock)
+    await damaged.change(without_the_last)
+    row = await damaged.store.get("u1")
+    with pytest.raises(JournalCorrupted, match="missing"):
+        await retention(made, clock).due(row)
+
+
+def without_the_last(events: dict[int, Stored]) -> None:
+    del events[max(events)]
 
 
 FORBIDDEN = [

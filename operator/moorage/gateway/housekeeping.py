@@ -41,9 +41,10 @@ class Housekeeping:
 
     async def once(self) -> None:
         """One round over all tenants and mirrors. One that fails is told, and keeps no other waiting."""
-        for row in await self._retention.due():
+        for row in await self._retention.sealed():
             with self._told(row.tenant):
-                await self._retention.prune(row)
+                if await self._retention.due(row):
+                    await self._retention.prune(row)
         rows = await all_rows(self._gate.deps.store)
         await self._journals([row for row in rows if not row.sealed])
         for tenant in sorted({row.tenant for row in rows}):

@@ -44,7 +44,7 @@ from moorage.gateway.errors import Fenced, Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
-from moorage.gateway.snapshots import Snapshots, document, remembered
+from moorage.gateway.snapshots import Snapshots, document
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import NothingToRepair, OffsetConflict, RunSealed, StoreError
@@ -191,7 +191,7 @@ class Ledger:
         """Verify the chain and reduce it in one pass, from the latest snapshot that fits, page by page."""
         gone = await self.store.pruned(run.uid) if row.sealed else None
         if gone is not None:
-            run.at = Reduced(row, remembered(gone), Facts())
+            run.at = Reduced(row, self._snapshots.remembered(gone), Facts())
             return
         start = await self._snapshots.latest(row)
         replayed, facts, size = Replay(start.state), start.facts, 0

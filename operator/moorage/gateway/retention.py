@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from moorage.clock import Clock
+from moorage.core.journal.errors import JournalCorrupted
 from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.plain import plain
 from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
@@ -28,13 +29,13 @@ class Retention:
         self._ledger, self._key, self._clock, self._log = ledger, key, clock, log
         self._kept_ms = settings.journal_retention_ms
 
-    async def due(self) -> list[Execution]:
-        """Sealed journals that have been kept for long enough; none where journals are kept for ever."""
-        if self._kept_ms is None:
-            return []
-        rows = await self._ledger.store.list_sealed()
-        before = self._clock.now_ms() - self._kept_ms
-        return [row for row in rows if await self._sealed_at(row) <= before]
+    async def sealed(self) -> list[Execution]:
+        """Journals that will be pruned one day; none where they are kept for ever."""
+        return [] if self._kept_ms is None else await self._ledger.store.list_sealed()
+
+    async def due(self, row: Execution) -> bool:
+        """Whether a sealed journal has been kept for long enough. Raise JournalCorrupted and the store's errors."""
+        return self._kept_ms is not None and await self._sealed_at(row) <= self._clock.now_ms() - self._kept_ms
 
     async def prune(self, row: Execution) -> Pruned:
         """Put a tombstone in a journal's place. Raise JournalCorrupted and the store's errors: then all is kept."""
@@ -64,5 +65,7 @@ class Retention:
         return (await self._last(row)).recorded_at
 
     async def _last(self, row: Execution) -> Record:
-        (last,) = await self._ledger.store.read(row.run_uid, row.head.offset, 1)
-        return last
+        found = await self._ledger.store.read(row.run_uid, row.head.offset, 1)
+        if not found:
+            raise JournalCorrupted(row.head.offset, None, "the record that the head names is missing")
+        return found[0]

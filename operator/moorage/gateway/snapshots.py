@@ -16,7 +16,7 @@ from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.errors import JournalPruned
 from moorage.core.journal.heads import HeadRefused, SigningKey
 from moorage.core.journal.plain import NotPlain, plain, restored
-from moorage.core.journal.pruning import Pruned
+from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
 from moorage.core.journal.record import SCHEMA_VERSION, Stored
 from moorage.core.journal.snapshots import Grown, Limits, Misfit, Snapshot, due, stands_at, statement
 from moorage.core.run.state import REDUCER_VERSION, RunState
@@ -42,14 +42,6 @@ class Start:
 def document(state: RunState, facts: Facts) -> dict[str, Any]:
     """What is kept of a run at an offset, as plain JSON."""
     return {"facts_version": FACTS_VERSION, "state": plain(state), "facts": plain(facts)}
-
-
-def remembered(gone: Pruned) -> RunState:
-    """What a run had come to whose journal was pruned. Raise JournalPruned where this version can't read that."""
-    try:
-        return restored(RunState, gone.state)
-    except NotPlain:
-        raise JournalPruned(gone.run_uid, gone.last) from None
 
 
 class Snapshots:
@@ -78,6 +70,18 @@ class Snapshots:
             return Start()
         self._metrics.snapshots.labels("used").inc()
         return fits
+
+    def remembered(self, gone: Pruned) -> RunState:
+        """What a run had come to whose journal was pruned.
+
+        Raise JournalPruned where this version can't read that, or another key than this gateway's signed it: whoever
+        may write the database can put a tombstone there, and must not make a run out of it.
+        """
+        try:
+            self._key.verifying.check_said(KIND_OF_STATEMENT, gone.said(), gone.signature, of="the tombstone")
+            return restored(RunState, gone.state)
+        except (HeadRefused, NotPlain):
+            raise JournalPruned(gone.run_uid, gone.last) from None
 
     async def after(self, row: Execution, state: RunState, facts: Facts, grown: Grown, kinds: Iterable[str]) -> Grown:
         """Take one where it is due after records of these kinds; return what the journal has grown by since."""
