@@ -4,7 +4,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -48,10 +47,9 @@ async def test_a_change_wakes_the_feed_at_once_and_a_cursor_resumes_it(gateway, 
         waiting = asyncio.ensure_future(anext(feed))
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        began = time.perf_counter()
         await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {})))
         second = await asyncio.wait_for(waiting, 40)
-        assert time.perf_counter() - began < 9, "it came with the sign of life, ten seconds later"
+        assert second != {}, "a sign of life came first: nobody woke the feed"
         assert second["cursor"] > first["cursor"]
     async with gateway.operator.stream("GET", f"/v1/changes?after={first['cursor']}") as answer:
         assert await asyncio.wait_for(anext(lines(answer)), 40) == second

@@ -119,6 +119,9 @@ async def test_an_idle_run_costs_no_writes(world: OperatorWorld) -> None:
         return world.writes[before:] == []
 
     await world.until(quiet, "three seconds without a write")
+    before = len(world.writes)
+    await asyncio.sleep(12.0)  # longer than a heartbeat, and than what a status is held back for
+    assert world.writes[before:] == []
 
 
 async def proposed(world: OperatorWorld) -> dict[str, Any]:
