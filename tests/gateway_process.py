@@ -14,11 +14,15 @@ from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
 
+SNAPSHOTS = "MOORAGE_TEST_SNAPSHOT_RECORDS"  # after how many records one is taken
+
 
 async def serve(root: Path, port: int, password: str) -> None:
     store = SqliteStore(root / "journal.db")
     blobs = FileBlobs(root / "blobs", lambda: 1_800_000_000_000)
-    settings, hosts = GatewaySettings(egress_private=("127.0.0.0/8",)), {"api.example.com": "127.0.0.1"}
+    often = int(os.environ.get(SNAPSHOTS, GatewaySettings.snapshot_records))
+    settings = GatewaySettings(egress_private=("127.0.0.0/8",), snapshot_records=often)
+    hosts = {"api.example.com": "127.0.0.1"}
     gateway = LocalGateway(root, store=store, blobs=blobs, settings=settings, hosts=hosts)
     gateway.secrets.give("team-a", "git", username="ada", password=password)
     for pod in ("p1", "p2", "v1"):

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gateway_killed import Patient, running
+from tests.gateway_killed import Killed, Patient, running
+from tests.gateway_process import SNAPSHOTS
 from tests.gateway_script import BRANCH, commit, git, resolved, result, told, verification, verifying
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
+from moorage.points import Point
 from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
+from moorage.testing.killpoints import Shot, environment, fired
 
 pytestmark = pytest.mark.timeout(180)  # each case starts several gateways
 
@@ -67,6 +70,39 @@ async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
     return head, last
 
 
+def delivered_once(upstream: GitServer, head: str, state: Any) -> None:
+    assert state["phase"] == "Succeeded"
+    assert state["iteration"] == 1
+    assert [e["status"] for e in state["effects"] if e["status"] != "not_dispatched"] == ["confirmed"]
+    assert [u.new for u in upstream.updates if u.ref == f"refs/heads/{BRANCH}"] == [head]
+
+
+@pytest.mark.rule("K1", "P1")
+@pytest.mark.parametrize("point", [Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER])
+async def test_a_gateway_killed_around_a_snapshot_goes_on_from_the_journal(
+    upstream: GitServer, tmp_path: Path, point: Point
+) -> None:
+    """Every record is followed by a snapshot here, and the gateway is killed at every third."""
+    shots = [Shot(point, number) for number in (2, 5, 8)]
+    often = {SNAPSHOTS: "1", **environment(tmp_path / "trace", *shots)}
+    gateway = Killed(tmp_path)
+    await gateway.start(often)
+    try:
+        working = asyncio.create_task(whole_run(gateway.port, resolved(upstream), tmp_path))
+        while not working.done():
+            assert gateway.process is not None
+            ended = asyncio.create_task(gateway.process.wait())
+            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await gateway.start(often)
+            ended.cancel()
+        head, view = await working
+    finally:
+        await gateway.kill()
+    assert all(fired(tmp_path / "trace", shot) for shot in shots)
+    delivered_once(upstream, head, view["state"])
+
+
 @pytest.mark.rule("E6", "J3", "R1", "E2")
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_gateway_killed_at_any_moment_delivers_once(upstream: GitServer, tmp_path: Path, seed: int) -> None:
@@ -75,8 +111,4 @@ async def test_a_gateway_killed_at_any_moment_delivers_once(upstream: GitServer,
         await gateway.torture(random.Random(seed), times=4)
         head, view = await working
         assert gateway.kills == 4
-    state = view["state"]
-    assert state["phase"] == "Succeeded"
-    assert state["iteration"] == 1
-    assert [e["status"] for e in state["effects"] if e["status"] != "not_dispatched"] == ["confirmed"]
-    assert [u.new for u in upstream.updates if u.ref == f"refs/heads/{BRANCH}"] == [head]
+    delivered_once(upstream, head, view["state"])
