@@ -17,6 +17,7 @@ from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused,
 
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox, SecretRef
 from moorage.gateway.settings import GatewaySettings
+from moorage.store.errors import StoreUnavailable
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.authority import Authority, Cut
 from moorage.testing.gateway import LocalGateway
@@ -193,6 +194,39 @@ async def test_a_keyed_request_whose_answer_is_lost_is_sent_again_under_its_key(
     assert len(authority.log) == 3
     assert len({seen.headers["idempotency-key"] for seen in authority.log}) == 1
     assert (authority.committed, await at_work.effects()) == ([BODY], [("keyed", "confirmed")])
+
+
+@pytest.mark.rule("E2", "E4", "E6")
+@pytest.mark.parametrize("cut", [Cut.FAILS, Cut.AFTER])
+async def test_an_agent_that_asks_again_for_a_keyed_request_nobody_knows_of_has_it_once(
+    at_work: Agent, authority: Authority, cut: Cut
+) -> None:
+    authority.cuts = [cut] * 3
+    assert (await at_work.post("keyed")).status_code in {503, 409}
+    assert await at_work.effects() == [("keyed", "unknown")]
+    assert (await at_work.post("keyed")).json() == {"number": 1}
+    assert len({seen.headers["idempotency-key"] for seen in authority.log}) == 1
+    assert (authority.committed, await at_work.effects()) == ([BODY], [("keyed", "confirmed")])
+    assert (await at_work.post("keyed")).json() == {"number": 2}  # what is known is over, and this is one more
+
+
+@pytest.mark.rule("E2", "E4")
+async def test_a_keyed_request_whose_receipt_the_store_did_not_take_is_asked_again_under_its_key(
+    at_work: Agent, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, kinds = SqliteStore.append, []
+
+    async def failing(self: SqliteStore, run_uid: str, epoch: int | None, drafts: Any, *more: Any, **named: Any) -> Any:
+        kinds.append(drafts[0].type)
+        if kinds.count("EFFECT_RECEIPT") == 1 and kinds[-1] == "EFFECT_RECEIPT":
+            raise StoreUnavailable("the disk is full")
+        return await append(self, run_uid, epoch, drafts, *more, **named)
+
+    monkeypatch.setattr(SqliteStore, "append", failing)
+    refused(await at_work.post("keyed"), 503, "StoreUnavailable")
+    assert (await at_work.post("keyed")).json() == {"number": 1}
+    assert len({seen.headers["idempotency-key"] for seen in authority.log}) == 1
+    assert (len(authority.log), authority.committed) == (2, [BODY])
 
 
 @pytest.mark.rule("E3", "E4", "I8")

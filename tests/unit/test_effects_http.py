@@ -179,6 +179,25 @@ def test_a_path_that_is_unknown_is_stopped_for_every_attempt_and_safe_point() ->
     assert choose(replace(HERE, fingerprint="g"), (before,), frozenset()).way is Way.SEND
 
 
+@pytest.mark.rule("E2", "E4")
+@pytest.mark.parametrize("status", ["intended", "dispatched", "unknown"])
+def test_a_keyed_call_whose_end_is_unknown_keeps_its_key_whoever_asks_again(status: str) -> None:
+    before = call(status=status, answer=None, level=Level.KEYED.value)
+    mine = replace(HERE, level=Level.KEYED)
+    for question in (mine, replace(mine, epoch=2), replace(mine, since=9)):
+        chosen = choose(question, (before,), frozenset())
+        assert (chosen.way, chosen.key) == (Way.REPEAT, before.key)
+        assert choose(question, (before,), frozenset({"e0"})).way is Way.REFUSE_BUSY
+    named_before = replace(before, key="other", name=named("order-7"))
+    assert choose(mine, (named_before,), frozenset()).way is Way.SEND  # the agent said that it is another one
+
+
+@pytest.mark.rule("E2", "E3")
+def test_a_call_that_happened_and_whose_answer_is_lost_is_not_made_anew_by_the_same_attempt() -> None:
+    before = call(answer=None, level=Level.KEYED.value)
+    assert choose(replace(HERE, level=Level.KEYED), (before,), frozenset()).way is Way.REFUSE_DONE
+
+
 @pytest.mark.rule("E2")
 def test_a_name_of_the_agents_own_is_one_call_whatever_safe_point_and_refused_for_another() -> None:
     mine = replace(HERE, name=named("order-7"))

@@ -293,9 +293,14 @@ def _unanswered(effect: Effect, came: Came) -> Refusal:
         case "not_dispatched":
             return Refusal(f"nothing was sent: {came.detail}", status=502, reason="TargetUnreachable")
         case "unknown":
-            return Refusal(f"{came.detail}. {_look(effect.effect_id)}", status=409, reason="EffectUnknown")
+            what = _ask_again(effect.effect_id) if effect.level is Level.KEYED else _look(effect.effect_id)
+            return Refusal(f"{came.detail}. {what}", status=409, reason="EffectUnknown")
         case _:
             return _refused(Chosen(Way.REFUSE_DONE, effect.key))
+
+
+def _ask_again(effect: str) -> str:
+    return f"nobody knows whether effect {effect} happened: ask for the same again, and it goes out under the same key"
 
 
 def _look(effect: str) -> str:

@@ -28,11 +28,12 @@ MAX_HEAD = 64 * 1024
 
 
 class Cut(StrEnum):
-    """Where a connection breaks."""
+    """Where a connection breaks, or what else becomes of an answer."""
 
     BEFORE = "before"  # nothing has happened
     AFTER = "after"  # it has happened, and nobody hears of it
     WITHIN = "within"  # it has happened, the head was sent and the body wasn't
+    FAILS = "fails"  # it has happened, and the host answers 503
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Authority:
         status, body = self._outcome(seen)
         if cut is Cut.AFTER:
             return reset(writer)
+        if cut is Cut.FAILS:
+            status, body = 503, b"{}"
         head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()

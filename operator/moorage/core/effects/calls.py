@@ -3,7 +3,8 @@
 An agent that restarts from its last safe point asks again for what it had done since. So a call's identity is that safe
 point, what is asked, and how often the same was asked before; the next attempt walks through the same identities. An
 agent that names its calls itself, in the key header, is believed: that name is the identity, for as long as the run.
-What its relay asks for a second time, having heard nothing, is the same call in any case.
+What its relay asks for a second time, having heard nothing, is the same call in any case; so is what anybody asks for
+while it isn't known whether the same request happened: a keyed one goes out again under its key, and no other does.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def choose(question: Question, calls: Iterable[Call], busy: frozenset[str]) -> C
     earlier = next((c for c in here if c.epoch < question.epoch), None)
     if earlier is not None:
         return _again(earlier.key, earlier, busy)
-    if question.level is Level.OPAQUE and (bar := next((c for c in same if c.doubtful or c.untold), None)):
+    bar = next((c for c in same if c.name is None and (c.doubtful or c.untold)), None)
+    if bar is not None:  # a library that tries again and an agent that orders anew look alike: never twice
         return _again(bar.key, bar, busy)
     count = len({c.key for c in here})
     return Chosen(Way.SEND, key_of(question.run_uid, question.since, f"{question.fingerprint}:{count}"))
