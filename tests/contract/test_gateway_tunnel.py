@@ -12,8 +12,10 @@ import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved, result
 
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox
+from moorage.gateway import tunnel
 from moorage.gateway.settings import GatewaySettings
 from moorage.runner.relay import Relay
+from moorage.store.errors import StoreBusy
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.authority import reset
 from moorage.testing.gateway import LocalGateway
@@ -183,6 +185,99 @@ async def test_a_tunnel_ends_with_its_run_and_is_unknown_where_it_may_have_had_e
     with contextlib.suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
+
+
+@dataclass
+class Spoken:
+    """A tunnel that a test holds as its server would: `task` answers, `said` is what it has said."""
+
+    place: Place
+    said: list[Any] = field(default_factory=list)
+    heard: int = 0
+
+    def start(self) -> asyncio.Task[None]:
+        path = f"/tunnel/opaque.example.com:{self.place.port}"
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"authorization", b"Bearer token-of-p1")],
+        }
+        return asyncio.create_task(self.place.gateway(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        self.heard += 1
+        if self.heard > 1:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"half", "more_body": True}
+
+    async def _send(self, message: Any) -> None:
+        self.said.append(message)
+
+    async def carried(self) -> None:
+        for _ in range(600):
+            if b"".join(m.get("body", b"") for m in self.said) == b"half":
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("nothing came back")
+
+    @property
+    def ended(self) -> bool:
+        return any(not m.get("more_body", True) for m in self.said)
+
+
+@pytest.mark.rule("E4", "E8", "I8")
+async def test_a_tunnel_of_a_gateway_that_stops_is_unknown_and_has_no_end(place: Place) -> None:
+    spoken = Spoken(place)
+    task = spoken.start()
+    await spoken.carried()
+    task.cancel()
+    await asyncio.wait([task])
+    effect = await place.settled()
+    assert (task.cancelled(), spoken.ended, effect["status"]) == (True, False, "unknown")
+    assert effect["detail"] == "4 bytes out, 4 bytes back; cut: the gateway ended it"
+
+
+@pytest.mark.rule("E4", "E8", "I8")
+async def test_a_tunnel_whose_run_can_not_be_read_is_unknown_and_has_no_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "LOOK_MS", 20)
+    spoken = Spoken(place)
+    task = spoken.start()
+    await spoken.carried()
+
+    async def broken(uid: str) -> Any:
+        raise StoreBusy(f"{uid} can't be read now")
+
+    with monkeypatch.context() as while_it_is_broken:
+        while_it_is_broken.setattr(place.gateway.deps.store, "get", broken)
+        await asyncio.wait([task])
+    effect = await place.settled()
+    assert (spoken.ended, effect["status"]) == (False, "unknown")
+    assert "cut: nobody can tell whether the run goes on (StoreBusy)" in effect["detail"]
+
+
+@pytest.mark.rule("E8", "F3")
+async def test_a_tunnel_ends_where_another_gateway_raised_the_fence(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "LOOK_MS", 20)
+    spoken = Spoken(place)
+    task = spoken.start()
+    await spoken.carried()
+    async with LocalGateway(
+        tmp_path / "other", store=place.gateway.deps.store, blobs=place.gateway.deps.blobs
+    ) as other:
+        operator = Operator(other, place.operator.spec)
+        await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "reason": "PodLost", "message": ""}))
+        await ok(await operator.fence(2))
+        await asyncio.wait([task])
+    effect = await place.settled()
+    assert (spoken.ended, effect["status"]) == (False, "unknown")
+    assert "cut: " in effect["detail"]
 
 
 async def test_a_host_that_is_not_there_was_not_reached(place: Place, echo: Echo, upstream: GitServer) -> None:

@@ -174,6 +174,14 @@ class Ledger:
         self._touch(run)
         return run
 
+    async def refresh(self, run: Run) -> None:
+        """Read the run anew where another gateway has written to it since. Raise as `open` does."""
+        async with run.writing:
+            at, row = await self._load(run), await self.store.get(run.uid)
+            if (row.fence_epoch, row.head) != (at.row.fence_epoch, at.row.head):
+                run.at = None
+                await self._load(run)
+
     def _touch(self, run: Run) -> None:
         self._recent[run.uid] = run
         self._recent.move_to_end(run.uid)

@@ -26,6 +26,7 @@ from moorage.gateway.effects import EffectLog
 from moorage.gateway.egress import at_work, authority_of, demand_working
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.http import CUTS
 from moorage.gateway.outward import Outward, Unreached
 from moorage.gateway.signals import rung_within
 from moorage.points import Point, reached
@@ -37,11 +38,17 @@ LOOK_MS = 5_000  # another gateway may have raised the fence
 
 @dataclass
 class Carried:
-    """Bytes so far, and why the tunnel was cut, if it was."""
+    """Bytes so far. `whole`: the host's end was read; `broke`: what broke, where that has a name."""
 
     out: int = 0
     back: int = 0
-    cut: str | None = None
+    whole: bool = False
+    broke: str | None = None
+
+    @property
+    def cut(self) -> str | None:
+        """E4: why this is no end in order. Nothing is one until the host's end was read, and nothing broke."""
+        return None if self.whole and not self.broke else self.broke or "the gateway ended it"
 
     def __str__(self) -> str:
         return f"{self.out} bytes out, {self.back} bytes back" + (f"; cut: {self.cut}" if self.cut else "")
@@ -134,7 +141,8 @@ class TunnelRoom:
                 return "another attempt owns the run"
             if not at_work(run):
                 return f"the run is {run.state.phase}"
-            await rung_within(bell, LOOK_MS)
+            if not await rung_within(bell, LOOK_MS):
+                await self._gate.ledger.refresh(run)
 
 
 class Tunnel(Response):
@@ -152,13 +160,15 @@ class Tunnel(Response):
         ways = (self._back(send), self._out(receive), self._watch())
         tasks = [asyncio.create_task(way) for way in ways]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._writer.transport.abort()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._room.ended(self._opened, self._carried)
+        for task in done:
+            task.result()  # raises what has no name
         if not self._carried.cut:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -168,6 +178,7 @@ class Tunnel(Response):
             while data := await self._reader.read(CHUNK):
                 self._carried.back += len(data)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._carried.whole = True
 
     async def _out(self, receive: Receive) -> None:
         """Its end is passed on, and the host may still have something to say."""
@@ -185,7 +196,8 @@ class Tunnel(Response):
             await asyncio.Event().wait()
 
     async def _watch(self) -> None:
-        self._carried.cut = await self._room.over(self._opened.caller)
+        with self._named():
+            self._carried.broke = await self._room.over(self._opened.caller)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -193,4 +205,6 @@ class Tunnel(Response):
         try:
             yield
         except OSError as error:
-            self._carried.cut = f"the connection broke ({type(error).__name__})"
+            self._carried.broke = f"the connection broke ({type(error).__name__})"
+        except CUTS as error:
+            self._carried.broke = f"nobody can tell whether the run goes on ({type(error).__name__})"
