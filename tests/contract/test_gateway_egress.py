@@ -353,6 +353,22 @@ async def test_a_credential_that_is_missing_is_told_before_anything_is_meant(
     assert (await at_work.effects(), authority.log) == ([], [])
 
 
+@pytest.mark.rule("T2")
+@pytest.mark.parametrize("value", ["“sk-pasted”", "sk-ä", "sk-\nx: y", "sk-\x7f", b"sk-\xff"])
+async def test_a_credential_that_no_header_can_carry_is_told_before_anything_is_meant(
+    at_work: Agent, authority: Authority, value: str | bytes
+) -> None:
+    raw = value if isinstance(value, bytes) else value.encode()
+    at_work.gateway.secrets.held["team-a", "api"] = {"token": raw}
+    for host in ("plain", "keyed"):
+        said = refused(await at_work.post(host), 424, "CredentialInvalid")
+        assert "Secret api, key token" in said
+        assert "sk-" not in said
+    assert (await at_work.effects(), authority.log) == ([], [])
+    at_work.gateway.secrets.give("team-a", "api", token=f" {SECRET}\n")
+    assert (await at_work.post("plain")).status_code == 201
+
+
 def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context with a certificate for that name alone, and that of clients who trust it."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -59,17 +59,22 @@ class Outward:
         self._deps = deps
 
     async def credential(self, run: Run, entry: ResolvedEgress) -> dict[str, str]:
-        """T2: read at use, kept by nobody. Raise Refusal where it is missing."""
+        """T2: read at use, kept by nobody. Raise Refusal where it is missing, or no header can carry it."""
         ref = entry.credentials
         if ref is None:
             return {}
+        keys = (ref.key,) if ref.key else EGRESS_KEYS
         try:
-            value = (await self._deps.secrets.read(run.tenant, ref)).text(*((ref.key,) if ref.key else EGRESS_KEYS))
-        except (SecretMissing, UnicodeDecodeError):
+            value = (await self._deps.secrets.read(run.tenant, ref)).text(*keys)
+        except SecretMissing:
             value = None
+        except UnicodeDecodeError:
+            raise _invalid(entry, ref.name, keys) from None
         if not value:
             why = f"the credential of {entry.host} is missing: Secret {ref.name}"
             raise Refusal(why, status=424, reason="CredentialMissing")
+        if not (value.isascii() and value.isprintable()):
+            raise _invalid(entry, ref.name, keys)
         name = entry.credential_header.lower()
         return {name: f"Bearer {value}" if name == "authorization" else value}
 
@@ -131,3 +136,12 @@ class Outward:
             timeout=httpx.Timeout(settings.egress_read_ms / 1000, connect=connect, pool=connect),
             extensions={"sni_hostname": entry.host},
         )
+
+
+def _invalid(entry: ResolvedEgress, secret: str, keys: Sequence[str]) -> Refusal:
+    """Said without the value."""
+    why = (
+        f"the credential of {entry.host} has characters that no header can carry, such as a typographic quote or a line"
+        f" break: write Secret {secret}, key {' or '.join(keys)}, anew in visible ASCII"
+    )
+    return Refusal(why, status=424, reason="CredentialInvalid")
