@@ -176,12 +176,36 @@ async def test_methods_and_paths_are_as_narrow_as_the_run_says(
         "v1/pay/..%2flist",
         "v1/pay%2f..%2f..%2fx",
         "%2e%2e/v1/pay",
+        "v1/pay/..;/list",
+        "v1/pay/%2e%2e%3b/list",
+        "v1/pay/%252e%252e/list",
     ):
         answer = await narrow.http.get(f"{gateway.url}/egress/http/plain.example.com/{path}")
         assert answer.json()["reason"] == "EgressForbidden", path
     assert authority.log == []
     for path in ("v1/pay", "v1/pay/7?full=1", "public/a%20b"):
         assert (await narrow.get("plain", path)).json()["path"] == f"/{path}"
+
+
+@pytest.mark.rule("T3")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X-HTTP-Method-Override",
+        "X-HTTP-Method",
+        "X-Method-Override",
+        "X-Original-URL",
+        "X-Rewrite-URL",
+        "X_HTTP_Method_Override",
+        "X_Forwarded_For",
+    ],
+)
+async def test_no_header_makes_another_request_of_the_one_that_was_judged(
+    at_work: Agent, authority: Authority, name: str
+) -> None:
+    assert (await at_work.post("plain", **{name: "DELETE", "x-mine": "a"})).status_code == 201
+    (seen,) = authority.log
+    assert (name.lower() in seen.headers, seen.headers["x-mine"]) == (False, "a")
 
 
 @pytest.mark.rule("E3", "E4", "E6")

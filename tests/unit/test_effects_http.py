@@ -33,7 +33,19 @@ def asked(target: str = "/", method: str = "GET", host: str = "shop.example.com"
     return Asked(method, host, port, target)
 
 
-@pytest.mark.parametrize("target", ["/v1/orders", "/v1/orders/7", "/v1/orders?x=/../y", "/open/a", "/v1/orders%2F7"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/orders",
+        "/v1/orders/7",
+        "/v1/orders/7;v=1/a..b/.well-known",
+        "/v1/orders/%C3%A4%20b",
+        "/v1/orders?x=/../y",
+        "/v1/orders?x=100%25",
+        "/open/a",
+        "/v1/orders%2F7",
+    ],
+)
 def test_a_listed_path_and_what_lies_below_it_are_allowed(target: str) -> None:
     assert allowed([API, NARROW], asked(target)) is NARROW
 
@@ -49,6 +61,18 @@ def test_a_listed_path_and_what_lies_below_it_are_allowed(target: str) -> None:
         (asked("/v1/orders/..%2fadmin"), "'..'"),
         (asked("/v1/orders/..%5cadmin"), "'..'"),
         (asked("/v1/orders/./7"), "'..'"),
+        (asked("/v1/orders/..;/admin"), "'..'"),
+        (asked("/v1/orders/.;a=b/admin"), "'..'"),
+        (asked("/v1/orders/%2e%2e%3b/admin"), "'..'"),
+        (asked("/v1/orders/..%20/admin"), "'..'"),
+        (asked("/v1/orders/%252e%252e/admin"), "read differently"),
+        (asked("/v1/orders/%2%352e%2%352e/admin"), "read differently"),
+        (asked("/v1/orders/100%25"), "read differently"),
+        (asked("/v1/orders/%"), "read differently"),
+        (asked("/v1/orders/a%5cb"), "read differently"),
+        (asked("/v1/orders/a\\b"), "read differently"),
+        (asked("/v1/orders/..%00/admin"), "read differently"),
+        (asked("/v1/orders/%c0%ae%c0%ae/admin"), "read differently"),
         (asked("/v1/orders", "DELETE"), "GET, POST only"),
         (asked("/v1/orders", port=8443), "port 443 only"),
         (asked("/v1/orders", host="example.com"), "isn't listed"),
@@ -58,6 +82,13 @@ def test_a_listed_path_and_what_lies_below_it_are_allowed(target: str) -> None:
 def test_what_is_not_listed_is_not_allowed(request_: Asked, says: str) -> None:
     with pytest.raises(NotAllowed, match=says):
         allowed([API, NARROW], request_)
+
+
+def test_a_host_whose_paths_are_not_limited_may_have_any_name_in_them() -> None:
+    for target in ("/100%25", "/a%5Cb", "/%FF", "/a;b"):
+        assert allowed([API], asked(target, host="api.example.com")) is API
+    with pytest.raises(NotAllowed):
+        allowed([API], asked("/a/..;/b", host="api.example.com"))
 
 
 def test_the_usual_port_of_a_proxy_request_means_the_hosts_own() -> None:

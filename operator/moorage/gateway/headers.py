@@ -26,9 +26,16 @@ NOT_FORWARDED = frozenset(
         "upgrade",
         "via",
         "x-api-key",
+        "x-http-method",
+        "x-http-method-override",
+        "x-method-override",
+        "x-original-uri",
+        "x-original-url",
         "x-real-ip",
+        "x-rewrite-url",
     }
 )
+"""T3: also what makes a host take a request for another one than its first line says."""
 NOT_FORWARDED_STARTS = ("x-moorage-", "x-forwarded-", "cf-")
 NOT_RETURNED = frozenset(
     {"connection", "content-encoding", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"}
@@ -37,12 +44,13 @@ NOT_RETURNED = frozenset(
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     """What goes on: no credential of ours, nothing of the hop, and a wish for an answer that can be read."""
-    kept = {
-        name: value
-        for name, value in headers.items()
-        if name not in NOT_FORWARDED and not name.startswith(NOT_FORWARDED_STARTS)
-    }
-    return kept | {"accept-encoding": "identity"}
+    return {name: value for name, value in headers.items() if _goes_on(name)} | {"accept-encoding": "identity"}
+
+
+def _goes_on(name: str) -> bool:
+    """Hosts behind a CGI can't tell '_' from '-'."""
+    known = name.replace("_", "-")
+    return known not in NOT_FORWARDED and not known.startswith(NOT_FORWARDED_STARTS)
 
 
 def returned(headers: httpx.Headers) -> dict[str, str]:

@@ -28,6 +28,8 @@ KIND = "http_request"
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 DID_NOTHING = frozenset({501, 505})
 MAX_TARGET = 300
+READ_DIFFERENTLY = ("%", "\\", "\N{REPLACEMENT CHARACTER}")
+"""In a path that was unquoted once: escapes of escapes, the other slash, and bytes that are no UTF-8."""
 
 
 class NotAllowed(Exception):
@@ -56,11 +58,7 @@ def allowed(hosts: Iterable[ResolvedEgress], asked: Asked) -> ResolvedEgress:
         raise NotAllowed(f"{asked.host} may be reached at port {entry.port} only")
     if entry.methods and asked.method not in entry.methods:
         raise NotAllowed(f"{asked.host} may be asked with {', '.join(entry.methods)} only")
-    parts = unquote(asked.path).replace("\\", "/").split("/")
-    if "." in parts or ".." in parts:
-        raise NotAllowed("the path has '.' or '..' in it: name the place itself")
-    if entry.paths and not any(_below(unquote(asked.path), path) for path in entry.paths):
-        raise NotAllowed(f"on {asked.host} only {', '.join(entry.paths)} may be asked for")
+    _demand_path(entry, unquote(asked.path))
     return entry
 
 
@@ -79,6 +77,24 @@ def _listed(hosts: Iterable[ResolvedEgress], host: str) -> ResolvedEgress:
     if host not in known:
         raise NotAllowed(f"{host} isn't listed in sandbox.egress; listed are: {', '.join(known) or 'none'}")
     return known[host]
+
+
+def _demand_path(entry: ResolvedEgress, path: str) -> None:
+    """Raise NotAllowed. `path` is unquoted once; where paths are limited, no host may find more to unquote in it."""
+    if any(_climbs(part) for part in path.replace("\\", "/").split("/")):
+        raise NotAllowed("the path has '.' or '..' in it: name the place itself")
+    if not entry.paths:
+        return
+    if any(sign in path for sign in READ_DIFFERENTLY) or not path.isprintable():
+        raise NotAllowed(f"the path has what hosts read differently: no '%', '\\' or control character on {entry.host}")
+    if not any(_below(path, top) for top in entry.paths):
+        raise NotAllowed(f"on {entry.host} only {', '.join(entry.paths)} may be asked for")
+
+
+def _climbs(part: str) -> bool:
+    """Whether some host takes this segment for '.' or '..': without its parameters and what some strip."""
+    name = part.partition(";")[0]
+    return "." in name and not name.strip(". ")
 
 
 def _below(path: str, top: str) -> bool:
