@@ -10,11 +10,12 @@ import pytest
 
 from moorage.core.journal.export import parse_record, read_lines
 from moorage.core.journal.record import RecordType, RunIdentity, decode
+from moorage.core.run.result import MAX_VERIFIER_LOSSES
 from moorage.core.run.state import Effect
 from moorage.points import Point
 from moorage.store.memory import MemoryStore
 from moorage.store.port import AppendResult, NewExecution
-from moorage.testing.judge import Journal, Kind, _asked_again, _repeated, judge, older_owner, outcome
+from moorage.testing.judge import Journal, Kind, _asked_again, _repeated, gave_up, judge, older_owner, outcome
 from moorage.testing.killpoints import Fault, Shot, parse_shots
 from moorage.testing.torture import Tally, Verdict, Wanted, plan
 
@@ -68,6 +69,13 @@ def test_another_end_than_the_undisturbed_is_found() -> None:
     found = judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)])
     assert [f.kind for f in found] == [Kind.DIVERGENCE]
     assert judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)], same_tree=False) == []
+
+
+def test_a_run_whose_verifiers_were_killed_as_often_as_it_bears_is_no_divergence() -> None:
+    ended = replace(WHOLE.state.end, reason="VerifierLost") if WHOLE.state.end else None
+    assert not gave_up(WHOLE.state)
+    assert not gave_up(replace(WHOLE.state, end=ended))
+    assert gave_up(replace(WHOLE.state, end=ended, verifications_lost=MAX_VERIFIER_LOSSES))
 
 
 class Heedless(MemoryStore):

@@ -18,6 +18,7 @@ from moorage.core.effects.levels import Level
 from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, decode
 from moorage.core.run.reducer import replay
+from moorage.core.run.result import MAX_VERIFIER_LOSSES
 from moorage.core.run.state import Effect, RunState, Usage
 from moorage.store.errors import Fenced, RunSealed
 from moorage.store.port import DurableExecutionStore
@@ -76,6 +77,12 @@ class Outcome:
     def unknown(self) -> bool:
         """It says itself that it doesn't know."""
         return "unknown" in self.effects
+
+
+def gave_up(state: RunState) -> bool:
+    """R6: its verifiers were killed as often as a run bears, and it says so."""
+    lost = state.end is not None and state.end.reason == "VerifierLost"
+    return lost and state.verifications_lost >= MAX_VERIFIER_LOSSES
 
 
 def outcome(state: RunState) -> Outcome:
@@ -246,7 +253,7 @@ def _divergence(journal: Journal, undisturbed: Outcome, pushes: Sequence[str], *
     state, is_now = journal.state, outcome(journal.state)
     if state.open_effects:
         yield Finding(Kind.DIVERGENCE, f"effects are left open: {[e.effect_id for e in state.open_effects]}")
-    if is_now.unknown:
+    if is_now.unknown or gave_up(state):
         return
     for name in ("phase", "reason", "accepted", "effects", *(("tree",) if same_tree else ())):
         was, now = getattr(undisturbed, name), getattr(is_now, name)

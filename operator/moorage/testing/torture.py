@@ -98,6 +98,7 @@ class Tally:
     points: Counter[Point] = field(default_factory=Counter)
     found: Counter[Kind] = field(default_factory=Counter)
     unknown: int = 0
+    given_up: int = 0
     missed: int = 0
 
     def add(self, verdict: Verdict) -> None:
@@ -107,6 +108,7 @@ class Tally:
         self.points.update(shot.point for shot in verdict.shots if shot.fault is Fault.KILL)
         self.found.update(finding.kind for finding in verdict.findings)
         self.unknown += verdict.outcome is not None and verdict.outcome.unknown
+        self.given_up += verdict.outcome is not None and verdict.outcome.phase == "Failed" and not verdict.findings
         self.missed = 0 if verdict.shots else self.missed + 1
 
     @property
@@ -127,7 +129,8 @@ class Tally:
     def __str__(self) -> str:
         others = "".join(f", {self.shots[f]} {f}s" for f in Fault if f is not Fault.KILL and self.shots[f])
         found = ", ".join(f"{self.found[kind]} {kind}{'es' if kind is Kind.LOSS else 's'}" for kind in Kind)
-        return f"{self.kills} kills{others} in {self.trials} runs: {found}, {self.unknown} unknown"
+        given_up = f", {self.given_up} given up" if self.given_up else ""
+        return f"{self.kills} kills{others} in {self.trials} runs: {found}, {self.unknown} unknown{given_up}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ class Rig:
                 if code == 0 or _failed(looked.journals):
                     break
             findings += judge(seen, reference.outcome, bench.pushes(), same_tree=self.same_tree)
-            findings += await _left(bench, whole=code == 0)
+            if code is not None and code >= 0:  # what a killed owner leaves is for the next one to clear away
+                findings += await _left(bench, whole=code == 0)
             hit = tuple(shot for shot in shots if fired(bench.trace, shot))
             ended = outcome(seen[-1][0].state) if len(seen[-1]) == 1 else None
             return Verdict(hit, len(seen), ended, tuple(findings), _said(bench) if findings else "")
