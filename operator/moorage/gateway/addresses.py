@@ -16,11 +16,21 @@ METADATA = frozenset(
         "192.0.0.192",  # Oracle Cloud
         "168.63.129.16",  # Azure's wire server
         "fd00:ec2::254",  # AWS, over IPv6
+        "fd20:ce::254",  # Google Cloud, over IPv6
+        "fd00:c1::a9fe:a9fe",  # Oracle Cloud, over IPv6
     )
 )
 LINK_LOCAL = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fe80::/10"))
+TRANSLATED = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+"""IPv4 by another name: mapped, and NAT64's own prefix (RFC 6052), where DNS64 puts any public host."""
+EMBEDDING = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("::ffff:0:0:0/96"))
+"""IPv4 in the last four bytes: compatible and SIIT addresses, which nobody should use any more."""
+LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""RFC 8215: an installation cuts prefixes of its own out of it, and their lengths say where IPv4 stands."""
+LOCAL_PLACES = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))  # /48, /56, /64 and /96
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def is_http(url: str) -> bool:
@@ -49,9 +59,9 @@ async def leads_to_metadata(url: str) -> bool:
 
 
 def forbidden(text: str) -> bool:
-    """Whether this address is link-local or a known metadata service's, also when IPv6 wraps it."""
+    """Whether this address is link-local or a known metadata service's, also where IPv6 wraps it."""
     address = _plain(text)
-    return address in METADATA or any(address in network for network in LINK_LOCAL)
+    return any(_metadata(one) for one in (address, *_within(address)))
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -75,13 +85,45 @@ async def reachable(host: str, port: int, private: Iterable[str], resolve: Resol
     networks = [ipaddress.ip_network(text) for text in private]
     found = await resolve(host, port)
     for text in found:
-        address = _plain(text)
-        if forbidden(text) or not (address.is_global or any(address in network for network in networks)):
+        if forbidden(text) or not _open(_plain(text), networks):
             raise AddressForbidden(f"{host} is at {text}")
     return found
 
 
+def _metadata(address: Address) -> bool:
+    return address in METADATA or any(address in network for network in LINK_LOCAL)
+
+
+def _open(address: Address, networks: Iterable[Network]) -> bool:
+    """Whether agents may have business there: by its public place, or by the installation's word for its network."""
+    if address.is_multicast or address.is_unspecified:
+        return False
+    return any(address in network for network in networks) or all(_public(a) for a in (address, *_within(address)))
+
+
+def _public(address: Address) -> bool:
+    """Stricter than `is_global`, which knows some of these and not in every release of Python."""
+    if address.is_multicast or address.is_reserved or not address.is_global:
+        return False
+    return isinstance(address, ipaddress.IPv4Address) or not (address.is_site_local or address in LOCAL_NAT64)
+
+
 def _plain(text: str) -> Address:
+    """The address that is meant: IPv4 where it is only translated."""
     address: Address = ipaddress.ip_address(text.partition("%")[0])
-    wrapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return wrapped or address
+    translated = isinstance(address, ipaddress.IPv6Address) and any(address in network for network in TRANSLATED)
+    return ipaddress.IPv4Address(address.packed[12:]) if translated else address
+
+
+def _within(address: Address) -> Sequence[Address]:
+    """The IPv4 addresses that this one may lead to, by whatever way it carries them."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return ()
+    if address.teredo:
+        return address.teredo
+    if address.sixtofour:
+        return (address.sixtofour,)
+    packed = address.packed
+    if address in LOCAL_NAT64:
+        return [ipaddress.IPv4Address(bytes(packed[at] for at in places)) for places in LOCAL_PLACES]
+    return [ipaddress.IPv4Address(packed[12:])] if any(address in network for network in EMBEDDING) else ()
