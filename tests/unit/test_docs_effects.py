@@ -57,6 +57,7 @@ def test_closures_and_times_are_those_of_the_sources() -> None:
     assert {name for name in CLOSURES if f"`{name}`" not in PAGE} == set()
     assert (Timeouts().delivery.ms, Timeouts().settle.ms) == (30 * 60_000, 60_000)
     assert (MAX_CALLS, GatewaySettings().egress_open, GatewaySettings().egress_tries) == (1_024, 64, 3)
+    assert (GatewaySettings().egress_total_ms, GatewaySettings().egress_grace_ms) == (600_000, 10_000)
     assert (QUIET_MS, ASK_AGAIN_MS, ASK_AGAIN_CAP_MS) == (10_000, 60_000, 3_600_000)
     text = " ".join(PAGE.split())
     for said in (
@@ -66,6 +67,8 @@ def test_closures_and_times_are_those_of_the_sources() -> None:
         "64 requests and tunnels",
         "1,024 effects of HTTP",
         "under the same key, three times at most",
+        "a request has ten minutes",
+        "ten more seconds for its answer",
         "after 1, 3, 7, … minutes, later every hour",
         "nothing here claims exactly-once in general",
     ):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import httpx
 from starlette.responses import Response
+from starlette.types import Receive
 
 from moorage.api.wire import ResolvedEgress
 from moorage.core.effects import http
@@ -30,14 +33,29 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import MAX_CALLS
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
-from moorage.gateway.http import Cut, Piped
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Lost, Outgoing, Unreached
+from moorage.gateway.reading import Passed, Passing
 from moorage.gateway.sending import Came, Effect, Sending
+from moorage.gateway.watching import Ended, Watch, idle, unwanted
 from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
 EFFECT_HEADER = "x-moorage-effect"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What an agent asks for: the host that allows it, the request as meant and as it goes out.
+
+    `name`: the relay's, for the same request as often as it asks. `receive`: of its client, whose request is read.
+    """
+
+    entry: ResolvedEgress
+    asked: Asked
+    outgoing: Outgoing
+    name: str | None
+    receive: Receive
 
 
 class Calls:
@@ -49,14 +67,14 @@ class Calls:
         self._busy = busy
         self._choosing: WeakKeyDictionary[Run, asyncio.Lock] = WeakKeyDictionary()
 
-    async def call(
-        self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing, name: str | None
-    ) -> Response:
-        """Send what may be sent; else the recorded answer, or a Refusal that says why not. `name`: the relay's."""
+    async def call(self, caller: Caller, demand: Demand) -> Response:
+        """Send what may be sent; else the recorded answer, or a Refusal that says why not."""
+        entry, asked, outgoing = demand.entry, demand.asked, demand.outgoing
+        watch = self._watch(caller.run, lambda run: idle(run, caller.epoch), demand.receive)
         await self._sending.check(caller.run, entry)  # what is missing is said before anything is meant
         level = http.level(entry, asked.method)
         if level is Level.READ_ONLY:
-            return await self._read(caller, entry, asked, outgoing)
+            return await self._read(caller, demand, watch)
         own = outgoing.headers.pop(entry.key_header.lower(), None) if level is Level.KEYED else None
         question = Question(
             run_uid=caller.run.uid,
@@ -65,64 +83,51 @@ class Calls:
             since=caller.run.state.iteration,
             epoch=caller.epoch,
             name=named(own),
-            asked=name,
+            asked=demand.name,
         )
-        return await self._effect(caller, question, entry, asked, outgoing)
+        return await self._effect(caller, question, demand, watch)
+
+    def _watch(self, run: Run, why: Callable[[Run], str | None], receive: Receive | None = None) -> Watch:
+        now = asyncio.get_running_loop().time()
+        return Watch(self._gate.ledger, run, self._settings, why, now, receive)
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
-    async def _read(self, caller: Caller, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing) -> Response:
+    async def _read(self, caller: Caller, demand: Demand, watch: Watch) -> Response:
         run = caller.run
-        effect = self._new(run, uuid4().hex, Level.READ_ONLY, entry, outgoing)
+        effect = self._new(run, uuid4().hex, Level.READ_ONLY, demand)
         with contextlib.ExitStack() as until_read:
             until_read.enter_context(self._under_way(effect.effect_id))
-            await self._mean(caller, effect, asked, {})
-            answer = await self._answered(run, effect)
+            await self._mean(caller, effect, demand.asked, {})
+            answer = await self._answered(run, effect, watch)
             headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
-            kind = answer.headers.get("content-type", "")
-            body = self._passed_on(run, effect, answer, until_read.pop_all())
-            return Piped(body, answer.status_code, headers, kind, self._gate.deps.log)
+            noted = partial(self._read_ended, run, effect, answer.status_code, until_read.pop_all())
+            return Passing(answer, headers, watch, noted, self._gate.deps.log)
 
-    async def _answered(self, run: Run, effect: Effect) -> httpx.Response:
+    async def _answered(self, run: Run, effect: Effect, watch: Watch) -> httpx.Response:
         try:
-            return await self._sending.send(run, effect)
+            return await watch.read(self._sending.send(run, effect))
         except (Unreached, Lost) as error:
             await self._log.receipt(run, effect.effect_id, "not_dispatched", str(error))
             raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+        except Ended as error:
+            await self._log.receipt(run, effect.effect_id, http.unanswered(effect.level), f"cut: {error}")
+            raise Refusal(f"the read was cut: {error}", status=409, reason="ReadCut") from None
 
-    async def _passed_on(
-        self, run: Run, effect: Effect, answer: httpx.Response, until_read: contextlib.ExitStack
-    ) -> AsyncIterator[bytes]:
-        """Chunk by chunk; the last one waits for the receipt, so that what is whole for the agent is so for us."""
-        digest, size, held, problem = hashlib.sha256(), 0, b"", None
-        try:
-            async for chunk in answer.aiter_raw():
-                digest.update(chunk)
-                size += len(chunk)
-                if held:
-                    yield held
-                held = chunk
-        except httpx.HTTPError as error:
-            problem = f"cut after {size} bytes ({type(error).__name__})"
-        finally:
-            with until_read:
-                await answer.aclose()
-                reached(Point.EGRESS_WITHIN)
-                outcome = http.outcome(answer.status_code, Level.READ_ONLY)
-                told = {"status": answer.status_code, "size": size, "body_sha256": digest.hexdigest()}
-                said = problem or f"status {answer.status_code}"
-                await self._log.receipt(run, effect.effect_id, outcome, said, **told)
-                reached(Point.EGRESS_AFTER)
-        if problem:
-            raise Cut(problem)
-        if held:
-            yield held
+    async def _read_ended(
+        self, run: Run, effect: Effect, status: int, until_read: contextlib.ExitStack, passed: Passed
+    ) -> None:
+        """The receipt: what the host said, and how much of it there was."""
+        with until_read:
+            reached(Point.EGRESS_WITHIN)
+            told = {"status": status, "size": passed.size, "body_sha256": passed.digest.hexdigest()}
+            outcome = http.outcome(status, Level.READ_ONLY)
+            await self._log.receipt(run, effect.effect_id, outcome, passed.cut or f"status {status}", **told)
+            reached(Point.EGRESS_AFTER)
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    async def _effect(
-        self, caller: Caller, question: Question, entry: ResolvedEgress, asked: Asked, outgoing: Outgoing
-    ) -> Response:
+    async def _effect(self, caller: Caller, question: Question, demand: Demand, watch: Watch) -> Response:
         run = caller.run
         with contextlib.ExitStack() as until_answered:
             async with self._choosing.setdefault(run, asyncio.Lock()):
@@ -131,11 +136,12 @@ class Calls:
                     await self._adopt(caller, chosen.call, question.asked)
                 if chosen.call is not None and chosen.way is Way.GIVE:
                     return await self._given(run, chosen.call)
-                effect = await self._chosen(run, chosen, question, entry, outgoing)
+                effect = await self._chosen(run, chosen, question, demand)
                 until_answered.enter_context(self._under_way(effect.effect_id))
                 if chosen.way is Way.SEND:
-                    await self._mean(caller, effect, asked, await self._kept(run, question, outgoing))
-            return await self._finish(run, effect, again=chosen.way is Way.REPEAT)
+                    kept = await self._kept(run, question, demand.outgoing)
+                    await self._mean(caller, effect, demand.asked, kept)
+            return await self._finish(run, effect, watch, again=chosen.way is Way.REPEAT)
 
     @contextlib.contextmanager
     def _under_way(self, effect_id: str) -> Iterator[None]:
@@ -146,12 +152,10 @@ class Calls:
         finally:
             self._busy.discard(effect_id)
 
-    async def _chosen(
-        self, run: Run, chosen: Chosen, question: Question, entry: ResolvedEgress, outgoing: Outgoing
-    ) -> Effect:
+    async def _chosen(self, run: Run, chosen: Chosen, question: Question, demand: Demand) -> Effect:
         """The effect to send, new or the same again. Raise Refusal."""
         if chosen.way is Way.REPEAT and chosen.call is not None:
-            return Effect(chosen.call.effect_id, chosen.key, Level.KEYED, entry, outgoing)
+            return Effect(chosen.call.effect_id, chosen.key, Level.KEYED, demand.entry, demand.outgoing)
         if chosen.way is Way.REFUSE_UNKNOWN and chosen.call is not None and chosen.call.open:
             await self._give_up(run, chosen.call.effect_id, "the gateway died before its receipt")
         if chosen.way is not Way.SEND:
@@ -159,14 +163,14 @@ class Calls:
         if len(run.facts.calls) >= MAX_CALLS:
             why = f"more than {MAX_CALLS} effects since the last safe point: this run may have no further one"
             raise Refusal(why, status=403, reason="TooManyEffects")
-        return self._new(run, chosen.key, question.level, entry, outgoing)
+        return self._new(run, chosen.key, question.level, demand)
 
     async def _give_up(self, run: Run, effect_id: str, why: str) -> None:
         """E4: said as soon as it is known that nobody can know."""
         await self._log.append(run, None, self._log.settled(run, effect_id, "unknown", why))
 
-    def _new(self, run: Run, key: str, level: Level, entry: ResolvedEgress, outgoing: Outgoing) -> Effect:
-        return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, entry, outgoing)
+    def _new(self, run: Run, key: str, level: Level, demand: Demand) -> Effect:
+        return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, demand.entry, demand.outgoing)
 
     async def _kept(self, run: Run, question: Question, outgoing: Outgoing) -> dict[str, Any]:
         """What the intent says beside, so that the call is known again and, where it has a key, can be sent again."""
@@ -223,7 +227,7 @@ class Calls:
         again = await self._remembered(run, effect.effect_id)
         if again is not None:
             with self._under_way(effect.effect_id):
-                await self._sent(run, again, again=True)
+                await self._sent(run, again, self._watch(run, unwanted), again=True)
         elif effect.open:
             await self._give_up(run, effect.effect_id, "what was asked is kept no more")
 
@@ -240,15 +244,18 @@ class Calls:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, run: Run, effect: Effect, *, again: bool) -> Response:
+    async def _finish(self, run: Run, effect: Effect, watch: Watch, *, again: bool) -> Response:
         """Send it, write down what came of it, and tell the agent."""
-        came = await self._sent(run, effect, again=again)
+        came = await self._sent(run, effect, watch, again=again)
         if came.status is None or not came.whole:
             raise _unanswered(effect, came)
         return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)
 
-    async def _sent(self, run: Run, effect: Effect, *, again: bool) -> Came:
-        came = await self._sending.finish(run, effect, doubt=again)
+    async def _sent(self, run: Run, effect: Effect, watch: Watch, *, again: bool) -> Came:
+        try:
+            came = await watch.effect(self._sending.finish(run, effect, doubt=again, wanted=watch.wanted))
+        except Ended as error:
+            came = Came(http.unanswered(effect.level), f"cut: {error}")
         reached(Point.EGRESS_WITHIN)
         await self._close(run, effect, came, again=again)
         reached(Point.EGRESS_AFTER)

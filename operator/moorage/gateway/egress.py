@@ -13,14 +13,15 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.api.wire import ResolvedEgress, Role
 from moorage.core.effects.http import Asked, NotAllowed, allowed
-from moorage.core.run.phases import RunPhase
-from moorage.gateway.calls import Calls
+from moorage.gateway.calls import Calls, Demand
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import forwarded
 from moorage.gateway.http import read_body
-from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outgoing
+from moorage.gateway.watching import at_work, demand_working
+
+__all__ = ["EgressRoom", "asked_of", "at_work", "authority_of", "demand_working", "name_of"]
 
 CALL_HEADER = "x-moorage-call"
 NAME = re.compile("[0-9a-f]{32}")
@@ -46,27 +47,13 @@ class EgressRoom:
         body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)
         outgoing = Outgoing(asked.host, asked.method, asked.target, headers, body)
-        return await self._calls.call(caller, entry, asked, outgoing, name_of(request))
+        return await self._calls.call(caller, Demand(entry, asked, outgoing, name_of(request), request.receive))
 
     def _allowed(self, caller: Caller, asked: Asked) -> ResolvedEgress:
         try:
             return allowed(caller.run.spec.sandbox.egress, asked)
         except NotAllowed as error:
             raise Refusal(str(error), status=403, reason="EgressForbidden") from None
-
-
-def at_work(run: Run) -> bool:
-    """Whether an agent of the current attempt is."""
-    return run.state.agent_end is None and run.state.phase is RunPhase.RUNNING
-
-
-def demand_working(run: Run, most: int) -> None:
-    """I5, I6: effects are an agent's while it is at work, and `most` of them at once."""
-    if not at_work(run):
-        raise Refusal(f"no agent of this run is at work ({run.state.phase})", status=409, reason="NotAtWork")
-    if len(run.state.open_effects) >= most:
-        why = f"{most} requests and tunnels of this run are under way: wait until one has ended"
-        raise Refusal(why, status=429, reason="TooManyOpen", headers={"retry-after": "1"})
 
 
 def asked_of(request: Request) -> Asked:

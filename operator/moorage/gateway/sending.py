@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import httpx
@@ -76,8 +77,8 @@ class Sending:
         except Refusal as error:
             raise Unreached(error.message) from None
 
-    async def finish(self, run: Run, effect: Effect, *, doubt: bool) -> Came:
-        """A few times under its key, once without. `doubt`: it may have been sent before.
+    async def finish(self, run: Run, effect: Effect, *, doubt: bool, wanted: Callable[[], bool]) -> Came:
+        """A few times under its key while it is `wanted`, once without. `doubt`: it may have been sent before.
 
         Once it may have happened, a refusal proves nothing: it may be about the credential, or about the first one
         being under way. Only success is then the authority's word on the key.
@@ -88,6 +89,8 @@ class Sending:
                 break
             doubt = doubt or came.outcome not in NOT_HAPPENED
             await asyncio.sleep(pause)
+            if not wanted():
+                break
             again, pause = await self._once(run, effect), pause * 2
             came = again if again.outcome == "confirmed" or came.outcome != "confirmed" else came
         return replace(came, outcome="unknown") if doubt and came.outcome != "confirmed" else came

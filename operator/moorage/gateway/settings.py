@@ -110,6 +110,13 @@ class GatewaySettings:
     egress_read_ms: int = 120_000
     """Longest silence of an allowed host; what is silent for longer ends unknown, or is asked again under its key."""
 
+    egress_total_ms: int = 600_000
+    """Longest time of a request to an allowed host, with its answer and, under a key, all of its tries: what trickles
+    for longer is for a tunnel."""
+
+    egress_grace_ms: int = 10_000
+    """How long an effect under way may outlast its agent's work: most answers are near, and what is cut is unknown."""
+
     egress_open: int = 64
     """Requests and tunnels that one run may have under way: no run takes the connections of all."""
 
