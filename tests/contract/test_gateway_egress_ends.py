@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused, resolved, result
 
-from moorage.api.wire import ResolvedEgress, ResolvedSandbox
+from moorage.api.wire import ResolvedEgress, ResolvedSandbox, SecretRef
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.authority import Authority, Cut
 from moorage.testing.gateway import LocalGateway
@@ -72,9 +72,16 @@ async def placed(tmp_path: Path, upstream: GitServer, **limits: int) -> AsyncIte
     settings = GatewaySettings(egress_private=("127.0.0.0/8",), **limits)
     gateway = LocalGateway(tmp_path, settings=settings, hosts=HOSTS)
     gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    gateway.secrets.give("team-a", "api", token="sk-of-the-tenant")
     async with Authority().listening() as authority, gateway.serving():
         hosts: list[Any] = [
-            ResolvedEgress(host=f"{name}.example.com", effects=name, scheme="http", port=authority.port)
+            ResolvedEgress(
+                host=f"{name}.example.com",
+                effects=name,
+                scheme="http",
+                port=authority.port,
+                credentials=SecretRef(name="api", key="token"),
+            )
             for name in ("keyed", "opaque")
         ]
         hosts.append(ResolvedEgress(host="endless.example.com", scheme="http", port=endless.port))
@@ -184,3 +191,75 @@ async def test_what_is_under_way_may_still_be_answered_and_is_not_sent_again(
         assert (await asked).status_code == (409 if cut else 201)
         assert (await place.settled())["status"] == ("unknown" if cut else "confirmed")
         assert len(place.authority.log) == 1
+
+
+# --- bodies that take their time --------------------------------------------------------------------------------------
+
+
+async def begun(place: Place, body: bytes, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request of which only a part has come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int((place.gateway.url or "").rpartition(":")[2]))
+    head = f"POST {POSTS.format('opaque')} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer token-of-p1\r\n"
+    writer.write(head.encode() + f"connection: close\r\ncontent-length: {size}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
+@pytest.mark.rule("I5")
+@pytest.mark.parametrize("end", OVER)
+async def test_a_body_that_has_come_only_after_its_agents_end_has_no_effect(
+    place: Place, end: Callable[[Place], Awaitable[None]]
+) -> None:
+    reader, writer = await begun(place, b"ha", 4)
+    await end(place)
+    writer.write(b"lf")
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    assert b" 409 " in answer.partition(b"\r\n")[0]
+    assert b"NotAtWork" in answer
+    assert (place.authority.log, (await place.operator.state())["effects"]) == ([], [])
+
+
+@pytest.mark.rule("I6")
+async def test_bodies_that_are_coming_count_towards_what_a_run_may_have_under_way(
+    tmp_path: Path, upstream: GitServer
+) -> None:
+    async with placed(tmp_path, upstream, egress_open=2) as place:
+        streams = [await begun(place, b"ha", 4) for _ in range(3)]
+        answers = [asyncio.create_task(reader.read()) for reader, _ in streams]
+        refused_, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        assert [b"TooManyOpen" in task.result() for task in refused_] == [True]
+        for number, (_, writer) in enumerate(streams):
+            writer.write(b"%02d" % number)  # bodies of their own: the same one would be the same call
+        others = [answer for task in answers if b"TooManyOpen" not in (answer := await asyncio.wait_for(task, 60))]
+        assert [b" 201 " in answer for answer in others] == [True, True]
+        for _, writer in streams:
+            writer.close()
+
+
+@pytest.mark.rule("E2")
+async def test_a_safe_point_while_a_request_waits_for_its_turn_leads_it_to_no_key_that_was_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, blobs = POSTS.format("keyed"), place.gateway.deps.blobs
+    assert (await place.runner.post(path, content=b"x")).json() == {"number": 1}
+    put, held, go = blobs.put, asyncio.Event(), asyncio.Event()
+
+    async def slow(*what: Any) -> Any:
+        held.set()
+        await go.wait()
+        return await put(*what)
+
+    monkeypatch.setattr(blobs, "put", slow)
+    first = asyncio.create_task(place.runner.post(path, content=b"y"))
+    await held.wait()  # and has the lock
+    reads = len(place.gateway.secrets.reads)
+    second = asyncio.create_task(place.runner.post(path, content=b"x"))
+    for _ in range(1_200):
+        if len(place.gateway.secrets.reads) > reads:
+            break
+        await asyncio.sleep(0.05)
+    point = {"epoch": 1, "iteration": 1, "changed": False, "recorded_at": 8}
+    await ok(await place.runner.post("/v1/self/checkpoint", json=point))
+    go.set()
+    assert [(await first).status_code, (await second).status_code] == [201, 201]
+    assert sorted(place.authority.committed) == [b"x", b"x", b"y"]

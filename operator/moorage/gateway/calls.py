@@ -37,7 +37,7 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Lost, Outgoing, Unreached
 from moorage.gateway.reading import Passed, Passing
 from moorage.gateway.sending import Came, Effect, Sending
-from moorage.gateway.watching import Ended, Watch, idle, unwanted
+from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
 from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
@@ -69,23 +69,14 @@ class Calls:
 
     async def call(self, caller: Caller, demand: Demand) -> Response:
         """Send what may be sent; else the recorded answer, or a Refusal that says why not."""
-        entry, asked, outgoing = demand.entry, demand.asked, demand.outgoing
+        entry = demand.entry
         watch = self._watch(caller.run, lambda run: idle(run, caller.epoch), demand.receive)
         await self._sending.check(caller.run, entry)  # what is missing is said before anything is meant
-        level = http.level(entry, asked.method)
+        level = http.level(entry, demand.asked.method)
         if level is Level.READ_ONLY:
             return await self._read(caller, demand, watch)
-        own = outgoing.headers.pop(entry.key_header.lower(), None) if level is Level.KEYED else None
-        question = Question(
-            run_uid=caller.run.uid,
-            fingerprint=http.fingerprint(entry, asked, outgoing.body),
-            level=level,
-            since=caller.run.state.iteration,
-            epoch=caller.epoch,
-            name=named(own),
-            asked=demand.name,
-        )
-        return await self._effect(caller, question, demand, watch)
+        own = demand.outgoing.headers.pop(entry.key_header.lower(), None) if level is Level.KEYED else None
+        return await self._effect(caller, level, named(own), demand, watch)
 
     def _watch(self, run: Run, why: Callable[[Run], str | None], receive: Receive | None = None) -> Watch:
         now = asyncio.get_running_loop().time()
@@ -127,10 +118,11 @@ class Calls:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    async def _effect(self, caller: Caller, question: Question, demand: Demand, watch: Watch) -> Response:
+    async def _effect(self, caller: Caller, level: Level, own: str | None, demand: Demand, watch: Watch) -> Response:
         run = caller.run
         with contextlib.ExitStack() as until_answered:
             async with self._choosing.setdefault(run, asyncio.Lock()):
+                question = _question(caller, level, own, demand)  # a safe point may have been since it came
                 chosen = choose(question, run.facts.calls, frozenset(self._busy))
                 if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
                     await self._adopt(caller, chosen.call, question.asked)
@@ -138,6 +130,8 @@ class Calls:
                     return await self._given(run, chosen.call)
                 effect = await self._chosen(run, chosen, question, demand)
                 until_answered.enter_context(self._under_way(effect.effect_id))
+                if chosen.way is Way.REPEAT and (why := watch.why(run)):
+                    raise not_at_work(why)
                 if chosen.way is Way.SEND:
                     kept = await self._kept(run, question, demand.outgoing)
                     await self._mean(caller, effect, demand.asked, kept)
@@ -181,7 +175,8 @@ class Calls:
         return more
 
     async def _mean(self, caller: Caller, effect: Effect, asked: Asked, more: Mapping[str, Any]) -> None:
-        """E1: durable before anything leaves. Nothing stands between the intent and its dispatch, so they are one."""
+        """E1: durable before anything leaves, and meant only while an agent is at work: its body may have taken hours
+        to come. Nothing stands between the intent and its dispatch, so they are one."""
         more = dict(more)
         attachments, request_id = more.pop("attachments", None), more.pop("request_id", None)
         payload = {
@@ -195,7 +190,8 @@ class Calls:
         reached(Point.INTENT_BEFORE)
         beside = {"attachments": attachments, "request_id": request_id}
         intent = self._log.note(RecordType.EFFECT_INTENT, payload, effect.effect_id, **beside)
-        await self._log.append(caller.run, caller.epoch, intent, self._dispatched(effect))
+        working = partial(demand_working, most=self._settings.egress_open)
+        await self._log.append(caller.run, caller.epoch, intent, self._dispatched(effect), condition=working)
         reached(Point.INTENT_AFTER)
 
     def _dispatched(self, effect: Effect) -> Draft:
@@ -278,6 +274,18 @@ class Calls:
             )
         else:
             await self._log.receipt(run, effect.effect_id, came.outcome, came.detail, **told)
+
+
+def _question(caller: Caller, level: Level, own: str | None, demand: Demand) -> Question:
+    return Question(
+        run_uid=caller.run.uid,
+        fingerprint=http.fingerprint(demand.entry, demand.asked, demand.outgoing.body),
+        level=level,
+        since=caller.run.state.iteration,
+        epoch=caller.epoch,
+        name=own,
+        asked=demand.name,
+    )
 
 
 def _refused(chosen: Chosen) -> Refusal:

@@ -8,7 +8,7 @@ from typing import Any
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
-from moorage.gateway.ledger import Run
+from moorage.gateway.ledger import Condition, Run
 
 OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
 DETAIL_LIMIT = 1_000
@@ -58,9 +58,9 @@ class EffectLog:
                 raise
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))  # it ended just now
 
-    async def append(self, run: Run, epoch: int | None, *drafts: Draft) -> None:
-        """An outcome counts once it is durable, and once."""
-        result = await self._ledger.append(run, epoch, drafts)
+    async def append(self, run: Run, epoch: int | None, *drafts: Draft, condition: Condition | None = None) -> None:
+        """An outcome counts once it is durable, and once. `condition` as for the ledger's."""
+        result = await self._ledger.append(run, epoch, drafts, condition)
         kinds = {effect.effect_id: effect.kind for effect in run.state.effects}
         for record in result.appended:
             if record.type in OUTCOMES and record.payload is not None:

@@ -5,7 +5,10 @@ The runner's relay brings them as `/egress/SCHEME/HOST[:PORT]/…`; how the host
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +21,7 @@ from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import forwarded
 from moorage.gateway.http import read_body
+from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outgoing
 from moorage.gateway.watching import at_work, demand_working
 
@@ -33,6 +37,7 @@ class EgressRoom:
 
     def __init__(self, gate: Gate, calls: Calls) -> None:
         self._gate, self._calls = gate, calls
+        self._coming: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -41,13 +46,23 @@ class EgressRoom:
     async def call(self, request: Request) -> Response:
         """One request and its answer."""
         caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
-        demand_working(caller.run, self._gate.deps.settings.egress_open)
         asked = asked_of(request)
         entry = self._allowed(caller, asked)
-        body = await read_body(request, self._gate.deps.settings.max_body_bytes)
+        with self._admitted(caller.run):
+            body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)
         outgoing = Outgoing(asked.host, asked.method, asked.target, headers, body)
         return await self._calls.call(caller, Demand(entry, asked, outgoing, name_of(request), request.receive))
+
+    @contextlib.contextmanager
+    def _admitted(self, run: Run) -> Iterator[None]:
+        """I6: bodies that are being read count, too: nothing of them is in the journal yet."""
+        demand_working(run, self._gate.deps.settings.egress_open, self._coming.setdefault(run, 0))
+        self._coming[run] += 1
+        try:
+            yield
+        finally:
+            self._coming[run] -= 1
 
     def _allowed(self, caller: Caller, asked: Asked) -> ResolvedEgress:
         try:

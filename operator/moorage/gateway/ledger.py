@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -65,6 +65,7 @@ STATUSES = {
     RunPhase.PAUSED: ExecutionStatus.PAUSED,
     RunPhase.RECOVERING: ExecutionStatus.RECOVERING,
 }
+Condition = Callable[["Run"], None]
 RETRIES = 3  # another gateway appended meanwhile: read on and try again
 
 
@@ -266,7 +267,7 @@ class Ledger:
         run, trial = Run(spec.uid, spec), Trial(RunState(), Facts())
         if fence is not None:
             reached(Point.EPOCH_BEFORE)
-        with self._timed(run):
+        with _Append(run, self._metrics):
             result = await self.store.admit(new, fence.epoch if fence else None, drafts, guard=trial)
         if fence is not None:
             reached(Point.EPOCH_AFTER)
@@ -281,30 +282,32 @@ class Ledger:
         """Make a run's spec durable: its first record will name it (J8)."""
         return await self._attach(spec.tenant, spec.model_dump_json().encode())
 
-    async def append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
-        """Append all or none, durable on return. `epoch` None: a fact that belongs to no attempt.
-
-        Raise Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
+    async def append(
+        self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition | None = None
+    ) -> AppendResult:
+        """Append all or none, durable on return. `epoch` None: of no attempt. `condition` sees the state they follow.
+        Raise what it does, Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
         """
         ends = any(draft.type in ENDS for draft in drafts)
         async with run.writing:
             if ends:
                 reached(Point.TERMINAL_BEFORE)
-            result = await self._append(run, epoch, drafts)
+            result = await self._append(run, epoch, drafts, condition or (lambda _: None))
             if ends:
                 reached(Point.TERMINAL_AFTER)
             return result
 
-    async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft]) -> AppendResult:
+    async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition) -> AppendResult:
         status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)
         for last in range(RETRIES, -1, -1):
             at = await self._load(run)
             self._refuse_older(at.state, epoch)
             if self._segment_full(run):
                 at = await self._new_segment(run)
+            condition(run)
             trial = Trial(at.state, at.facts)
             try:
-                with self._timed(run):
+                with _Append(run, self._metrics):
                     result = await self.store.append(
                         run.uid, epoch, drafts, at.state.offset, status=status, guard=trial
                     )
@@ -335,7 +338,7 @@ class Ledger:
         )
         trial = Trial(at.state, at.facts)
         try:
-            with self._timed(run):
+            with _Append(run, self._metrics):
                 result = await self.store.append(run.uid, None, [draft], state.offset, guard=trial)
         except OffsetConflict:  # another gateway was quicker
             run.at = None
@@ -362,7 +365,7 @@ class Ledger:
                 return
             trial = Trial(at.state, at.facts)
             reached(Point.EPOCH_BEFORE)
-            with self._timed(run):
+            with _Append(run, self._metrics):
                 result = await self.store.raise_fence(run.uid, epoch, drafts, guard=trial)
             await self._advance(run, result, trial)
             reached(Point.EPOCH_AFTER)
@@ -372,7 +375,7 @@ class Ledger:
         async with run.writing:
             await self._load(run)
             reached(Point.SEAL_BEFORE)
-            with self._timed(run):
+            with _Append(run, self._metrics):
                 await self.store.delete(run.uid, at=self._clock.now_ms(), reason=reason)
             run.at = None
             await self._load(run)
@@ -439,9 +442,6 @@ class Ledger:
     def _refuse_older(self, state: RunState, epoch: int | None) -> None:
         if epoch is not None and epoch < state.epoch:
             raise Fenced(epoch, state.epoch)
-
-    def _timed(self, run: Run) -> _Append:
-        return _Append(run, self._metrics)
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 

@@ -34,10 +34,15 @@ def at_work(run: Run) -> bool:
 def demand_working(run: Run, most: int, besides: int = 0) -> None:
     """I5, I6: effects are an agent's while it is at work, and `most` of them at once, with those `besides`."""
     if not at_work(run):
-        raise Refusal(f"no agent of this run is at work ({run.state.phase})", status=409, reason="NotAtWork")
+        raise not_at_work(f"the run is {run.state.phase}")
     if len(run.state.open_effects) + besides >= most:
         why = f"{most} requests and tunnels of this run are under way: wait until one has ended"
         raise Refusal(why, status=429, reason="TooManyOpen", headers={"retry-after": "1"})
+
+
+def not_at_work(why: str) -> Refusal:
+    """I5: for who comes too late."""
+    return Refusal(f"no agent is at work here: {why}", status=409, reason="NotAtWork")
 
 
 def idle(run: Run, epoch: int) -> str | None:
