@@ -213,6 +213,14 @@ async def test_what_will_not_work_is_a_typed_refusal() -> None:
     assert (caught.value.status, caught.value.reason) == (409, "Fenced")
 
 
+@pytest.mark.rule("J5")
+@pytest.mark.parametrize("reason", ["JournalCorrupted", "UnknownCritical"])
+async def test_a_broken_journal_is_told_as_one_and_not_as_an_absent_gateway(reason: str) -> None:
+    async with refusing(500, reason) as client:
+        with pytest.raises(GatewayRefused, match=reason):
+            await client.view("u")
+
+
 async def test_an_answer_of_another_version_is_refused_by_name() -> None:
     async with answering(200, b'{"runs": [{"uid": "u", "phase": "Dreaming"}]}') as (client, _):
         with pytest.raises(GatewayRefused, match=r"runs\.0\.phase: .*bring both to one version"):

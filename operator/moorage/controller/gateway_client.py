@@ -28,6 +28,8 @@ Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
 KEPT_S = 4.0  # the gateway's server closes what has been idle for 5 s
+BROKEN = frozenset({"JournalCorrupted", "UnknownCritical"})
+"""Reasons of a 500 that no asking again mends: people must hear of the run's journal, not of an absent gateway."""
 FEED_SILENCE_S = 40.0  # the feed says something every 10 s
 
 
@@ -158,6 +160,7 @@ def _refusal(status: int, content: bytes) -> GatewayRefused | GatewayAway:
         body = ErrorBody.model_validate_json(content)
     except ValidationError:
         body = ErrorBody(reason="Unreadable", message=f"HTTP {status}")
-    if status in {408, 425, 429} or status >= 500:
+    passes = status in {408, 425, 429} or status >= 500
+    if passes and body.reason not in BROKEN:
         return GatewayAway(f"{body.reason}: {body.message}")
     return GatewayRefused(status, body.reason, body.message)
