@@ -214,6 +214,8 @@ class Calls:
         except (BlobMissing, BlobCorrupted):
             raise _refused(Chosen(Way.REFUSE_DONE, call.key, call)) from None
         headers = {EFFECT_HEADER: call.effect_id, "x-moorage-replayed": "true"}
+        if answer.content_encoding:
+            headers["content-encoding"] = answer.content_encoding
         return Response(content, answer.status, headers, answer.content_type or None)
 
     # --- reconciliation -----------------------------------------------------------------------------------------------
@@ -262,6 +264,7 @@ class Calls:
         told: dict[str, Any] = {}
         if came.status is not None:
             told = {"status": came.status, "size": len(came.content), "content_type": came.kind[:128]}
+            told["content_encoding"] = came.headers.get("content-encoding")
             if came.whole:
                 told["body_sha256"] = hashlib.sha256(came.content).hexdigest()
                 told["attachments"] = {"answer": await self._gate.ledger.attach(run, came.content)}

@@ -93,7 +93,7 @@ class Exchange:
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON))
         streams = told.good and told.content_type.startswith(anthropic.EVENT_STREAM)
         body = self._stream(answer, told) if streams else self._whole(answer, told)
-        headers = returned(answer.headers) | _tokens_left(self._caller.run)
+        headers = returned(answer.headers, decoded=True) | _tokens_left(self._caller.run)
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
     def _outgoing(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Request:

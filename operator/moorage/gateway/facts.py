@@ -141,7 +141,8 @@ def _went(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     changes: dict[str, Any] = {"status": p.get("outcome", "dispatched")}
     if "status" in p:
         content = (r.attachments or {}).get("answer")
-        changes["answer"] = Answer(p["status"], str(p.get("content_type", "")), content)
+        kind, encoding = str(p.get("content_type", "")), str(p.get("content_encoding", ""))
+        changes["answer"] = Answer(p["status"], kind, content, encoding)
     return _changed_call(f, p["effect_id"], **changes)
 
 

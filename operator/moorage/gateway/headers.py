@@ -37,9 +37,7 @@ NOT_FORWARDED = frozenset(
 )
 """T3: also what makes a host take a request for another one than its first line says."""
 NOT_FORWARDED_STARTS = ("x-moorage-", "x-forwarded-", "cf-")
-NOT_RETURNED = frozenset(
-    {"connection", "content-encoding", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"}
-)
+NOT_RETURNED = frozenset({"connection", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"})
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +51,8 @@ def _goes_on(name: str) -> bool:
     return known not in NOT_FORWARDED and not known.startswith(NOT_FORWARDED_STARTS)
 
 
-def returned(headers: httpx.Headers) -> dict[str, str]:
-    """What goes back to the agent, as it came; its type is told apart."""
+def returned(headers: httpx.Headers, *, decoded: bool = False) -> dict[str, str]:
+    """What goes back to the agent, as it came; its type is told apart. `decoded`: the body's encoding was undone."""
+    kept_back = NOT_RETURNED | {"content-type"} | ({"content-encoding"} if decoded else frozenset())
     told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
-    return {name: value for name, value in told if name not in NOT_RETURNED and name != "content-type"}
+    return {name: value for name, value in told if name not in kept_back}

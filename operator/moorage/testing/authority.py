@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import ssl
@@ -51,7 +52,7 @@ class Authority:
     """`log`: every request; `committed`: every effect, by its body; `cuts`: taken from the front, one per request.
 
     `status`: what is answered instead of 201, without any effect, while it is set. `waits`: while it is clear, requests
-    are read and nothing else happens. `tell` hears of each request.
+    are read and nothing else happens. `gzips`: answers are compressed. `tell` hears of each request.
     """
 
     key_header: str = "idempotency-key"
@@ -61,6 +62,7 @@ class Authority:
     status: int | None = None
     waits: asyncio.Event = field(default_factory=asyncio.Event)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    gzips: bool = False
     port: int = 0
     tell: Callable[[Seen], None] | None = None
     _answers: dict[str, bytes] = field(default_factory=dict)
@@ -105,8 +107,9 @@ class Authority:
             return reset(writer)
         if cut is Cut.FAILS:
             status, body = 503, b"{}"
-        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode())
+        body = gzip.compress(body) if self.gzips else body
+        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        writer.write((head + ("content-encoding: gzip\r\n\r\n" if self.gzips else "\r\n")).encode())
         await writer.drain()
         if cut is Cut.WITHIN:
             return reset(writer)

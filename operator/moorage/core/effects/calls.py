@@ -20,11 +20,12 @@ from moorage.core.journal.record import BlobRef
 
 @dataclass(frozen=True)
 class Answer:
-    """What the target said: its status, and where the body lies, if it was kept whole."""
+    """What the target said: its status, and where the body lies as it came, if it was kept whole."""
 
     status: int
     content_type: str
     content: BlobRef | None
+    content_encoding: str = ""
 
 
 @dataclass(frozen=True)
