@@ -12,6 +12,7 @@ import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused, resolved, result
 
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox, SecretRef
+from moorage.gateway import watching
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.authority import Authority, Cut
 from moorage.testing.gateway import LocalGateway
@@ -125,6 +126,22 @@ async def test_a_read_that_never_ends_ends_with_its_agents_work(
         assert (effect["status"], effect["detail"][:10]) == ("confirmed", "cut after ")
         assert "the run is" in effect["detail"]
         await asyncio.wait_for(place.endless.left.wait(), 60)
+
+
+@pytest.mark.rule("I8")
+async def test_a_read_ends_where_another_gateway_heard_of_the_end_of_its_attempt(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LOOK_MS", 20)
+    deps = place.gateway.deps
+    async with (
+        place.runner.stream("GET", ENDLESS) as answer,
+        LocalGateway(tmp_path / "other", store=deps.store, blobs=deps.blobs) as other,
+    ):
+        assert answer.status_code == 200
+        lost = {"epoch": 1, "reason": "PodLost", "message": ""}
+        await ok(await Operator(other, place.operator.spec).report(1, "ATTEMPT_ENDED", lost))
+        assert "the run is" in (await place.settled())["detail"]
 
 
 @pytest.mark.rule("I8")

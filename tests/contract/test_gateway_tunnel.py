@@ -294,6 +294,14 @@ async def test_a_host_that_is_not_there_was_not_reached(place: Place, echo: Echo
     assert [e["status"] for e in (await operator.state())["effects"]] == ["not_dispatched"]
 
 
+async def test_tunnels_that_are_asked_for_at_once_are_no_more_than_a_run_may_have(place: Place) -> None:
+    most = place.gateway.deps.settings.egress_open
+    streams = await asyncio.gather(*(place.connect("none") for _ in range(most + 8)))
+    assert sorted(line[:12] for line, _ in streams) == [b"HTTP/1.1 200"] * most + [b"HTTP/1.1 429"] * 8
+    for _, (_, writer) in streams:
+        writer.close()
+
+
 async def test_a_run_has_so_many_tunnels_at_once_and_no_more(place: Place) -> None:
     most = place.gateway.deps.settings.egress_open
     streams = [await place.connect("none") for _ in range(most)]

@@ -23,9 +23,7 @@ from moorage.gateway.headers import forwarded
 from moorage.gateway.http import read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outgoing
-from moorage.gateway.watching import at_work, demand_working
-
-__all__ = ["EgressRoom", "asked_of", "at_work", "authority_of", "demand_working", "name_of"]
+from moorage.gateway.watching import demand_working
 
 CALL_HEADER = "x-moorage-call"
 NAME = re.compile("[0-9a-f]{32}")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -23,17 +24,17 @@ from moorage.core.effects import http
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import RecordType
 from moorage.gateway.effects import EffectLog
-from moorage.gateway.egress import at_work, authority_of, demand_working
+from moorage.gateway.egress import authority_of
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import CUTS
 from moorage.gateway.outward import Outward, Unreached
 from moorage.gateway.signals import rung_within
+from moorage.gateway.watching import LOOK_MS, demand_working, idle
 from moorage.points import Point, reached
 
 KIND = "tunnel"
 CHUNK = 64 * 1024
-LOOK_MS = 5_000  # another gateway may have raised the fence
 
 
 @dataclass
@@ -119,7 +120,8 @@ class TunnelRoom:
         reached(Point.INTENT_BEFORE)
         meant = self._log.note(RecordType.EFFECT_INTENT, payload, effect_id)
         sent = self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect_id}, effect_id)
-        await self._log.append(caller.run, caller.epoch, meant, sent)
+        working = partial(demand_working, most=self._gate.deps.settings.egress_open)
+        await self._log.append(caller.run, caller.epoch, meant, sent, condition=working)
         reached(Point.INTENT_AFTER)
         return effect_id
 
@@ -137,10 +139,8 @@ class TunnelRoom:
         while True:
             run = await self._gate.ledger.open(caller.run.uid)
             bell = run.bell.arm()
-            if run.state.epoch != caller.epoch:
-                return "another attempt owns the run"
-            if not at_work(run):
-                return f"the run is {run.state.phase}"
+            if why := idle(run, caller.epoch):
+                return why
             if not await rung_within(bell, LOOK_MS):
                 await self._gate.ledger.refresh(run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -89,7 +90,9 @@ class Watch:
             bell = self.run.bell.arm()
             if said := await self._looked():
                 return said
-            await rung_within(bell, LOOK_MS)
+            if not await rung_within(bell, LOOK_MS):
+                with contextlib.suppress(StoreError):
+                    await self.ledger.refresh(self.run)
 
     async def _looked(self) -> str | None:
         """A store that is away for a moment says nothing of the run."""
