@@ -320,6 +320,27 @@ async def test_a_key_of_the_agents_own_is_one_call_for_the_whole_run_and_for_no_
     assert authority.log[0].headers["idempotency-key"] != "order-7"
 
 
+@pytest.mark.rule("I6")
+async def test_calls_with_names_count_since_the_last_safe_point_and_in_all(
+    at_work: Agent, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.core.effects.calls.MAX_CALLS", 2)
+    monkeypatch.setattr("moorage.core.effects.calls.MAX_NAMED", 3)
+
+    async def order(name: str) -> httpx.Response:
+        return await at_work.post("keyed", **{"idempotency-key": name})
+
+    assert [(await order(name)).status_code for name in "ab"] == [201, 201]
+    assert "since the last safe point" in refused(await order("c"), 403, "TooManyEffects")
+    point = {"epoch": 1, "iteration": 1, "changed": False, "recorded_at": 8}
+    await ok(await at_work.http.post("/v1/self/checkpoint", json=point))
+    assert (await order("c")).status_code == 201
+    assert "keys of the agent's own" in refused(await order("d"), 403, "TooManyEffects")
+    assert (await order("a")).headers["x-moorage-replayed"] == "true"
+    assert (await at_work.post("keyed")).status_code == 201
+    assert len(authority.committed) == 4
+
+
 async def test_a_refusal_is_known_not_to_have_happened_and_may_be_tried_again(
     at_work: Agent, authority: Authority
 ) -> None:

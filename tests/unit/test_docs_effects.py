@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from moorage.api.agentrun import Timeouts
+from moorage.core.effects.calls import MAX_CALLS, MAX_NAMED
 from moorage.core.effects.levels import Level, queryable
 from moorage.core.run.reducer import CLOSURES
 from moorage.core.run.waiting import ASK_AGAIN_CAP_MS, ASK_AGAIN_MS
 from moorage.gateway.delivery import QUIET_MS
-from moorage.gateway.facts import MAX_CALLS
 from moorage.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,8 @@ def test_the_levels_are_those_of_the_sources() -> None:
 def test_closures_and_times_are_those_of_the_sources() -> None:
     assert {name for name in CLOSURES if f"`{name}`" not in PAGE} == set()
     assert (Timeouts().delivery.ms, Timeouts().settle.ms) == (30 * 60_000, 60_000)
-    assert (MAX_CALLS, GatewaySettings().egress_open, GatewaySettings().egress_tries) == (1_024, 64, 3)
+    assert (MAX_CALLS, MAX_NAMED) == (1_024, 4_096)
+    assert (GatewaySettings().egress_open, GatewaySettings().egress_tries) == (64, 3)
     assert (GatewaySettings().egress_total_ms, GatewaySettings().egress_grace_ms) == (600_000, 10_000)
     assert (QUIET_MS, ASK_AGAIN_MS, ASK_AGAIN_CAP_MS) == (10_000, 60_000, 3_600_000)
     text = " ".join(PAGE.split())
@@ -65,7 +66,9 @@ def test_closures_and_times_are_those_of_the_sources() -> None:
         "`timeouts.settle` (a minute)",
         "ten seconds later",
         "64 requests and tunnels",
-        "1,024 effects of HTTP",
+        "1,024 effects of HTTP since one safe point",
+        "1,024 of before whose end nobody knows",
+        "4,096 that the agent has named",
         "under the same key, three times at most",
         "a request has ten minutes",
         "ten more seconds for its answer",

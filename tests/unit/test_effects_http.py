@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moorage.api.wire import ResolvedEgress
-from moorage.core.effects.calls import Answer, Call, Question, Way, choose, key_of, named
+from moorage.core.effects.calls import MAX_CALLS, MAX_NAMED, Answer, Call, Question, Way, choose, key_of, limit, named
 from moorage.core.effects.http import (
     Asked,
     NotAllowed,
@@ -238,6 +238,22 @@ def test_a_name_of_the_agents_own_is_one_call_whatever_safe_point_and_refused_fo
     assert choose(replace(mine, fingerprint="g"), (known,), frozenset()).way is Way.REFUSE_OTHER
     assert choose(HERE, (known,), frozenset()).way is Way.SEND
     assert named("") is named(None) is None
+
+
+@pytest.mark.rule("I6")
+def test_each_limit_counts_its_own_calls_and_says_which_it_is() -> None:
+    here = [call(number) for number in range(MAX_CALLS)]
+    assert limit(HERE, "new", here[1:]) is None
+    assert "since the last safe point" in str(limit(HERE, "new", here))
+    assert limit(HERE, here[0].key, here) is None  # the same call once more is none more
+    later, mine = replace(HERE, since=4), replace(HERE, since=4, name=named("order-7"))
+    before = [call(number, name=f"n{number}", key=f"k{number}") for number in range(MAX_NAMED)]
+    assert limit(mine, "new", before[1:]) is None
+    assert "keys of the agent's own" in str(limit(mine, "new", before))
+    assert limit(later, "new", before) is None  # unnamed ones are none of that limit's
+    unknown = [replace(one, status="unknown") for one in here]
+    assert limit(later, "new", unknown[1:]) is None
+    assert "a person has to look" in str(limit(later, "new", unknown))
 
 
 # --- how it is settled ------------------------------------------------------------------------------------------------

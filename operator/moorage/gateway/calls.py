@@ -23,14 +23,13 @@ from starlette.types import Receive
 
 from moorage.api.wire import ResolvedEgress
 from moorage.core.effects import http
-from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, named
+from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, limit, named
 from moorage.core.effects.http import Asked
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run import state
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.errors import Refusal
-from moorage.gateway.facts import MAX_CALLS
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Run
@@ -154,8 +153,7 @@ class Calls:
             await self._give_up(run, chosen.call.effect_id, "the gateway died before its receipt")
         if chosen.way is not Way.SEND:
             raise _refused(chosen)
-        if len(run.facts.calls) >= MAX_CALLS:
-            why = f"more than {MAX_CALLS} effects since the last safe point: this run may have no further one"
+        if why := limit(question, chosen.key, run.facts.calls):
             raise Refusal(why, status=403, reason="TooManyEffects")
         return self._new(run, chosen.key, question.level, demand)
 

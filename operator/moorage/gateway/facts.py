@@ -1,7 +1,7 @@
 """What the doors need to know of a run beyond its state: reduced from the journal too, so that a restart loses nothing.
 
 `fold` is pure. Sizes are bounded: answers of models are kept since the last safe point only (R2), intents while their
-effect is kept, calls as far as they may be asked for again, and no more of them are begun than `MAX_CALLS`.
+effect is kept, calls as far as they may be asked for again, and no more of them are begun than `calls.limit` allows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
 MOST_TRIES = 3
 """R6: so many attempts act on one decision. Where all of them died at it, the model hears of that and decides anew."""
-MAX_CALLS = 1_024
 
 
 @dataclass(frozen=True)

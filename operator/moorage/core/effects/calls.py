@@ -17,6 +17,11 @@ from enum import StrEnum
 from moorage.core.effects.levels import NOT_HAPPENED, Level
 from moorage.core.journal.record import BlobRef
 
+MAX_CALLS = 1_024
+"""Calls since one safe point, and those of before of which nobody knows whether they happened."""
+MAX_NAMED = 4_096
+"""Calls of one run that its agent has named: they are remembered for as long as the run."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -130,6 +135,19 @@ def choose(question: Question, calls: Iterable[Call], busy: frozenset[str]) -> C
         return _again(bar.key, bar, busy)
     count = len({c.key for c in here})
     return Chosen(Way.SEND, key_of(question.run_uid, question.since, f"{question.fingerprint}:{count}"))
+
+
+def limit(question: Question, key: str, calls: Iterable[Call]) -> str | None:
+    """I6: which limit one more call, of that key, would pass; None where there is room."""
+    others = [c for c in calls if c.key != key]
+    named_ = sum(c.name is not None for c in others)
+    if sum(c.since == question.since for c in others) >= MAX_CALLS:
+        return f"{MAX_CALLS} effects since the last safe point: no further one before the next"
+    if question.name is not None and named_ >= MAX_NAMED:
+        return f"{MAX_NAMED} calls of this run have keys of the agent's own: leave the key out"
+    if sum(c.doubtful and c.since != question.since for c in others) >= MAX_CALLS:
+        return f"of {MAX_CALLS} effects nobody knows whether they happened: a person has to look (moorage resolve)"
+    return None
 
 
 def _again(key: str, call: Call, busy: frozenset[str]) -> Chosen:
