@@ -75,7 +75,7 @@ class CurrentCluster:
         return ["kubectl", *arguments]
 
     def image(self, name: str) -> str:
-        """Name of one of the project's images, in the user's registry.
+        """Name of one of the project's images as built last, in the user's registry.
 
         Raises:
             HarnessError: no registry is named.
@@ -86,7 +86,7 @@ class CurrentCluster:
                 "nodes that aren't ours pull images from a registry: set MOORAGE_REGISTRY=registry.example.com/team to "
                 "one that you may push to and they may pull from"
             )
-        return images.name_in(registry, name)
+        return images.name_in(registry, name, images.built_tag(cache_root(self.env), name))
 
     def build_images(self) -> list[Path]:
         """Build the images; return their archives."""

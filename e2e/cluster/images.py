@@ -46,9 +46,9 @@ class Image:
 TAG = "dev"
 
 
-def name_in(registry: str, image: str) -> str:
+def name_in(registry: str, image: str, tag: str = TAG) -> str:
     """Name of an image in a registry (``host/folder``)."""
-    return f"{registry.rstrip('/')}/{image}:{TAG}"
+    return f"{registry.rstrip('/')}/{image}:{tag}"
 
 
 def local_name(image: str) -> str:
@@ -60,6 +60,13 @@ IMAGES = (
     Image("base", local_name("sandbox-base"), tools=("pytest",)),
     Image("control", local_name("control")),
 )
+
+
+def built_tag(cache: Path, image: str) -> str:
+    """A tag that tells the content of the image built last: nodes don't pull a tag again that they have once pulled."""
+    folder = next(each.folder for each in IMAGES if each.name == local_name(image))
+    built = sorted((cache / "images").glob(f"{folder}-*.tar"))
+    return built[-1].stem.rpartition("-")[2] if built else TAG
 
 
 class Builder(Protocol):

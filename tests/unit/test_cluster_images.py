@@ -84,11 +84,13 @@ def test_the_environment_chooses_the_cluster(wanted: str, kind: type) -> None:
     assert isinstance(choose(env={"MOORAGE_CLUSTER": wanted}), kind)
 
 
-def test_images_of_a_registry_become_chart_values() -> None:
-    cluster = CurrentCluster({"MOORAGE_REGISTRY": "registry.example.com:5000/team/"})
+def test_images_of_a_registry_become_chart_values_whose_tags_tell_what_was_built(tmp_path: Path) -> None:
+    cluster = CurrentCluster({"MOORAGE_REGISTRY": "registry.example.com:5000/team/", "MOORAGE_CACHE": str(tmp_path)})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "control-0123456789abcdef.tar").touch()
     assert image_settings(cluster.image) == [
         "image.repository=registry.example.com:5000/team/control",
-        "image.tag=dev",
+        "image.tag=0123456789abcdef",
         "sandbox.image.repository=registry.example.com:5000/team/sandbox-base",
         "sandbox.image.tag=dev",
     ]
