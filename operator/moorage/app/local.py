@@ -159,8 +159,11 @@ async def _make_way(machine: Machine, asked: Manifest, *, fresh: bool) -> Interr
 
 
 async def _release_expired(machine: Machine) -> None:
-    """W5: what was kept of ended runs goes when their retention is over. One whose journal can't be read is kept."""
-    for uid in await asyncio.to_thread(_kept, machine.runs):
+    """W5: what was kept of ended runs goes when their retention is over. One whose journal can't be read is kept.
+
+    One whose folder is gone already and that somebody still owned was killed before its journal was sealed.
+    """
+    for uid in sorted({*await asyncio.to_thread(_kept, machine.runs), *machine.owners.known()}):
         with contextlib.suppress(GatewayAway, GatewayRefused):
             view = await machine.gateway.view(uid)
             if view is None or not interrupted.expired(view.spec, view.state, machine.clock.now_ms()):
