@@ -214,10 +214,12 @@ async def test_what_is_under_way_may_still_be_answered_and_is_not_sent_again(
 
 
 async def begun(place: Place, body: bytes, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A request of which only a part has come."""
+    """A request of which only a part has come; it is told to go on when the gateway reads its body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int((place.gateway.url or "").rpartition(":")[2]))
     head = f"POST {POSTS.format('opaque')} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer token-of-p1\r\n"
-    writer.write(head.encode() + f"connection: close\r\ncontent-length: {size}\r\n\r\n".encode() + body)
+    writer.write(
+        head.encode() + f"expect: 100-continue\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n".encode() + body
+    )
     return reader, writer
 
 
@@ -227,6 +229,7 @@ async def test_a_body_that_has_come_only_after_its_agents_end_has_no_effect(
     place: Place, end: Callable[[Place], Awaitable[None]]
 ) -> None:
     reader, writer = await begun(place, b"ha", 4)
+    assert b" 100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     await end(place)
     writer.write(b"lf")
     answer = await asyncio.wait_for(reader.read(), 60)
