@@ -11,12 +11,11 @@ from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, TENANT, Run, World
 from moorage.workspace.mirror import MirrorKey
 
+pytestmark = pytest.mark.timeout(180)  # each case starts a runner or two
 PLACES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX")
 # Tells its environment, writes to each of its places and to its tree, and stays until its neighbour is there too.
 AGENT = """
 import json, os, pathlib, sys
-
-pytestmark = pytest.mark.timeout(180)  # each case starts a runner or two
 for name in sys.argv[1:]:
     folder = pathlib.Path(os.environ[name])
     folder.mkdir(parents=True, exist_ok=True)

@@ -337,9 +337,23 @@ def _told(wanted: Wanted, seed: int, shots: Sequence[Shot], verdict: Verdict) ->
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: this task is cancelled, and ends its children on the way."""
-    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    """SIGTERM does what Ctrl-C does, also where that is ignored (as in a shell's background): this task is cancelled,
+    and ends its children on the way.
+    """
+    task, loop, told = asyncio.current_task(), asyncio.get_running_loop(), False
+
+    def end(*_: object) -> None:
+        nonlocal told
+        told = True
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except asyncio.CancelledError:
+        if told:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)

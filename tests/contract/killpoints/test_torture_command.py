@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,21 @@ def told(pid: int) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def ignored(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What this process ignores, its children are born to ignore; what it has a handler for, they aren't."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if request.param else signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sign"),
+    [(False, signal.SIGINT), (False, signal.SIGTERM), (True, signal.SIGTERM)],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM in a shell's background"],
+    indirect=["ignored"],
+)
+@pytest.mark.usefixtures("ignored")
 def test_one_that_is_interrupted_ends_all_that_it_started(machine: Machine, sign: signal.Signals) -> None:
     machine.write(agent="sleep 600")
     argv = [str(MOORAGE), "torture", "-f", str(machine.manifest)]
