@@ -281,6 +281,19 @@ async def test_an_unreachable_provider_is_noted_and_may_be_asked_again(gateway, 
     assert last(await operator.records(), "MODEL_RESPONSE").payload["status"] == 0
 
 
+@pytest.mark.parametrize("key", ["k\u201dey", "k\u00e9y", "ke\ny"])
+async def test_a_key_that_no_header_can_carry_is_refused_by_name_before_anything_is_noted(
+    gateway, upstream, provider, key: str
+) -> None:
+    gateway.secrets.give("team-a", "model", **{"api-key": key})
+    operator = Operator(gateway, with_model(upstream, provider))
+    await agent_at_work(gateway, operator)
+    answer = await asked(gateway, ask())
+    assert (answer.status_code, "Secret model" in answer.text, key in answer.text) == (401, True, False)
+    assert [r.type for r in await operator.records() if r.type.startswith("MODEL")] == []
+    assert provider.asked == []
+
+
 @pytest.mark.rule("B3")
 @pytest.mark.parametrize("limit", [0, 10])
 async def test_a_hard_limit_stops_and_is_not_retried(gateway, upstream, provider, limit) -> None:

@@ -6,7 +6,7 @@ read no Secret, so that it is the gateway that answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moorage.api.wire import ResolvedRun, SecretRef
@@ -31,6 +31,21 @@ class CredentialMissing(Refusal):
     """A Secret that the run names can't be used as it is. Waiting mends it once somebody creates it."""
 
     status, reason = 424, "SecretNotFound"
+
+
+def demand_header_value(value: str, of: str, secret: str, keys: Sequence[str], status: int = 424) -> None:
+    """Refuse what no HTTP header can carry, before anything is meant, and without repeating it."""
+    if not (value.isascii() and value.isprintable()):
+        raise unfit(of, secret, keys, status)
+
+
+def unfit(of: str, secret: str, keys: Sequence[str], status: int = 424) -> Refusal:
+    """The refusal of a credential that is there and can't be sent."""
+    why = (
+        f"the credential of {of} has characters that no header can carry, such as a typographic quote or a line"
+        f" break: write Secret {secret}, key {' or '.join(keys)}, anew in visible ASCII"
+    )
+    return Refusal(why, status=status, reason="CredentialInvalid")
 
 
 @dataclass(frozen=True)

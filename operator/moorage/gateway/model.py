@@ -22,7 +22,7 @@ from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.gateway import anthropic
 from moorage.gateway.addresses import is_http, leads_to_metadata
-from moorage.gateway.credentials import MODEL_KEYS
+from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange
 from moorage.gateway.facts import ModelAnswer
@@ -108,14 +108,19 @@ class ModelRoom:
         """T2: read at use, kept by nobody."""
         if model.credentials is None:
             return {}
+        ref, of = model.credentials, f"provider {model.provider}"
+        keys = (ref.key,) if ref.key else MODEL_KEYS
         try:
-            secret = await self._gate.deps.secrets.read(run.tenant, model.credentials)
-            key = secret.text(*((model.credentials.key,) if model.credentials.key else MODEL_KEYS))
-        except (SecretMissing, UnicodeDecodeError):
+            key = (await self._gate.deps.secrets.read(run.tenant, ref)).text(*keys)
+        except SecretMissing:
             key = None
+        except UnicodeDecodeError:
+            raise unfit(of, ref.name, keys, 401) from None
         if not key:
-            why = f"the credential of provider {model.provider} is missing: Secret {model.credentials.name}"
-            raise Refusal(why, status=401, reason="CredentialMissing")
+            raise Refusal(
+                f"the credential of {of} is missing: Secret {ref.name}", status=401, reason="CredentialMissing"
+            )
+        demand_header_value(key, of, ref.name, keys, 401)
         return {"x-api-key": key}
 
     # --- R2 -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import orjson
 
 from moorage.api.wire import ResolvedEgress
 from moorage.gateway.addresses import AddressForbidden, reachable
-from moorage.gateway.credentials import EGRESS_KEYS
+from moorage.gateway.credentials import EGRESS_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import GatewayDeps
 from moorage.gateway.ledger import Run
@@ -69,12 +69,11 @@ class Outward:
         except SecretMissing:
             value = None
         except UnicodeDecodeError:
-            raise _invalid(entry, ref.name, keys) from None
+            raise unfit(entry.host, ref.name, keys) from None
         if not value:
             why = f"the credential of {entry.host} is missing: Secret {ref.name}"
             raise Refusal(why, status=424, reason="CredentialMissing")
-        if not (value.isascii() and value.isprintable()):
-            raise _invalid(entry, ref.name, keys)
+        demand_header_value(value, entry.host, ref.name, keys)
         name = entry.credential_header.lower()
         return {name: f"Bearer {value}" if name == "authorization" else value}
 
@@ -136,12 +135,3 @@ class Outward:
             timeout=httpx.Timeout(settings.egress_read_ms / 1000, connect=connect, pool=connect),
             extensions={"sni_hostname": entry.host},
         )
-
-
-def _invalid(entry: ResolvedEgress, secret: str, keys: Sequence[str]) -> Refusal:
-    """Said without the value."""
-    why = (
-        f"the credential of {entry.host} has characters that no header can carry, such as a typographic quote or a line"
-        f" break: write Secret {secret}, key {' or '.join(keys)}, anew in visible ASCII"
-    )
-    return Refusal(why, status=424, reason="CredentialInvalid")
