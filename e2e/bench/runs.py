@@ -22,6 +22,7 @@ from moorage.core.journal.export import parse_record, read_lines, verify_export
 from moorage.core.journal.record import decode
 
 ROUNDS, FULL = 15, 3
+SETTLE_S = 2.0  # before each sample, whatever it is of: the last pod's sandbox is still being taken down
 NAMESPACE = "moorage-bench"
 ENDS = {"Succeeded", "Failed", "Cancelled"}
 # Both say when their first and their last instruction ran; the shell starts `date` in the same way in both.
@@ -145,6 +146,7 @@ class _Load:
 
     async def bare(self, name: str, times: Times, *, claimed: bool = False) -> None:
         """A bare pod with the sandbox's image, RuntimeClass and limits; `claimed`: with a new volume too."""
+        await asyncio.sleep(SETTLE_S)
         times.sent[name] = time.monotonic()
         if claimed:
             await self.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims", claim(name))
@@ -158,6 +160,7 @@ class _Load:
         sandbox = {"runtimeClassName": "gvisor", "resources": {**LIMITS, "disk": "1Gi"}}
         agent = shell("sh agent.sh" if acceptance else AGENT)
         body = self.tenant.manifest(name, agent=agent, acceptance=acceptance or [], delivery=delivery, sandbox=sandbox)
+        await asyncio.sleep(SETTLE_S)
         times.sent[name] = time.monotonic()
         await self.kube.call("POST", f"{AGENTRUNS}/namespaces/{NAMESPACE}/agentruns", body)
         end, status = await self.found.board.wait(name, "ended")
