@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from moorage.core.effects import http
 from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, limit, named
 from moorage.core.effects.http import Asked
 from moorage.core.effects.levels import Level
-from moorage.core.journal.record import Draft, RecordType
+from moorage.core.journal.record import RecordType
 from moorage.core.run import state
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.errors import Refusal
@@ -88,7 +88,7 @@ class Calls:
         effect = self._new(run, uuid4().hex, Level.READ_ONLY, demand)
         with contextlib.ExitStack() as until_read:
             until_read.enter_context(self._under_way(effect.effect_id))
-            await self._mean(caller, effect, demand.asked, {})
+            await self._mean(caller, effect, demand.asked)
             answer = await self._answered(run, effect, watch)
             headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
             noted = partial(self._read_ended, run, effect, answer.status_code, until_read.pop_all())
@@ -132,8 +132,7 @@ class Calls:
                 if chosen.way is Way.REPEAT and (why := watch.why(run)):
                     raise not_at_work(why)
                 if chosen.way is Way.SEND:
-                    kept = await self._kept(run, question, demand.outgoing)
-                    await self._mean(caller, effect, demand.asked, kept)
+                    await self._mean(caller, effect, demand.asked, question)
             return await self._finish(run, effect, watch, again=chosen.way is Way.REPEAT)
 
     @contextlib.contextmanager
@@ -164,36 +163,32 @@ class Calls:
     def _new(self, run: Run, key: str, level: Level, demand: Demand) -> Effect:
         return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, demand.entry, demand.outgoing)
 
-    async def _kept(self, run: Run, question: Question, outgoing: Outgoing) -> dict[str, Any]:
-        """What the intent says beside, so that the call is known again and, where it has a key, can be sent again."""
-        more: dict[str, Any] = {"fingerprint": question.fingerprint, "since": question.since, "name": question.name}
-        more["request_id"] = question.asked
-        if question.level is Level.KEYED:
-            more["attachments"] = {"request": await self._gate.ledger.attach(run, outgoing.packed())}
-        return more
-
-    async def _mean(self, caller: Caller, effect: Effect, asked: Asked, more: Mapping[str, Any]) -> None:
-        """E1: durable before anything leaves, and meant only while an agent is at work: its body may have taken hours
-        to come. Nothing stands between the intent and its dispatch, so they are one."""
-        more = dict(more)
-        attachments, request_id = more.pop("attachments", None), more.pop("request_id", None)
-        payload = {
+    async def _mean(self, caller: Caller, effect: Effect, asked: Asked, question: Question | None = None) -> None:
+        """E1, only while an agent is at work: its body may have taken hours to come. Nothing stands between the intent
+        and its dispatch, so they are one. With `question` the call is known again; with a key it can be sent again.
+        """
+        payload: dict[str, Any] = {
             "effect_id": effect.effect_id,
             "kind": http.KIND,
             "key": effect.key,
             "level": effect.level.value,
             "target": http.described(effect.entry, asked),
-            **more,
         }
-        reached(Point.INTENT_BEFORE)
-        beside = {"attachments": attachments, "request_id": request_id}
-        intent = self._log.note(RecordType.EFFECT_INTENT, payload, effect.effect_id, **beside)
+        if question is not None:
+            payload |= {"fingerprint": question.fingerprint, "since": question.since, "name": question.name}
+        attachments = None
+        if effect.level is Level.KEYED:
+            attachments = {"request": await self._gate.ledger.attach(caller.run, effect.outgoing.packed())}
+        intent = self._log.note(
+            RecordType.EFFECT_INTENT,
+            payload,
+            effect.effect_id,
+            attachments=attachments,
+            request_id=question.asked if question else None,
+        )
         working = partial(demand_working, most=self._settings.egress_open)
-        await self._log.append(caller.run, caller.epoch, intent, self._dispatched(effect), condition=working)
-        reached(Point.INTENT_AFTER)
-
-    def _dispatched(self, effect: Effect) -> Draft:
-        return self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect.effect_id}, effect.effect_id)
+        sent = self._log.dispatched(effect.effect_id)
+        await self._log.mean(caller.run, caller.epoch, intent, sent, condition=working)
 
     async def _adopt(self, caller: Caller, call: Call, asked: str | None) -> None:
         """This attempt has asked for it too: what it asks for next is the one after."""

@@ -19,7 +19,7 @@ from moorage.core.run.state import Effect
 from moorage.core.run.waiting import due
 from moorage.gateway.calls import Calls
 from moorage.gateway.effects import DETAIL_LIMIT, EffectLog
-from moorage.gateway.errors import Illegal, Refusal
+from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
@@ -91,9 +91,7 @@ class Delivery:
                 run, epoch, self._meant(run, intent), self._log.closed(run, intent.effect_id, *foreseen)
             )
             return
-        reached(Point.INTENT_BEFORE)
-        await self._log.append(run, epoch, self._meant(run, intent))  # E1: durable before anything leaves
-        reached(Point.INTENT_AFTER)
+        await self._log.mean(run, epoch, self._meant(run, intent))
         await self._dispatch(run, epoch, intent, upstream)
 
     async def _upstream(self, run: Run) -> AnyUpstream:
@@ -115,8 +113,7 @@ class Delivery:
         await self._log.append(run, epoch, self._meant(run, intent), refused)
 
     async def _dispatch(self, run: Run, epoch: int, intent: Intent, upstream: AnyUpstream) -> None:
-        sent = {"effect_id": intent.effect_id}
-        await self._log.append(run, epoch, self._log.note(RecordType.EFFECT_DISPATCHED, sent, intent.effect_id))
+        await self._log.append(run, epoch, self._log.dispatched(intent.effect_id))
         reached(Point.PUSH_BEFORE)
         try:
             outcome = await self._mirrors.push_upstream(
@@ -146,20 +143,12 @@ class Delivery:
         return "rejected", f"{reason_of(outcome.reason)}: {outcome.message}"
 
     async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
-        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
         outcome, detail = verdict
-        drafts = [self._log.closed(run, intent.effect_id, *verdict)]
+        beside = []
         if outcome in {"unknown", "not_dispatched"} and run.state.end is None:
             reason, _, message = detail.partition(": ")
-            drafts.append(self._deferred(run, Trouble(reason, message, passing=True)))
-        try:
-            await self._log.append(run, None, *drafts)
-        except Illegal:
-            if run.state.end is None:
-                raise
-            await self._log.append(
-                run, None, self._log.closed(run, intent.effect_id, *verdict)
-            )  # it ended this very moment
+            beside.append(self._deferred(run, Trouble(reason, message, passing=True)))
+        await self._log.receipt(run, intent.effect_id, *verdict, beside=beside)
 
     # --- an earlier time ----------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
+from moorage.points import Point, reached
 
 OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
 DETAIL_LIMIT = 1_000
@@ -35,24 +36,48 @@ class EffectLog:
             kind, given, *key, effect_id=effect_id, request_id=request_id, attachments=attachments
         )
 
+    def dispatched(self, effect_id: str) -> Draft:
+        """It is about to leave."""
+        return self.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect_id}, effect_id)
+
     def closed(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> Draft:
-        """How an effect ended: its receipt or, after the run's end, reconciliation. `more` goes into the payload."""
-        attachments = more.pop("attachments", None)
-        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], **more}
+        """How an effect ended: its receipt or, after the run's end, reconciliation. `more` as for `settled`."""
         kind = RecordType.EFFECT_RECEIPT if run.state.end is None else RecordType.EFFECT_RECONCILED
-        return self.note(kind, payload, effect_id, attachments=attachments)
+        return self._outcome(kind, (effect_id,), outcome, detail, **more)
 
     def settled(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> Draft:
-        """What was found out later; each time is a record of its own."""
-        attachments = more.pop("attachments", None)
-        payload = {"effect_id": effect_id, "outcome": outcome, "detail": detail[:DETAIL_LIMIT], **more}
+        """What was found out later; each time is a record of its own. `more`: `attachments`, and into the payload."""
         key = (effect_id, run.state.offset)
-        return self.note(RecordType.EFFECT_RECONCILED, payload, *key, attachments=attachments)
+        return self._outcome(RecordType.EFFECT_RECONCILED, key, outcome, detail, **more)
 
-    async def receipt(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> None:
-        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile."""
+    def _outcome(
+        self,
+        kind: RecordType,
+        key: tuple[str, *tuple[object, ...]],
+        outcome: str,
+        detail: str,
+        *,
+        attachments: Mapping[str, BlobRef] | None = None,
+        **more: Any,
+    ) -> Draft:
+        payload = {"effect_id": key[0], "outcome": outcome, "detail": detail[:DETAIL_LIMIT], **more}
+        return self.note(kind, payload, *key, attachments=attachments)
+
+    async def mean(self, run: Run, epoch: int, *drafts: Draft, condition: Condition | None = None) -> None:
+        """E1: an intent is durable before anything leaves."""
+        reached(Point.INTENT_BEFORE)
+        await self.append(run, epoch, *drafts, condition=condition)
+        reached(Point.INTENT_AFTER)
+
+    async def receipt(
+        self, run: Run, effect_id: str, outcome: str, detail: str, *, beside: Sequence[Draft] = (), **more: Any
+    ) -> None:
+        """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile.
+
+        `beside` is told with it, unless the run has ended.
+        """
         try:
-            await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))
+            await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more), *beside)
         except Illegal:
             if run.state.end is None:
                 raise

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -31,7 +32,6 @@ from moorage.gateway.http import CUTS
 from moorage.gateway.outward import Outward, Unreached
 from moorage.gateway.signals import rung_within
 from moorage.gateway.watching import LOOK_MS, demand_working, idle
-from moorage.points import Point, reached
 
 KIND = "tunnel"
 CHUNK = 64 * 1024
@@ -117,18 +117,16 @@ class TunnelRoom:
             "level": http.tunnel_level(entry).value,
             "target": f"{entry.host}:{entry.port}",
         }
-        reached(Point.INTENT_BEFORE)
         meant = self._log.note(RecordType.EFFECT_INTENT, payload, effect_id)
-        sent = self._log.note(RecordType.EFFECT_DISPATCHED, {"effect_id": effect_id}, effect_id)
         working = partial(demand_working, most=self._gate.deps.settings.egress_open)
-        await self._log.append(caller.run, caller.epoch, meant, sent, condition=working)
-        reached(Point.INTENT_AFTER)
+        sent = self._log.dispatched(effect_id)
+        await self._log.mean(caller.run, caller.epoch, meant, sent, condition=working)
         return effect_id
 
     async def ended(self, opened: Opened, carried: Carried) -> None:
         """The receipt: how much was carried, and whether to the end."""
         outcome = http.unanswered(opened.level) if carried.cut else "confirmed"
-        told = {"bytes_out": carried.out, "bytes_back": carried.back}
+        told: dict[str, Any] = {"bytes_out": carried.out, "bytes_back": carried.back}
         try:
             await self._log.receipt(opened.caller.run, opened.effect_id, outcome, str(carried), **told)
         finally:
