@@ -12,7 +12,7 @@ import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved, result
 
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox
-from moorage.gateway import tunnel
+from moorage.gateway import watching
 from moorage.gateway.settings import GatewaySettings
 from moorage.runner.relay import Relay
 from moorage.store.errors import StoreBusy
@@ -244,7 +244,7 @@ async def test_a_tunnel_of_a_gateway_that_stops_is_unknown_and_has_no_end(place:
 async def test_a_tunnel_whose_run_can_not_be_read_is_unknown_and_has_no_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "LOOK_MS", 20)
+    monkeypatch.setattr(watching, "LOOK_MS", 20)
     spoken = Spoken(place)
     task = spoken.start()
     await spoken.carried()
@@ -264,7 +264,7 @@ async def test_a_tunnel_whose_run_can_not_be_read_is_unknown_and_has_no_end(
 async def test_a_tunnel_ends_where_another_gateway_raised_the_fence(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "LOOK_MS", 20)
+    monkeypatch.setattr(watching, "LOOK_MS", 20)
     spoken = Spoken(place)
     task = spoken.start()
     await spoken.carried()

@@ -33,7 +33,7 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Run
-from moorage.gateway.outward import Lost, Outgoing, Unreached
+from moorage.gateway.outward import Lost, Outgoing, Unreached, unreachable
 from moorage.gateway.reading import Passed, Passing
 from moorage.gateway.sending import Came, Effect, Sending
 from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
@@ -99,7 +99,7 @@ class Calls:
             return await watch.read(self._sending.send(run, effect))
         except (Unreached, Lost) as error:
             await self._log.receipt(run, effect.effect_id, "not_dispatched", str(error))
-            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+            raise unreachable(str(error)) from None
         except Ended as error:
             await self._log.receipt(run, effect.effect_id, http.unanswered(effect.level), f"cut: {error}")
             raise Refusal(f"the read was cut: {error}", status=409, reason="ReadCut") from None
@@ -302,7 +302,7 @@ def _refused(chosen: Chosen) -> Refusal:
 def _unanswered(effect: Effect, came: Came) -> Refusal:
     match came.outcome:
         case "not_dispatched":
-            return Refusal(f"nothing was sent: {came.detail}", status=502, reason="TargetUnreachable")
+            return unreachable(f"nothing was sent: {came.detail}")
         case "unknown":
             what = _ask_again(effect.effect_id) if effect.level is Level.KEYED else _look(effect.effect_id)
             return Refusal(f"{came.detail}. {what}", status=409, reason="EffectUnknown")

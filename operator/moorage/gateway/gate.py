@@ -114,6 +114,13 @@ class Gate:
             raise UnknownRun(f"there is no run {uid} here, or none that you may read")
         return row
 
+    async def demand_settler(self, request: Request, tenant: str, doing: str) -> Identity:
+        """Who may `update agentruns/effects` in the namespace, of those who may read there. Raise Forbidden."""
+        who = await self.identify(request)
+        if not await self.deps.authenticator.may_resolve(who, tenant):
+            raise Forbidden(f"you may not {doing} in {tenant}: it takes update on agentruns/effects")
+        return who
+
     async def pod(self, request: Request) -> Caller:
         """The registered sandbox that calls, of whatever epoch. Raise NotRegistered, Forbidden."""
         identity = require(await self.identify(request), Kind.SANDBOX)

@@ -165,15 +165,16 @@ class Ledger:
 
     async def open(self, uid: str) -> Run:
         """The run, replayed where it isn't in memory. Raise UnknownRun, SpecUnreadable, JournalCorrupted."""
-        run = self._alive.get(uid)
-        if run is None:
-            spec = await stored_spec(self.store, uid)
-            run = self._alive.setdefault(uid, Run(uid, spec))
+        run = await self._known(uid)
         if run.at is None:
             async with run.writing:
                 await self._load(run)
         self._touch(run)
         return run
+
+    async def _known(self, uid: str) -> Run:
+        """The one object of the run, whether or not its journal can be read."""
+        return self._alive.get(uid) or self._alive.setdefault(uid, Run(uid, await stored_spec(self.store, uid)))
 
     async def refresh(self, run: Run) -> None:
         """Read the run anew where another gateway has written to it since. Raise as `open` does."""
@@ -351,24 +352,21 @@ class Ledger:
 
     async def raise_fence(self, run: Run, request: FenceRequest) -> None:
         """F2: fence and record in one step. The current epoch again is harmless. Raise Fenced for a lower one."""
-        await self._raise(run, request.epoch, [self._raised(request)])
-
-    def _raised(self, request: FenceRequest) -> Draft:
-        payload = request.model_dump(mode="json")
-        return self.observed(RecordType.EPOCH_RAISED, payload, request.epoch, attempt=request.attempt)
-
-    async def _raise(self, run: Run, epoch: int, drafts: Sequence[Draft]) -> None:
         async with run.writing:
             at = await self._load(run)
-            self._refuse_older(at.state, epoch)
-            if epoch == at.state.epoch:
+            self._refuse_older(at.state, request.epoch)
+            if request.epoch == at.state.epoch:
                 return
             trial = Trial(at.state, at.facts)
             reached(Point.EPOCH_BEFORE)
             with _Append(run, self._metrics):
-                result = await self.store.raise_fence(run.uid, epoch, drafts, guard=trial)
+                result = await self.store.raise_fence(run.uid, request.epoch, [self._raised(request)], guard=trial)
             await self._advance(run, result, trial)
             reached(Point.EPOCH_AFTER)
+
+    def _raised(self, request: FenceRequest) -> Draft:
+        payload = request.model_dump(mode="json")
+        return self.observed(RecordType.EPOCH_RAISED, payload, request.epoch, attempt=request.attempt)
 
     async def seal(self, run: Run, reason: str) -> None:
         """J7: the run is over and let go of: a tombstone ends its journal."""
@@ -387,9 +385,7 @@ class Ledger:
 
         Raise UnknownRun, NothingToRepair, RunSealed, OffsetConflict where somebody appended meanwhile.
         """
-        run = self._alive.get(uid)
-        if run is None:
-            run = self._alive.setdefault(uid, Run(uid, await stored_spec(self.store, uid)))
+        run = await self._known(uid)
         async with run.writing:
             row = await self.store.get(uid)
             looked = await survey(self.store, row)

@@ -25,6 +25,11 @@ class Unreached(Exception):
     """Nothing was sent. The message says why, in a word."""
 
 
+def unreachable(why: str) -> Refusal:
+    """For the agent: nothing was sent, and it may ask again."""
+    return Refusal(why, status=502, reason="TargetUnreachable")
+
+
 class Lost(Exception):
     """It was sent, at least in part, and no answer came."""
 
@@ -87,6 +92,13 @@ class Outward:
             raise Refusal(why, status=403, reason="AddressForbidden") from None
         except (OSError, UnicodeError) as error:
             raise Unreached(f"{entry.host} has no address ({type(error).__name__})") from None
+
+    async def demand_addresses(self, entry: ResolvedEgress) -> list[str]:
+        """The same, before anything is meant. Raise Refusal."""
+        try:
+            return await self.addresses(entry)
+        except Unreached as error:
+            raise unreachable(str(error)) from None
 
     async def send(self, run: Run, entry: ResolvedEgress, outgoing: Outgoing, key: str | None = None) -> httpx.Response:
         """The answer, its body still to come. `key` goes into the key header. Raise Unreached, Lost, Refusal."""

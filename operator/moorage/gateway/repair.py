@@ -10,10 +10,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.wire import RepairRequest
-from moorage.gateway.errors import Forbidden, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
-from moorage.store import errors as store_errors
 
 
 class RepairRoom:
@@ -28,18 +26,11 @@ class RepairRoom:
 
     async def repair(self, request: Request) -> Response:
         """POST RepairRequest -> Repaired. The run isn't opened first: it can't be."""
-        who = await self._gate.identify(request)
-        uid = request.path_params["uid"]
-        hidden = UnknownRun(f"there is no run {uid} here, or none that you may read")
-        try:
-            tenant = (await self._gate.deps.store.get(uid)).tenant
-        except store_errors.UnknownRun:
-            raise hidden from None
-        if not await self._gate.deps.authenticator.may_read(who, tenant):
-            raise hidden
-        if not await self._gate.deps.authenticator.may_resolve(who, tenant):
-            raise Forbidden(f"you may not repair journals in {tenant}: it takes update on agentruns/effects")
+        row = await self._gate.row_for_reader(request)
+        who = await self._gate.demand_settler(request, row.tenant, "repair journals")
         body = await read_model(request, RepairRequest, self._gate.deps.settings.max_body_bytes)
-        repaired = await self._gate.ledger.repair(uid, body.reason, body.user or who.user)
-        self._gate.deps.log.warning("journal_repaired", run_uid=uid, generation=repaired.generation, by=who.user)
+        repaired = await self._gate.ledger.repair(row.run_uid, body.reason, body.user or who.user)
+        self._gate.deps.log.warning(
+            "journal_repaired", run_uid=row.run_uid, generation=repaired.generation, by=who.user
+        )
         return answer(repaired)

@@ -16,7 +16,7 @@ from moorage.api.wire import Resolved, ResolveRequest
 from moorage.core.journal.record import Assurance, Draft, RecordType
 from moorage.core.run.state import Effect
 from moorage.gateway.auth import Identity
-from moorage.gateway.errors import Forbidden, NotFound, Refusal
+from moorage.gateway.errors import NotFound, Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
 
@@ -34,9 +34,7 @@ class ResolveRoom:
     async def resolve(self, request: Request) -> Response:
         """POST ResolveRequest -> Resolved."""
         run = await self._gate.run_for_reader(request)
-        who = await self._gate.identify(request)
-        if not await self._gate.deps.authenticator.may_resolve(who, run.tenant):
-            raise Forbidden(f"you may not resolve effects in {run.tenant}: it takes update on agentruns/effects")
+        who = await self._gate.demand_settler(request, run.tenant, "resolve effects")
         body = await read_model(request, ResolveRequest, self._gate.deps.settings.max_body_bytes)
         if run.delivering.locked():
             raise Refusal("the target is being asked at this moment: ask again", status=409, reason="EffectBusy")

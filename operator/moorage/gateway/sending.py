@@ -63,10 +63,7 @@ class Sending:
     async def check(self, run: Run, entry: ResolvedEgress) -> None:
         """Raise Refusal where the credential is missing, or the host is nowhere, or where no agent has business."""
         await self._outward.credential(run, entry)
-        try:
-            await self._outward.addresses(entry)
-        except Unreached as error:
-            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+        await self._outward.demand_addresses(entry)
 
     async def send(self, run: Run, effect: Effect) -> httpx.Response:
         """One time; the answer's body is still to come. Raise Unreached, Lost."""

@@ -29,9 +29,8 @@ from moorage.gateway.egress import authority_of
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import CUTS
-from moorage.gateway.outward import Outward, Unreached
-from moorage.gateway.signals import rung_within
-from moorage.gateway.watching import LOOK_MS, demand_working, idle
+from moorage.gateway.outward import Outward, Unreached, unreachable
+from moorage.gateway.watching import demand_working, idle, over
 
 KIND = "tunnel"
 CHUNK = 64 * 1024
@@ -81,7 +80,7 @@ class TunnelRoom:
         caller = await self._gate.sandbox(request, "tunnel", Role.RUNNER)
         demand_working(caller.run, self._gate.deps.settings.egress_open)
         entry = self._allowed(caller, request.path_params["authority"])
-        addresses = await self._addresses(entry)
+        addresses = await self._outward.demand_addresses(entry)
         effect_id = await self._mean(caller, entry)
         self._busy.add(effect_id)
         try:
@@ -89,7 +88,7 @@ class TunnelRoom:
         except Unreached as error:
             self._busy.discard(effect_id)
             await self._log.receipt(caller.run, effect_id, "not_dispatched", str(error))
-            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
+            raise unreachable(str(error)) from None
         return Tunnel(self, Opened(caller, effect_id, http.tunnel_level(entry), stream))
 
     def _allowed(self, caller: Caller, authority: str) -> ResolvedEgress:
@@ -100,12 +99,6 @@ class TunnelRoom:
             return http.tunnel_to(caller.run.spec.sandbox.egress, host, port)
         except http.NotAllowed as error:
             raise Refusal(str(error), status=403, reason="EgressForbidden") from None
-
-    async def _addresses(self, entry: ResolvedEgress) -> list[str]:
-        try:
-            return await self._outward.addresses(entry)
-        except Unreached as error:
-            raise Refusal(str(error), status=502, reason="TargetUnreachable") from None
 
     async def _mean(self, caller: Caller, entry: ResolvedEgress) -> str:
         key = uuid4().hex
@@ -134,13 +127,7 @@ class TunnelRoom:
 
     async def over(self, caller: Caller) -> str:
         """Returns once the run has no agent at work in this attempt any more: why."""
-        while True:
-            run = await self._gate.ledger.open(caller.run.uid)
-            bell = run.bell.arm()
-            if why := idle(run, caller.epoch):
-                return why
-            if not await rung_within(bell, LOOK_MS):
-                await self._gate.ledger.refresh(run)
+        return await over(self._gate.ledger, caller.run, partial(idle, epoch=caller.epoch))
 
 
 class Tunnel(Response):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -86,20 +85,13 @@ class Watch:
         return await until(work, self._over_for_long(), self._late())
 
     async def _over(self) -> str:
+        """A store that is away for a moment says nothing of the run."""
         while True:
             bell = self.run.bell.arm()
-            if said := await self._looked():
-                return said
-            if not await rung_within(bell, LOOK_MS):
-                with contextlib.suppress(StoreError):
-                    await self.ledger.refresh(self.run)
-
-    async def _looked(self) -> str | None:
-        """A store that is away for a moment says nothing of the run."""
-        try:
-            return self.why(await self.ledger.open(self.run.uid))
-        except StoreError:
-            return None
+            try:
+                return await over(self.ledger, self.run, self.why)
+            except StoreError:
+                await rung_within(bell, LOOK_MS)
 
     async def _over_for_long(self) -> str:
         said = await self._over()
@@ -110,6 +102,19 @@ class Watch:
         limit = self.settings.egress_total_ms / 1000
         await asyncio.sleep(max(0.0, self.began + limit - asyncio.get_running_loop().time()))
         return f"it took longer than {limit:g} s"
+
+
+async def over(ledger: Ledger, run: Run, why: Callable[[Run], str | None]) -> str:
+    """Returns what `why` says of the run, once it says anything: it is asked at every change, also another gateway's.
+
+    Raise as `ledger.open` does.
+    """
+    while True:
+        bell = run.bell.arm()
+        if said := why(await ledger.open(run.uid)):
+            return said
+        if not await rung_within(bell, LOOK_MS):
+            await ledger.refresh(run)
 
 
 async def _gone(receive: Receive) -> str:

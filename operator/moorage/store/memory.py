@@ -54,29 +54,25 @@ class MemoryStore:
 
     async def persist(self, new: NewExecution) -> Execution:
         """See the port."""
-        return self._persisted(new).row
+        run = self._found_or_new(new)
+        return self._runs.setdefault(run.row.run_uid, run).row
 
     async def admit(
         self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None
     ) -> AppendResult:
         """See the port."""
         appending.record_ids(drafts)
-        found = self._runs.get(new.identity.run_uid)
-        run = self._persisted(new)
-        try:
-            plan = appending.plan_admission(run.row, epoch, drafts, guard)
-        except BaseException:
-            if found is None:
-                del self._runs[new.identity.run_uid]
-            raise
-        return self._write(run, plan)
+        run = self._found_or_new(new)
+        plan = appending.plan_admission(run.row, epoch, drafts, guard)
+        return self._write(self._runs.setdefault(run.row.run_uid, run), plan)
 
-    def _persisted(self, new: NewExecution) -> _Run:
+    def _found_or_new(self, new: NewExecution) -> _Run:
+        """The run, which is not kept yet where it is new."""
         run = self._runs.get(new.identity.run_uid)
         if run is None:
             row = Execution(identity=new.identity, name=new.name, spec_hash=new.spec_hash, created_at=new.created_at)
-            run = self._runs[row.run_uid] = _Run(row, copy.deepcopy(dict(new.spec)), self._next_cursor())
-        elif run.row.spec_hash != new.spec_hash:
+            return _Run(row, copy.deepcopy(dict(new.spec)), self._next_cursor())
+        if run.row.spec_hash != new.spec_hash:
             raise SpecConflict(new.identity.run_uid)
         return run
 
