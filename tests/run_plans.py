@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.property.run_world import T, World
+from tests.property.run_world import T, World, a_spec
 
 from moorage.core.run import actions as a
 from moorage.core.run.observed import Observed
@@ -25,17 +25,23 @@ def records(plan: a.Plan) -> list[tuple[str, str]]:
     return [(r.type, str(r.payload.get("reason", ""))) for r in plan.actions if isinstance(r, a.Report)]
 
 
-def provisioning() -> World:
-    world = World()
+def provisioning(**spec: Any) -> World:
+    world = World(spec=a_spec(**spec))
     world.step()
     return world
 
 
-def running() -> World:
-    world = provisioning()
+def started(**spec: Any) -> World:
+    """The runner's pod runs, and nothing has been heard of it."""
+    world = provisioning(**spec)
     runner = world.sandbox("runner")
     assert runner
     world.run_pod(runner)
+    return world
+
+
+def running(**spec: Any) -> World:
+    world = started(**spec)
     world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
     world.report("agent", T.AGENT_STARTED, {})
     return world

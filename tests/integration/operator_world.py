@@ -267,6 +267,14 @@ class OperatorWorld:
         phase = "Succeeded" if state["terminated"]["exitCode"] == 0 else "Failed"
         await self.set_pod(pod, {"phase": phase, "containerStatuses": [container(state)]})
 
+    async def succeed(self, name: str, **spec: Any) -> dict[str, Any]:
+        """Apply a run, play its kubelet and runner, and wait for its end."""
+        await self.apply_run(name, **spec)
+        pod = await self.until_pod()
+        await self.work(pod)
+        await self.end_pod(pod)
+        return await self.until_phase(name, "Succeeded")
+
     # --- the runner ---------------------------------------------------------------------------------------------------
 
     def sandbox(self, pod: Mapping[str, Any]) -> httpx.AsyncClient:

@@ -19,11 +19,7 @@ async def test_an_object_that_takes_no_status_is_told_by_one_event_and_holds_up_
         )
         install_crds(world.server)
         await world.start()
-        await world.apply_run("good")
-        pod = await world.until_pod()
-        await world.work(pod)
-        await world.end_pod(pod)
-        await world.until_phase("good", "Succeeded")
+        await world.succeed("good")
 
         async def events() -> list[dict[str, Any]]:
             found = await world.api.items(world.path("events", version="events.k8s.io/v1"))

@@ -68,11 +68,7 @@ async def test_a_slow_create_whose_answer_is_lost_makes_one_pod(
 
     monkeypatch.setattr(KubeApi, "create", slow)
     await world.start()
-    await world.apply_run("fix")
-    pod = await world.until_pod()
-    await world.work(pod)
-    await world.end_pod(pod)
-    status = await world.until_phase("fix", "Succeeded")
+    status = await world.succeed("fix")
     assert (len(await world.pods()), status["epoch"], lost != []) == (1, 1, True)
 
 

@@ -250,11 +250,7 @@ async def test_cancel_before_admission_and_after_the_end_do_no_harm(world: Opera
     await world.until_reason("early", "Suspended")
     await world.api.patch(world.run_path("early"), {"spec": {"cancel": True}})
     await world.until_phase("early", "Cancelled")
-    await world.apply_run("late")
-    pod = await world.until_pod()
-    await world.work(pod)
-    await world.end_pod(pod)
-    await world.until_phase("late", "Succeeded")
+    await world.succeed("late")
     await world.api.patch(world.run_path("late"), {"spec": {"cancel": True}})
     await asyncio.sleep(0.5)
     assert (await world.status("late"))["phase"] == "Succeeded"
@@ -284,11 +280,7 @@ async def test_what_is_over_the_cap_waits_with_its_place_and_follows(world: Oper
 
 async def test_retention_takes_pod_volume_and_refs_but_not_the_object(world: OperatorWorld) -> None:
     await world.start()
-    await world.apply_run("fix", retention={"ttlAfterFinished": "1s", "keepWorktree": "Always"})
-    pod = await world.until_pod()
-    await world.work(pod)
-    await world.end_pod(pod)
-    await world.until_phase("fix", "Succeeded")
+    await world.succeed("fix", retention={"ttlAfterFinished": "1s", "keepWorktree": "Always"})
 
     await world.until_nothing_stands()
     view = await world.until_released((await world.run("fix"))["metadata"]["uid"])
@@ -311,11 +303,7 @@ async def test_the_object_goes_only_where_its_author_says_so(world: OperatorWorl
 
 async def test_a_later_word_on_retention_is_taken_note_of_once(world: OperatorWorld) -> None:
     await world.start()
-    await world.apply_run("fix")
-    pod = await world.until_pod()
-    await world.work(pod)
-    await world.end_pod(pod)
-    await world.until_phase("fix", "Succeeded")
+    await world.succeed("fix")
     await asyncio.sleep(0.3)
     world.writes.clear()
     await world.api.patch(world.run_path("fix"), {"spec": {"retention": {"ttlAfterFinished": "2h"}}})
@@ -389,11 +377,7 @@ async def test_whether_runs_can_use_it_is_in_the_status_of_what_they_refer_to(wo
 async def test_a_run_with_the_longest_goal_ends_well_and_carries_nothing_of_kopf(world: OperatorWorld) -> None:
     """kopf's last-handled annotation would copy the spec, and outgrow what an object's annotations may hold."""
     await world.start()
-    await world.apply_run("fix", goal="g" * (250 * 1024))
-    pod = await world.until_pod()
-    await world.work(pod)
-    await world.end_pod(pod)
-    await world.until_phase("fix", "Succeeded")
+    await world.succeed("fix", goal="g" * (250 * 1024))
     meta = (await world.run("fix"))["metadata"]
     assert meta.get("annotations", {}) == {}
     assert meta.get("finalizers", []) == []

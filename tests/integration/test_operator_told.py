@@ -128,11 +128,7 @@ async def test_one_malformed_old_object_harms_nobody_else(tmp_path: Path) -> Non
             await world.api.create(world.path("agentruns", version=names.API_VERSION), about | body)
         await world.api.patch(f"{world.run_path('odd-status')}/status", {"status": {"phase": 7, "conditions": "x"}})
         await world.start()
-        await world.apply_run("good")
-        pod = await world.until_pod()
-        await world.work(pod)
-        await world.end_pod(pod)
-        await world.until_phase("good", "Succeeded")
+        await world.succeed("good")
         for name in MALFORMED:
             assert (await world.until_reason(name, "InvalidSpec"))["phase"] == "Pending", name
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contract.test_gateway_snapshots import Gateway
+from tests.contract.test_gateway_snapshots import SPEC, Gateway
 
-from moorage.api.wire import FenceRequest, ResolvedAgent, ResolvedRun, ResolvedWorkspace
+from moorage.api.wire import FenceRequest
 from moorage.core.journal.chain import Broken, Intact
 from moorage.core.journal.record import RecordType, Stored
 from moorage.core.run.phases import RunPhase
@@ -16,16 +16,6 @@ from moorage.gateway.ledger import Run
 from moorage.store.memory import MemoryStore
 from moorage.store.reading import verify_stored
 
-SPEC = ResolvedRun(
-    uid="u1",
-    tenant="team-a",
-    name="u1",
-    session_id="u1",
-    placement="cluster",
-    goal="x",
-    workspace=ResolvedWorkspace(key="w", kind="ephemeral"),
-    agent=ResolvedAgent(driver="command"),
-)
 DAMAGES: list[Any] = [
     lambda body: body[:0],
     lambda body: bytes(len(body)),

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.property.run_world import START, T, World, a_spec
+from tests.property.run_world import START, World
+from tests.run_plans import running
 
 from moorage.api.wire import ResolvedTimeouts
 from moorage.controller.signs import Signs
@@ -21,16 +22,9 @@ NO_PROGRESS = 600_000
 SKEWS = pytest.mark.parametrize("skew", [-HOUR, 0, HOUR], ids=["behind", "right", "ahead"])
 
 
-def running() -> World:
+def untimed() -> World:
     """An agent at work, without the times of F5 that are meant to be told by a wall clock."""
-    world = World(spec=a_spec(timeouts=ResolvedTimeouts(attempt_ms=100 * HOUR)))
-    world.step()
-    runner = world.sandbox("runner")
-    assert runner
-    world.run_pod(runner)
-    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
-    world.report("agent", T.AGENT_STARTED, {})
-    return world
+    return running(timeouts=ResolvedTimeouts(attempt_ms=100 * HOUR))
 
 
 @dataclass
@@ -41,7 +35,7 @@ class Scene:
     """
 
     skew: int
-    world: World = field(default_factory=running)
+    world: World = field(default_factory=untimed)
     seq: int = 0
     clock: StepClock = field(default_factory=StepClock)
     signs: Signs = field(init=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.property.run_world import HEAD, START, T, World, a_spec, drive
+from tests.run_plans import started
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ResolvedRetention, ResolvedTimeouts
@@ -456,11 +457,7 @@ def test_what_an_agent_left_open_is_settled_before_its_result_is_judged() -> Non
 
 @pytest.mark.rule("R1", "I8")
 def test_what_a_lost_attempt_left_open_is_settled_before_the_next_one_starts() -> None:
-    world = World()
-    world.step()
-    runner = world.sandbox("runner")
-    assert runner
-    world.run_pod(runner)
+    world = started()
     left_open(world)
     sandboxes_end(world)
     for _ in range(50):
