@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from e2e.cluster import controlplane
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import CHECKOUT
+from e2e.operator_process import environment
 from moorage.testing.gateway import OPERATOR_TOKEN
 
 NAMESPACE = "fleet"
@@ -59,10 +61,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def process(log: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python module as a process; SIGTERM at the end, SIGKILL when that takes more than 10 s."""
+def process(log: Path, *argv: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python module as a process; SIGTERM at the end, SIGKILL after 10 s more. `env` is added to ours."""
+    told = {**os.environ, **(env or {})}
     with log.open("ab") as out:
-        running = subprocess.Popen([sys.executable, "-m", *argv], stdout=out, stderr=out, cwd=CHECKOUT)
+        running = subprocess.Popen([sys.executable, "-m", *argv], stdout=out, stderr=out, cwd=CHECKOUT, env=told)
     try:
         yield running
     finally:
@@ -139,9 +142,10 @@ class Fleet:
     async def operator(self) -> AsyncIterator[Operator]:
         """Start one; it ends with the block."""
         port = free_port()
-        argv = ("e2e.bench.operator_process", str(self.folder / "operator.kubeconfig"), str(self.gateway.base_url))
+        env = environment(str(self.gateway.base_url), port, MAX_LIVE_RUNS=str(MAX_LIVE), NAMESPACE=NAMESPACE)
+        argv = ("e2e.operator_process", str(self.folder / "operator.kubeconfig"))
         began = time.monotonic()
-        with process(self.folder / "operator.log", *argv, str(port), str(MAX_LIVE)) as running:
+        with process(self.folder / "operator.log", *argv, env=env) as running:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
                 yield Operator(running, http, began)
 
