@@ -64,6 +64,17 @@ async def test_a_quiet_feed_says_that_it_lives(tmp_path) -> None:
         assert await asyncio.wait_for(anext(lines(answer)), 40) == {}
 
 
+async def test_a_feed_ends_for_whom_the_cluster_knows_no_more(tmp_path) -> None:
+    settings = GatewaySettings(keep_alive_ms=60_000, token_cache_ms=50)
+    async with (
+        LocalGateway(tmp_path, settings=settings).serving() as gateway,
+        gateway.operator.stream("GET", "/v1/changes") as answer,
+    ):
+        gateway.tokens.clear()
+        async with asyncio.timeout(40):
+            assert [line async for line in answer.aiter_lines() if line != "{}"] == []
+
+
 @pytest.mark.rule("J5")
 async def test_the_exported_journal_is_intact_and_one_changed_byte_is_found(gateway, upstream, tmp_path) -> None:
     operator = Operator(gateway, resolved(upstream))

@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from moorage.api import wire
+from moorage.controller import gateway_client
 from moorage.gateway.anthropic import Reading, StreamReader, read_message, usage_vector
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator, require, token_of
 from moorage.gateway.cluster import Remembered, identify
 from moorage.gateway.errors import Forbidden, Invalid, Unauthenticated, Unavailable
 from moorage.gateway.heartbeat import Heartbeats, LeaseTarget
+from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.ports import Secret
 from moorage.gateway.records import scoped_id
 from moorage.gateway.signals import Bell, rung_within
@@ -299,3 +301,7 @@ def test_a_cut_stream_is_settled_by_what_was_streamed() -> None:
     reader = StreamReader()
     reader.feed(STREAM[: STREAM.index(b"event: message_delta")])
     assert reader.reading.settled() == ({"input_tokens": 3, "output_tokens": 3}, True)
+
+
+def test_the_operator_drops_an_idle_connection_before_the_gateway_does() -> None:
+    assert gateway_client.KEPT_S < KEEP_ALIVE_S

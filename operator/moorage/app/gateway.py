@@ -22,6 +22,7 @@ from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Authenticator
 from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
+from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.issuer import IssuerAuthenticator
 from moorage.gateway.settings import GatewaySettings
 from moorage.telemetry.logs import start_logging
@@ -125,6 +126,7 @@ async def _serve(env: Environment) -> None:
             port=env.port,
             log_config=None,
             access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
         )
         await uvicorn.Server(serving).serve()

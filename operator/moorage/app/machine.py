@@ -31,6 +31,7 @@ from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
+from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.ports import NoLeases
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
@@ -164,7 +165,14 @@ async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
     """Serve on a socket file in a folder of its own, reachable by this user alone."""
     with _made(folder):
         path = folder / SOCKET
-        config = uvicorn.Config(app, uds=str(path), log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            uds=str(path),
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
         server = _Embedded(config)
         task = asyncio.create_task(server.serve())
         try:

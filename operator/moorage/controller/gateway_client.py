@@ -27,7 +27,7 @@ T = TypeVar("T")
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
-KEPT_S = 4.0  # the gateway's server closes what has been idle for 5 s
+KEPT_S = 60.0  # less than the gateway's server does
 BROKEN = frozenset({"JournalCorrupted", "UnknownCritical"})
 """Reasons of a 500 that no asking again mends: people must hear of the run's journal, not of an absent gateway."""
 FEED_SILENCE_S = 40.0  # the feed says something every 10 s

@@ -20,6 +20,8 @@ from moorage.workspace.errors import WorkspaceError
 M = TypeVar("M", bound=BaseModel)
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+KEEP_ALIVE_S = 75
+"""How long servers of our doors keep an idle connection: clients drop theirs before, so that none is cut as it asks."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
