@@ -11,6 +11,7 @@ STAMP := $(VENV)/.moorage-setup
 NODES ?= 1
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest
+RESOLVE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 # the tests' cluster stands beside the demo's, under a name of its own
 TESTED := MOORAGE_CLUSTER_NAME=$${MOORAGE_CLUSTER_NAME:-moorage-test}
 
@@ -23,13 +24,14 @@ help: ## list the targets
 .PHONY: setup
 setup: $(STAMP) ## make the Python environment in .venv, from the lock file with hashes
 
-$(STAMP): requirements.lock tools/uv.lock pyproject.toml tools/setup.sh
+$(STAMP): requirements.lock tools/uv.lock tools/moto.lock pyproject.toml tools/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) bash tools/setup.sh
 	@touch $@
 
 .PHONY: lock
-lock: $(STAMP) ## resolve the dependencies again and write requirements.lock
-	$(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
+lock: $(STAMP) ## resolve the dependencies again and write requirements.lock and tools/moto.lock
+	$(RESOLVE) --extra dev pyproject.toml -o requirements.lock
+	$(RESOLVE) tools/moto.in -o tools/moto.lock
 
 # --- see it -----------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,16 @@ from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+from moorage.testing.s3 import S3Server
 
 __all__ = ["place", "source"]  # fixtures
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One for all: each test has a bucket of its own."""
+    with S3Server() as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import EMPTY, MAX_INLINE, seal
 from moorage.core.journal.record import Assurance, BlobRef, Draft, RecordType, Retention, RunIdentity, Source, decode
 from moorage.store.blobs import BlobStore, FileBlobs, MemoryBlobs, Now, dangling, externalise
+from moorage.store.blobs_s3 import Bucket, S3Blobs
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
+from moorage.testing.s3 import S3Server
 
 
 class Clock:
@@ -29,9 +31,15 @@ class Clock:
         return self.ms
 
 
-ADAPTERS: dict[str, Callable[[Path, Now], BlobStore]] = {
+def in_bucket(request: pytest.FixtureRequest, now: Now) -> BlobStore:
+    server: S3Server = request.getfixturevalue("s3_server")
+    return S3Blobs(Bucket(server.bucket(), server.url, "some/where", access_key="a", secret_key="b"), now)
+
+
+ADAPTERS: dict[str, Callable[[pytest.FixtureRequest, Now], BlobStore]] = {
     "memory": lambda _, now: MemoryBlobs(now),
-    "files": lambda folder, now: FileBlobs(folder / "below" / "blobs", now),
+    "files": lambda request, now: FileBlobs(request.getfixturevalue("tmp_path") / "below" / "blobs", now),
+    "s3": in_bucket,
 }
 
 
@@ -41,8 +49,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
-def blobs(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> BlobStore:
-    return ADAPTERS[request.param](tmp_path, clock)
+def blobs(request: pytest.FixtureRequest, clock: Clock) -> BlobStore:
+    return ADAPTERS[request.param](request, clock)
 
 
 @pytest.fixture
@@ -58,6 +66,26 @@ async def test_content_is_named_by_its_hash_and_comes_back(blobs: BlobStore, con
     assert await blobs.get("team-a", ref) == content
     assert await blobs.put("team-a", content, "personal", Retention.ERASABLE) == ref
     assert await blobs.digests("team-a") == [ref.sha256]
+
+
+@pytest.mark.rule("J8")
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) + 1, 11 << 20])
+async def test_a_files_content_comes_back_as_a_file(blobs: BlobStore, tmp_path: Path, size: int) -> None:
+    content = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    (tmp_path / "in").write_bytes(content)
+    ref = await blobs.put_file("team-a", tmp_path / "in", "personal", Retention.ERASABLE)
+    assert ref == await blobs.put("team-a", content, "personal", Retention.ERASABLE)
+    await blobs.get_file("team-a", ref, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == content == await blobs.get("team-a", ref)
+    assert await blobs.digests("team-a") == [ref.sha256]
+
+
+async def test_what_isnt_there_or_isnt_that_leaves_no_file(blobs: BlobStore, tmp_path: Path) -> None:
+    ref = await blobs.put("team-a", b"content")
+    for bad, refused in ((BlobRef("ab" * 32, 7), BlobMissing), (replace(ref, size=3), BlobCorrupted)):
+        with pytest.raises(refused):
+            await blobs.get_file("team-a", bad, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.rule("J8", "T1")

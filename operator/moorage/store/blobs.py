@@ -13,9 +13,10 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_INLINE
@@ -29,9 +30,10 @@ T = TypeVar("T")
 Now = Callable[[], int]
 """Returns milliseconds since the epoch: a blob's age decides only whether an orphan is collected yet."""
 
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAFE_TENANT = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 _TEMPORARY = ".tmp-"
+_PIECE = 1 << 20
 
 
 class BlobStore(Protocol):
@@ -48,6 +50,18 @@ class BlobStore(Protocol):
 
     async def get(self, tenant: str, ref: BlobRef) -> bytes:
         """Return content whose hash was checked. Raise BlobMissing or BlobCorrupted."""
+
+    async def put_file(
+        self,
+        tenant: str,
+        path: Path,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """Put what a file holds, a piece at a time: it may be larger than memory. Nobody may write to it meanwhile."""
+
+    async def get_file(self, tenant: str, ref: BlobRef, path: Path) -> None:
+        """Write content to a file, a piece at a time. Raise as `get` does: then the file isn't there."""
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """Erase content; return whether it was there."""
@@ -100,7 +114,7 @@ class MemoryBlobs:
         retention: str = Retention.JOURNAL,
     ) -> BlobRef:
         """See the port."""
-        ref = _reference(content, privacy, retention)
+        ref = reference(content, privacy, retention)
         self._held[tenant, ref.sha256] = _Held(bytes(content), self._now())
         return ref
 
@@ -108,6 +122,21 @@ class MemoryBlobs:
         """See the port."""
         held = self._held.get((tenant, ref.sha256))
         return _checked(tenant, ref, held.content if held else None)
+
+    async def put_file(
+        self,
+        tenant: str,
+        path: Path,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """See the port."""
+        return await self.put(tenant, await asyncio.to_thread(path.read_bytes), privacy, retention)
+
+    async def get_file(self, tenant: str, ref: BlobRef, path: Path) -> None:
+        """See the port."""
+        content = await self.get(tenant, ref)
+        await asyncio.to_thread(path.write_bytes, content)
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """See the port."""
@@ -148,13 +177,29 @@ class FileBlobs:
         retention: str = Retention.JOURNAL,
     ) -> BlobRef:
         """See the port."""
-        ref = _reference(content, privacy, retention)
+        ref = reference(content, privacy, retention)
         await self._on_thread(self._put, self._path(tenant, ref.sha256), content)
         return ref
 
     async def get(self, tenant: str, ref: BlobRef) -> bytes:
         """See the port."""
         return _checked(tenant, ref, await self._on_thread(_read, self._path(tenant, ref.sha256), ref.size))
+
+    async def put_file(
+        self,
+        tenant: str,
+        path: Path,
+        privacy: str = Privacy.CONTENT,
+        retention: str = Retention.JOURNAL,
+    ) -> BlobRef:
+        """See the port."""
+        ref = await self._on_thread(reference, path, privacy, retention)
+        await self._on_thread(self._put, self._path(tenant, ref.sha256), path)
+        return ref
+
+    async def get_file(self, tenant: str, ref: BlobRef, path: Path) -> None:
+        """See the port."""
+        await self._on_thread(_copy, tenant, ref, self._path(tenant, ref.sha256), path)
 
     async def delete(self, tenant: str, sha256: str) -> bool:
         """See the port."""
@@ -176,10 +221,10 @@ class FileBlobs:
                 f"{self._root} can't be used ({e}): check the disk's space, rights and health"
             ) from e
 
-    def _put(self, path: Path, content: bytes) -> None:
+    def _put(self, path: Path, source: bytes | Path) -> None:
         reached(Point.BLOB_BEFORE)
-        if not (self._refresh(path) and path.read_bytes() == content):
-            self._write(path, content)
+        if not (self._refresh(path) and reference(path).sha256 == path.name):
+            self._write(path, source)
         sync_folder(path.parent)
         reached(Point.BLOB_AFTER)
 
@@ -191,12 +236,13 @@ class FileBlobs:
                 return False
         return True
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, path: Path, source: bytes | Path) -> None:
         _make_folders(path.parent)
         descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                for piece in _pieces(source):
+                    file.write(piece)
                 file.flush()
                 os.utime(descriptor, ns=self._times())
                 os.fsync(descriptor)
@@ -207,12 +253,12 @@ class FileBlobs:
             raise
 
     def _list(self, tenant: str) -> list[str]:
-        return sorted(path.name for path in self._files(tenant) if _DIGEST.match(path.name))
+        return sorted(path.name for path in self._files(tenant) if _DIGEST.fullmatch(path.name))
 
     def _collect(self, tenant: str, referenced: Collection[str], before: int) -> list[str]:
         unreferenced = [path for path in self._files(tenant) if path.name not in referenced]
         erased = [path.name for path in unreferenced if self._erase_if_old(path, before)]
-        return sorted(name for name in erased if _DIGEST.match(name))
+        return sorted(name for name in erased if _DIGEST.fullmatch(name))
 
     def _erase_if_old(self, path: Path, before: int) -> bool:
         with self._aging:
@@ -223,20 +269,82 @@ class FileBlobs:
             return old and _unlink(path)
 
     def _files(self, tenant: str) -> Iterator[Path]:
-        return (self._root / _folder(tenant)).glob("??/*")
+        return (self._root / folder_of(tenant)).glob("??/*")
 
     def _path(self, tenant: str, sha256: str) -> Path:
-        if not _DIGEST.match(sha256):
-            raise BlobMissing(tenant, sha256)
-        return self._root / _folder(tenant) / sha256[:2] / sha256
+        return self._root / folder_of(tenant) / demand_digest(tenant, sha256)[:2] / sha256
 
     def _times(self) -> tuple[int, int]:
         nanoseconds = self._now() * 1_000_000
         return nanoseconds, nanoseconds
 
 
-def _reference(content: bytes, privacy: str, retention: str) -> BlobRef:
-    return BlobRef(hashlib.sha256(content).hexdigest(), len(content), str(privacy), str(retention))
+def reference(source: bytes | Path, privacy: str = Privacy.CONTENT, retention: str = Retention.JOURNAL) -> BlobRef:
+    """What content is known by: its own, or that of a file."""
+    digest, size = hashlib.sha256(), 0
+    for piece in _pieces(source):
+        digest.update(piece)
+        size += len(piece)
+    return BlobRef(digest.hexdigest(), size, str(privacy), str(retention))
+
+
+def demand_digest(tenant: str, sha256: str) -> str:
+    """The name, where it can be content's. Raise BlobMissing."""
+    if not _DIGEST.fullmatch(sha256):
+        raise BlobMissing(tenant, sha256)
+    return sha256
+
+
+class Arriving:
+    """Content that comes in pieces, against what its reference says."""
+
+    def __init__(self, ref: BlobRef) -> None:
+        self._ref, self._size, self._digest = ref, 0, hashlib.sha256()
+
+    def fits(self, piece: bytes) -> bool:
+        """Whether the content may still be what the reference says: damaged content can't fill memory or disk."""
+        self._digest.update(piece)
+        self._size += len(piece)
+        return self._size <= self._ref.size
+
+    @property
+    def whole(self) -> bool:
+        """This is what the reference says."""
+        return self._size == self._ref.size and self._digest.hexdigest() == self._ref.sha256
+
+
+def _pieces(source: bytes | Path) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+@contextmanager
+def arriving_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written; where that fails there is none."""
+    try:
+        with path.open("wb") as file:
+            yield file
+    except BaseException:
+        _unlink(path)
+        raise
+
+
+def _copy(tenant: str, ref: BlobRef, source: Path, target: Path) -> None:
+    """Copy a blob's file. Raise BlobMissing or BlobCorrupted, and leave nothing."""
+    if not source.exists():
+        raise BlobMissing(tenant, ref.sha256)
+    arriving = Arriving(ref)
+    with arriving_file(target) as file:
+        for piece in _pieces(source):
+            if not arriving.fits(piece):
+                break
+            file.write(piece)
+        if not arriving.whole:
+            raise BlobCorrupted(tenant, ref.sha256)
 
 
 def _checked(tenant: str, ref: BlobRef, content: bytes | None) -> bytes:
@@ -248,7 +356,7 @@ def _checked(tenant: str, ref: BlobRef, content: bytes | None) -> bytes:
     return content
 
 
-def _folder(tenant: str) -> str:
+def folder_of(tenant: str) -> str:
     """A namespace as it is; anything else hashed, under a name that no namespace can have."""
     return tenant if _SAFE_TENANT.match(tenant) else "_" + hashlib.sha256(tenant.encode()).hexdigest()[:40]
 

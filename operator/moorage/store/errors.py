@@ -115,12 +115,37 @@ class StoreUnavailable(StoreError):
     """The database can't be read or written (disk full, file gone, I/O error). Nothing was acknowledged."""
 
 
+class BucketMissing(StoreUnavailable):
+    """Blobs are to be kept in a bucket that isn't there."""
+
+    def __init__(self, bucket: str, where: str) -> None:
+        super().__init__(f"there is no bucket {bucket} at {where}: make it, or correct store.blobs.s3.bucket")
+
+
+class BucketRefused(StoreUnavailable):
+    """The bucket is not ours to use. `code` is what S3 calls it."""
+
+    def __init__(self, bucket: str, where: str, code: str) -> None:
+        do = "check the keys in the Secret of store.blobs.s3.secretRef; they must allow list, get, put and delete there"
+        super().__init__(f"bucket {bucket} at {where} refuses us ({code}): {do}")
+
+
 class NotDurable(StoreError):
     """J7: the database would acknowledge what a power cut could take back."""
 
 
 class SchemaMismatch(StoreError):
     """The database's migrations are not those of this version."""
+
+
+class SigningKeyMismatch(StoreError):
+    """J6: the gateways of one store sign by one key."""
+
+    def __init__(self, known: str, given: str) -> None:
+        super().__init__(
+            f"the journals of this store are signed by key {known}, this gateway has key {given}: give all gateways of "
+            "the store the one head key (docs/operations.md says how to change it)"
+        )
 
 
 class BlobMissing(StoreError):
