@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from moorage.app.gateway import Environment
+from moorage.app.stores import open_stores
 from moorage.core.journal.record import BlobRef
-from moorage.store.blobs_s3 import PART, Bucket, S3Blobs
+from moorage.store.blobs_s3 import PART, S3Blobs
+from moorage.store.bucket import Bucket
 from moorage.store.errors import BlobCorrupted, BlobMissing, BucketMissing, BucketRefused, StoreUnavailable
+from moorage.testing.clock import StepClock
 from moorage.testing.s3 import FaultyWay, S3Server, cut, lost, says, spoilt
 
 NOW = 1_800_000_000_000
@@ -202,3 +206,32 @@ async def test_what_else_lies_in_the_bucket_is_left_alone(bucket: Bucket) -> Non
     mine, theirs = await blobs.put("team-a", b"mine"), await above.put("team-a", b"theirs")
     assert await blobs.collect_orphans("team-a", [], NOW + 1) == [mine.sha256]
     assert await above.digests("team-a") == [theirs.sha256]
+
+
+# --- the gateway's process --------------------------------------------------------------------------------------------
+
+VARIABLES = {"MOORAGE_OPERATOR_ACCOUNT": "operator", "MOORAGE_S3_ENDPOINT": "", "MOORAGE_S3_REGION": "eu-west-1"}
+
+
+async def test_a_gateway_that_is_given_a_bucket_keeps_no_blob_on_its_volume(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    plain = VARIABLES | {"MOORAGE_DATA_DIR": str(tmp_path)}
+    assert Environment.read(plain).bucket is None
+    keys = {"MOORAGE_S3_ACCESS_KEY": "key-1", "MOORAGE_S3_SECRET_KEY": "secret-1"}
+    named = plain | keys | {"MOORAGE_S3_BUCKET": s3_server.bucket(), "MOORAGE_S3_PREFIX": "here"}
+    aws = Environment.read(named)
+    assert aws.bucket is not None
+    assert (aws.bucket.endpoint, aws.bucket.where) == (None, "AWS eu-west-1")
+    assert "key-1" not in repr(aws)
+    env = Environment.read(named | {"MOORAGE_S3_ENDPOINT": s3_server.url})
+    async with open_stores(env.data, StepClock(), bucket=env.bucket) as kept:
+        ref = await kept.blobs.put("team-a", b"content")
+        assert await kept.blobs.get("team-a", ref) == b"content"
+    assert not (tmp_path / "blobs").exists()
+
+
+async def test_a_gateway_says_at_once_that_its_bucket_isnt_there(bucket: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(BucketMissing):
+        async with open_stores(tmp_path, StepClock(), bucket=replace(bucket, name="nowhere")):
+            pytest.fail("it opened")

@@ -16,7 +16,8 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import EMPTY, MAX_INLINE, seal
 from moorage.core.journal.record import Assurance, BlobRef, Draft, RecordType, Retention, RunIdentity, Source, decode
 from moorage.store.blobs import BlobStore, FileBlobs, MemoryBlobs, Now, dangling, externalise
-from moorage.store.blobs_s3 import Bucket, S3Blobs
+from moorage.store.blobs_s3 import S3Blobs
+from moorage.store.bucket import Bucket
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 from moorage.testing.s3 import S3Server
 

@@ -281,6 +281,9 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
         (("store.sqlite.size=-1Gi",), "size"),
         (("store.postgres.dsn=postgresql://me:secret@db/x",), "dsn"),
         (("store.postgres.dsnSecretRef.name=Not_A_Name",), "name"),
+        (("store.blobs.s3.bucket=Not_A_Bucket",), "bucket"),
+        (("store.blobs.s3.endpoint=minio:9000",), "endpoint"),
+        (("store.blobs.s3.endpoint=http://me:secret@minio:9000",), "endpoint"),
         (("tenancy.namespaced=true",), "namespaces"),
         (("tenancy.namespaces={Team_A}",), "namespaces"),
         (("rbac.readers[0].kind=Robot", "rbac.readers[0].name=x"), "kind"),
@@ -340,14 +343,32 @@ def test_the_volume_with_the_evidence_is_kept_on_uninstall(helm: str) -> None:
     assert "annotations" not in gone["metadata"]
 
 
-def test_the_journals_connection_string_comes_from_a_secret_and_only_where_one_is_named(helm: str) -> None:
-    def variables(*values: str) -> dict[str, Any]:
-        gateway = named(render(helm, values), "Deployment", "moorage-gateway")
-        return {entry["name"]: entry for entry in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
+def gateway_variables(helm: str, *values: str) -> dict[str, Any]:
+    gateway = named(render(helm, values), "Deployment", "moorage-gateway")
+    return {entry["name"]: entry for entry in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
 
-    assert "MOORAGE_STORE_DSN" not in variables()
-    entry = variables("store.postgres.dsnSecretRef.name=db")["MOORAGE_STORE_DSN"]
+
+def test_the_journals_connection_string_comes_from_a_secret_and_only_where_one_is_named(helm: str) -> None:
+    assert "MOORAGE_STORE_DSN" not in gateway_variables(helm)
+    entry = gateway_variables(helm, "store.postgres.dsnSecretRef.name=db")["MOORAGE_STORE_DSN"]
     assert entry["valueFrom"] == {"secretKeyRef": {"name": "db", "key": "dsn"}}
+
+
+def test_a_bucket_is_named_in_the_open_and_its_keys_come_from_a_secret(helm: str) -> None:
+    assert not [name for name in gateway_variables(helm) if "S3" in name]
+    assert not [name for name in gateway_variables(helm, "store.blobs.s3.secretRef.name=keys") if "S3" in name]
+    chosen = gateway_variables(helm, "store.blobs.s3.bucket=blobs", "store.blobs.s3.endpoint=http://minio:9000")
+    assert {name: entry["value"] for name, entry in chosen.items() if "S3" in name} == {
+        "MOORAGE_S3_BUCKET": "blobs",
+        "MOORAGE_S3_ENDPOINT": "http://minio:9000",
+        "MOORAGE_S3_REGION": "us-east-1",
+        "MOORAGE_S3_PREFIX": "",
+    }
+    kept = gateway_variables(helm, "store.blobs.s3.bucket=blobs", "store.blobs.s3.secretRef.name=keys")
+    assert [kept[f"MOORAGE_S3_{key}_KEY"]["valueFrom"]["secretKeyRef"] for key in ("ACCESS", "SECRET")] == [
+        {"name": "keys", "key": "access-key"},
+        {"name": "keys", "key": "secret-key"},
+    ]
 
 
 def test_the_key_that_signs_heads_is_the_volumes_own_or_a_secrets(helm: str) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's process on a cluster: blobs and mirrors on its volume, the journal there or in PostgreSQL."""
+"""The gateway's process on a cluster: the journal on its volume or in PostgreSQL, blobs there or in a bucket."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAu
 from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.issuer import IssuerAuthenticator
 from moorage.gateway.settings import GatewaySettings
+from moorage.store.bucket import Bucket
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
 
@@ -50,6 +51,9 @@ class Environment:
     store_dsn: str | None = field(default=None, repr=False)
     """The journal's PostgreSQL; None: SQLite in `data`. It holds a password."""
 
+    bucket: Bucket | None = None
+    """Where blobs are kept; None: in `data`."""
+
     egress_private: tuple[str, ...] = ()
     """T3: networks that agents may reach beside the public ones."""
 
@@ -72,6 +76,7 @@ class Environment:
             issuer_keys=env.get("MOORAGE_TOKEN_CHECK") == "issuer-keys",
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
             store_dsn=env.get("MOORAGE_STORE_DSN") or None,
+            bucket=_bucket(env),
             egress_private=tuple(filter(None, env.get("MOORAGE_EGRESS_PRIVATE", "").split(","))),
             journal_retention_ms=duration_ms(retention) if retention else None,
             head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
@@ -81,6 +86,19 @@ class Environment:
 def main() -> None:
     """Serve until SIGTERM."""
     asyncio.run(_serve(Environment.read(os.environ)))
+
+
+def _bucket(env: Mapping[str, str]) -> Bucket | None:
+    if not env.get("MOORAGE_S3_BUCKET"):
+        return None
+    return Bucket(
+        env["MOORAGE_S3_BUCKET"],
+        env.get("MOORAGE_S3_ENDPOINT") or None,
+        env.get("MOORAGE_S3_PREFIX", ""),
+        env.get("MOORAGE_S3_REGION") or "us-east-1",
+        env.get("MOORAGE_S3_ACCESS_KEY") or None,
+        env.get("MOORAGE_S3_SECRET_KEY") or None,
+    )
 
 
 def _authenticator(env: Environment, api: client.ApiClient, clock: Clock, settings: GatewaySettings) -> Authenticator:
@@ -104,7 +122,7 @@ async def _serve(env: Environment) -> None:
     async with (
         api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,
-        open_stores(env.data, clock, env.store_dsn) as kept,
+        open_stores(env.data, clock, env.store_dsn, env.bucket) as kept,
     ):
         deps = GatewayDeps(
             store=kept.store,

@@ -1,4 +1,4 @@
-"""What a gateway keeps: the journal, the blobs, the git mirrors; all on one volume, or the journal in PostgreSQL."""
+"""What a gateway keeps: the journal, the blobs, the git mirrors; all on one volume, or the first two elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from moorage.app.keys import head_key
 from moorage.clock import Clock
 from moorage.core.journal.heads import SigningKey
-from moorage.store.blobs import FileBlobs
+from moorage.store.blobs import BlobStore, FileBlobs
+from moorage.store.bucket import Bucket
 from moorage.store.port import DurableExecutionStore
 from moorage.store.sqlite import SqliteStore
 from moorage.workspace.mirror import Mirrors
@@ -23,25 +24,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stores:
-    """Below one folder: `moorage.db` (where the journal is in SQLite), `blobs/`, `mirrors/`, `head.key`."""
+    """Below one folder: `moorage.db` and `blobs/` (where they aren't kept elsewhere), `mirrors/`, `head.key`."""
 
     store: DurableExecutionStore
-    blobs: FileBlobs
+    blobs: BlobStore
     mirrors: Mirrors
     head_key: SigningKey
 
 
 @asynccontextmanager
-async def open_stores(folder: Path, clock: Clock, dsn: str | None = None) -> AsyncIterator[Stores]:
+async def open_stores(
+    folder: Path, clock: Clock, dsn: str | None = None, bucket: Bucket | None = None
+) -> AsyncIterator[Stores]:
     """Open (and where need be create) what lies in `folder`; closed at the end. Raises StoreError, OSError.
 
-    With `dsn`, a PostgreSQL connection string, the journal is kept there instead.
+    With `dsn`, a PostgreSQL connection string, the journal is kept there instead; with `bucket`, so are the blobs.
     """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with await _open_store(folder, dsn) as store:
         key = await asyncio.to_thread(head_key, folder / "head.key")
-        blobs, mirrors = FileBlobs(folder / "blobs", clock.now_ms), Mirrors(folder / "mirrors", now_ms=clock.now_ms)
-        yield Stores(store, blobs, mirrors, key)
+        blobs = await _open_blobs(folder / "blobs", clock, bucket)
+        yield Stores(store, blobs, Mirrors(folder / "mirrors", now_ms=clock.now_ms), key)
 
 
 async def _open_store(folder: Path, dsn: str | None) -> PostgresStore | SqliteStore:
@@ -50,3 +53,13 @@ async def _open_store(folder: Path, dsn: str | None) -> PostgresStore | SqliteSt
     from moorage.store.postgres import PostgresStore  # noqa: PLC0415  its driver costs memory where it isn't used
 
     return await PostgresStore.open(dsn)
+
+
+async def _open_blobs(folder: Path, clock: Clock, bucket: Bucket | None) -> BlobStore:
+    if bucket is None:
+        return FileBlobs(folder, clock.now_ms)
+    from moorage.store.blobs_s3 import S3Blobs  # noqa: PLC0415  its client costs memory where it isn't used
+
+    blobs = S3Blobs(bucket, clock.now_ms)
+    await blobs.check()
+    return blobs

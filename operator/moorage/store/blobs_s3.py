@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -25,6 +25,7 @@ from obstore.store import S3Store
 from moorage.core.journal.record import BlobRef, Privacy, Retention
 from moorage.points import Point, reached
 from moorage.store.blobs import Arriving, Now, arriving_file, demand_digest, folder_of, reference
+from moorage.store.bucket import Bucket
 from moorage.store.errors import BlobCorrupted, BlobMissing, BucketMissing, BucketRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -39,28 +40,6 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _REFUSED = re.compile(r"status code: 40[13]\b")
 _PAGE = 1000
 _LOOKS = 3
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Where blobs are kept. Without keys they are those of the machine or the pod's account, as S3's clients find them.
-
-    `endpoint` is an http(s) address; None is AWS's own for the region.
-    """
-
-    name: str
-    endpoint: str | None = None
-    prefix: str = ""
-    region: str = "us-east-1"
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    patience_s: float = 20.0
-    """How long S3 may be silent within an exchange before that counts as lost."""
-
-    @property
-    def where(self) -> str:
-        """For words to people."""
-        return self.endpoint or f"AWS {self.region}"
 
 
 @dataclass(frozen=True, slots=True)
