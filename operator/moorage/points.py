@@ -59,6 +59,7 @@ class Point(StrEnum):
     RELEASE_BEFORE = "release/before"
     RELEASE_AFTER = "release/after"
     TOLD_BEFORE = "told/before"  # the run has ended, its owner hasn't said so yet
+    TOLD_AFTER = "told/after"  # it has, and the run isn't done with: it is told once more
     WORKTREE_BEFORE = "worktree/before"
     WORKTREE_WITHIN = "worktree/within"  # what was found is saved, the tree isn't put back
     WORKTREE_AFTER = "worktree/after"

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,22 @@ class Composition:
     taken: str = ""
     started: list[str] = field(default_factory=list)
 
-    async def run_local(self, manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+    async def run_local(
+        self,
+        manifest: Path,
+        *,
+        state: Path,
+        listener: Listener,
+        tell: Callable[[LocalResult], None],
+        fresh: bool = False,
+    ) -> LocalResult:
         if self.refuse:
             raise ManifestRefused(self.refuse)
         if self.taken:
             raise RunRefused(self.taken, "--fresh gives it up")
         listener.progress(Progress("Running", iteration=1, tokens=7))
         self.started.append(f"{manifest.name} {state}" + (" fresh" if fresh else ""))
+        tell(self.result)
         return self.result
 
     @contextlib.asynccontextmanager

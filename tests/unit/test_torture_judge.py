@@ -15,7 +15,18 @@ from moorage.core.run.state import Effect
 from moorage.points import Point
 from moorage.store.memory import MemoryStore
 from moorage.store.port import AppendResult, NewExecution
-from moorage.testing.judge import Journal, Kind, _asked_again, _repeated, gave_up, judge, older_owner, outcome
+from moorage.testing.judge import (
+    Journal,
+    Kind,
+    Outside,
+    _asked_again,
+    _repeated,
+    _unlike,
+    gave_up,
+    judge,
+    older_owner,
+    outcome,
+)
 from moorage.testing.killpoints import Fault, Shot, parse_shots
 from moorage.testing.torture import Tally, Verdict, Wanted, plan
 
@@ -25,6 +36,7 @@ WHOLE = Journal("u", tuple(decode(parse_record(line)) for line in LINES))
 UNDISTURBED = outcome(WHOLE.state)
 END = WHOLE.state.end
 COMMIT = END.commit if END else None
+PUSHED = Outside([str(COMMIT)])
 
 
 def cut(records: int) -> Journal:
@@ -32,7 +44,7 @@ def cut(records: int) -> Journal:
 
 
 def kinds(*seen: Journal, pushes: list[str] | None = None) -> list[Kind]:
-    found = judge([(each,) for each in seen], UNDISTURBED, [str(COMMIT)] if pushes is None else pushes)
+    found = judge([(each,) for each in seen], UNDISTURBED, PUSHED if pushes is None else Outside(pushes))
     return [finding.kind for finding in found]
 
 
@@ -61,14 +73,14 @@ def test_a_run_that_has_no_end_is_found() -> None:
 
 
 def test_two_runs_of_one_and_a_broken_chain_are_found() -> None:
-    assert [f.kind for f in judge([(WHOLE, WHOLE)], UNDISTURBED, [])] == [Kind.DIVERGENCE]
+    assert [f.kind for f in judge([(WHOLE, WHOLE)], UNDISTURBED, Outside([]))] == [Kind.DIVERGENCE]
     assert kinds(replace(WHOLE, problem="record 3")) == [Kind.LOSS]
 
 
 def test_another_end_than_the_undisturbed_is_found() -> None:
-    found = judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)])
+    found = judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), PUSHED)
     assert [f.kind for f in found] == [Kind.DIVERGENCE]
-    assert judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), [str(COMMIT)], same_tree=False) == []
+    assert judge([(WHOLE,)], replace(UNDISTURBED, tree="e" * 40), PUSHED, same_tree=False) == []
 
 
 def test_a_run_whose_verifiers_were_killed_as_often_as_it_bears_is_no_divergence() -> None:
@@ -112,8 +124,8 @@ def test_the_tally_counts_what_hit_and_what_was_found() -> None:
     tally.add(Verdict((shot, shot), 3, UNDISTURBED, ()))
     assert tally.clean
     assert str(tally) == "2 kills in 1 runs: 0 duplicates, 0 losses, 0 divergences, 0 leftovers, 0 unknown"
-    unknown = replace(UNDISTURBED, effects=("unknown",))
-    found = tuple(judge([(WHOLE,)], UNDISTURBED, ["f" * 40, "e" * 40]))
+    unknown = replace(UNDISTURBED, effects=("http_request: unknown",))
+    found = tuple(judge([(WHOLE,)], UNDISTURBED, Outside(["f" * 40, "e" * 40])))
     tally.add(Verdict((replace(shot, fault=Fault.STOP),), 1, unknown, found))
     assert not tally.clean
     assert str(tally) == "2 kills, 1 stops in 2 runs: 1 duplicates, 0 losses, 1 divergences, 0 leftovers, 1 unknown"
@@ -146,6 +158,40 @@ def test_reads_may_be_done_as_often_as_anybody_likes_and_one_key_once() -> None:
     read = Effect("e0", "http_request", "r", "GET t", "confirmed", level="read_only")
     sent = Effect("e1", "http_request", "k", "POST t", "confirmed", level="keyed")
     state = replace(WHOLE.state, effects=(*WHOLE.state.effects, read, read, sent))
-    assert outcome(state).effects == tuple(sorted((*UNDISTURBED.effects, "confirmed")))
+    assert outcome(state).effects == tuple(sorted((*UNDISTURBED.effects, "http_request: confirmed")))
     assert [found.kind for found in _repeated(state.effects)] == []
     assert [found.kind for found in _repeated((*state.effects, replace(sent, effect_id="e2")))] == [Kind.DUPLICATE]
+
+
+ORDER = Effect("e1", "http_request", "k", "http://a.example.com/orders by POST", "confirmed", level="opaque")
+
+
+@pytest.mark.parametrize(
+    ("status", "times", "found"),
+    [
+        ("confirmed", 1, []),
+        ("confirmed", 0, [Kind.LOSS]),
+        ("confirmed", 2, [Kind.DUPLICATE]),
+        ("unknown", 0, []),
+        ("unknown", 1, []),
+        ("unknown", 2, [Kind.DUPLICATE]),
+        ("not_dispatched", 0, []),
+        ("not_dispatched", 1, [Kind.DIVERGENCE]),
+        ("rejected", 1, [Kind.DIVERGENCE]),
+    ],
+)
+def test_what_a_host_did_is_held_against_the_journal(status: str, times: int, found: list[Kind]) -> None:
+    effects = [replace(ORDER, status=status)]
+    assert [each.kind for each in _unlike(effects, [ORDER.target] * times)] == found
+
+
+def test_what_a_host_did_and_no_journal_knows_is_found() -> None:
+    assert [each.kind for each in _unlike([], [ORDER.target])] == [Kind.DIVERGENCE]
+
+
+def test_an_order_of_which_nobody_knows_is_told_and_excuses_nothing_else() -> None:
+    doubt = replace(UNDISTURBED, effects=("git_push: confirmed", "http_request: unknown"))
+    assert doubt.unknown
+    assert not doubt.undelivered
+    assert doubt.known.effects == ("git_push: confirmed", "http_request: confirmed")
+    assert replace(doubt, effects=("git_push: unknown",)).undelivered

@@ -13,11 +13,18 @@ from pathlib import Path
 from moorage.cli.ports import Listener, LocalResult, LocalRuns
 
 
-async def run_local(manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+async def run_local(
+    manifest: Path,
+    *,
+    state: Path,
+    listener: Listener,
+    tell: Callable[[LocalResult], None],
+    fresh: bool = False,
+) -> LocalResult:
     """Run the manifest's AgentRun on this machine to its end. Raises ManifestRefused, RunRefused."""
     from moorage.app.local import run_local as run  # noqa: PLC0415
 
-    return await run(manifest, state=state, listener=listener, fresh=fresh)
+    return await run(manifest, state=state, listener=listener, tell=tell, fresh=fresh)
 
 
 def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:

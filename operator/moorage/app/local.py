@@ -42,6 +42,7 @@ from moorage.core.run.resolve import retention
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
+from moorage.gateway.addresses import Resolve, resolved
 from moorage.points import Point, reached
 from moorage.sandbox.port import RunKey, Unavailable
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
@@ -54,37 +55,47 @@ CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the u
 
 
 async def run_local(
-    manifest: Path, *, state: Path, listener: Listener, fresh: bool = False, dsn: str | None = None
+    manifest: Path,
+    *,
+    state: Path,
+    listener: Listener,
+    tell: Callable[[LocalResult], None],
+    fresh: bool = False,
+    dsn: str | None = None,
+    resolve: Resolve = resolved,
 ) -> LocalResult:
     """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would.
 
     An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
-    branch. With `dsn` the journal is in that PostgreSQL database. Raises ManifestRefused, RunRefused.
+    branch. The end counts as told once `tell` has returned: if it never does, the same command tells it again. With
+    `dsn` the journal is in that PostgreSQL database; `resolve` says where hosts are that agents reach. Raises
+    ManifestRefused, RunRefused, and what `tell` raises.
     """
     asked, uid = read_manifest(manifest), str(uuid.uuid4())
+    owner = Owner(os.getpid(), asked.path, new_socket())
     with _machine_fit():
-        owner = Owner(os.getpid(), asked.path, new_socket())
         owned = Owners(state / "owners").new(uid, owner)
-        mine: Interrupted | None = None
-        try:
-            async with open_machine(state, owner.socket, asked.secrets, listener, dsn) as machine:
+    mine: Interrupted | None = None
+    try:
+        with _machine_fit():
+            async with open_machine(state, owner.socket, asked.secrets, listener, dsn=dsn, resolve=resolve) as machine:
                 mine = await _make_way(machine, asked, fresh=fresh)
                 if mine is not None:
                     result = await _go_on(machine, asked, mine, owner)
                 else:
                     body = admitted_body(asked.run, uid, TENANT, machine.clock.now_ms())
                     result = await _to_its_end(machine, asked, body)
-            reached(Point.TOLD_BEFORE)
-            if (
-                mine is not None
-            ):  # not sooner: a run that is done with is forgotten, and made anew by whoever asks again
-                mine.owned.done()
-            owned.done()
-        except RunRefused:  # before anything was admitted
-            owned.done()
-            raise
-        finally:
-            owned.let_go()
+        reached(Point.TOLD_BEFORE)
+        tell(result)
+        reached(Point.TOLD_AFTER)
+        if mine is not None:  # not sooner: a run that is done with is forgotten, and made anew by whoever asks again
+            mine.owned.done()
+        owned.done()
+    except RunRefused:  # before anything was admitted
+        owned.done()
+        raise
+    finally:
+        owned.let_go()
     return result
 
 

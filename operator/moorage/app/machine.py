@@ -29,6 +29,7 @@ from moorage.app.stores import Stores, open_stores
 from moorage.cli.ports import Listener
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
+from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.http import KEEP_ALIVE_S
@@ -86,14 +87,24 @@ class Machine:
 
 @contextlib.asynccontextmanager
 async def open_machine(
-    state: Path, folder: Path, given: ManifestSecrets, listener: Listener, dsn: str | None = None
+    state: Path,
+    folder: Path,
+    given: ManifestSecrets,
+    listener: Listener,
+    *,
+    dsn: str | None = None,
+    resolve: Resolve = resolved,
 ) -> AsyncIterator[Machine]:
-    """Store and gateway, up and listening in `folder`, which must not be there yet. `dsn`: see `open_stores`."""
+    """Store and gateway, up and listening in `folder`, which must not be there yet. `dsn`: see `open_stores`;
+    `resolve`: where hosts are that agents reach.
+    """
     clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
     async with (
         open_stores(state / "gateway", clock, dsn) as kept,
         httpx.AsyncClient(trust_env=False) as outside,
-        _listening(gateway_of(kept, clock, tokens, given, outside, isolated=isolated), folder) as socket,
+        _listening(
+            gateway_of(kept, clock, tokens, given, outside, isolated=isolated, resolve=resolve), folder
+        ) as socket,
         session(aiohttp.UnixConnector(str(socket))) as http,
     ):
         gateway = GatewayClient(http, "http://gateway", lambda: tokens.operator)
@@ -108,6 +119,7 @@ def gateway_of(
     outside: httpx.AsyncClient,
     *,
     isolated: bool,
+    resolve: Resolve = resolved,
 ) -> Starlette:
     """The gateway of this machine's runs; nobody but this process has its operator's token."""
     return create_app(
@@ -123,6 +135,7 @@ def gateway_of(
             head_key=kept.head_key,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=quiet(),
+            resolve=resolve,
             settings=GatewaySettings(
                 mirrors_borrowed=True,
                 sandboxes_isolated=isolated,

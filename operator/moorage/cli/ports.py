@@ -126,9 +126,18 @@ class LocalRuns(Protocol):
 class App(Protocol):
     """The module `moorage.app`, as this room sees it."""
 
-    async def run_local(self, manifest: Path, *, state: Path, listener: Listener, fresh: bool = False) -> LocalResult:
+    async def run_local(
+        self,
+        manifest: Path,
+        *,
+        state: Path,
+        listener: Listener,
+        tell: Callable[[LocalResult], None],
+        fresh: bool = False,
+    ) -> LocalResult:
         """Run the manifest's AgentRun on this machine to its end, or go on with it where it was interrupted; `fresh`
-        closes an interrupted one instead. Raises ManifestRefused, RunRefused.
+        closes an interrupted one instead. A run that has ended is done with once `tell` has returned, not sooner.
+        Raises ManifestRefused, RunRefused, and what `tell` raises.
         """
 
     def open_local(self, state: Path) -> AbstractAsyncContextManager[LocalRuns]:

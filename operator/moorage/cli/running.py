@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -32,15 +33,25 @@ def run(
     if not file.is_file():
         raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
     outer = session.where.state if session.where else None
-    result = wait(_run(session, file, state_folder(session, state or outer), fresh=fresh))
-    tell_result(session.terminal, result, output)
-    if not result.succeeded:
+
+    def tell(result: LocalResult) -> None:
+        try:
+            tell_result(session.terminal, result, output)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = f"{result.name} is {result.phase}, and that can't be written here: {error.strerror}"
+            raise CliError(why, "the same command tells it again") from None
+
+    if not wait(_run(session, file, state_folder(session, state or outer), tell, fresh=fresh)).succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-async def _run(session: Session, file: Path, state: Path, *, fresh: bool) -> LocalResult:
+async def _run(
+    session: Session, file: Path, state: Path, tell: Callable[[LocalResult], None], *, fresh: bool
+) -> LocalResult:
     try:
-        return await session.app().run_local(file, state=state, listener=session.terminal, fresh=fresh)
+        return await session.app().run_local(file, state=state, listener=session.terminal, tell=tell, fresh=fresh)
     except ManifestRefused as error:
         raise Usage(f"{file}: {error}") from None
     except RunRefused as error:

@@ -16,23 +16,42 @@ from typing import Any
 
 import yaml
 
+from moorage.testing.authority import Authority
 from moorage.testing.gitserver import GitServer
-from moorage.testing.judge import in_postgres, on_disk
+from moorage.testing.judge import Outside, in_postgres, on_disk
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
-from moorage.testing.owner import DSN
+from moorage.testing.owner import DSN, HOSTS
 from moorage.testing.postgres import PostgresServer
 from moorage.testing.torture import Bench
 from moorage.testing.trees import ENV, git
 
 BRANCH = "moorage/steps"
 STEPS = 3
+KEYED, PLAIN = "keyed.example.com", "plain.example.com"
+ORDER = f"""
+import http.client, os, sys
+_, _, proxy = os.environ["http_proxy"].rpartition("/")
+for host in ("{KEYED}", "{PLAIN}"):
+    door = http.client.HTTPConnection(proxy, timeout=600)
+    door.request("POST", f"http://{{host}}/orders/{{sys.argv[1]}}", f"{{host}}/orders/{{sys.argv[1]}}")
+    answer = door.getresponse()
+    said = answer.read().decode()
+    if answer.status != 201 and not (host == "{PLAIN}" and "EffectUnknown" in said):
+        sys.exit(f"{{host}}: {{answer.status}} {{said}}")
+"""
+"""Orders something of each host, once; that nobody knows whether it was ordered is an answer where no key protects."""
 STEP = f"""
 n=$(ls [0-9].txt 2>/dev/null | wc -l)
-test $n -ge {STEPS} || {{ n=$((n + 1)); echo $n > $n.txt; echo $n >> all; }}
+test $n -lt {STEPS} || exit 0
+n=$((n + 1))
+{sys.executable} -SE - $n <<'END' || exit 1
+{ORDER}
+END
+echo $n > $n.txt; echo $n >> all
 """
 """One step more, whatever was done before; past the last one nothing."""
-ON_POSTGRES = (sys.executable, "-m", "moorage.testing.owner")
+OWNER = (sys.executable, "-m", "moorage.testing.owner")
 MODEL = {"providerRef": {"name": "models"}, "name": "stand-in"}
 BUILTIN = {"driver": "builtin", "model": MODEL}
 STREAM = f"""
@@ -75,13 +94,14 @@ async def small_on(server: PostgresServer, folder: Path, name: str) -> AsyncIter
     """The same with its journal in a schema of its own on that server."""
     with server.schema() as dsn:
         async with small(folder, name) as bench:
-            env = {**bench.env, DSN: dsn}
-            yield replace(bench, env=env, program=ON_POSTGRES, store=functools.partial(in_postgres, dsn))
+            yield replace(bench, env={**bench.env, DSN: dsn}, store=functools.partial(in_postgres, dsn))
 
 
 @contextlib.asynccontextmanager
 async def small(folder: Path, name: str, agent: Mapping[str, Any] = BUILTIN) -> AsyncIterator[Bench]:
-    """A run of three steps over a stand-in model, from and to a git server that counts what it gets.
+    """A run of three steps over a stand-in model, from and to a git server, with orders from two hosts at each step.
+
+    Git server and hosts are one's own, and count what they get.
 
     Its sandboxes are ordinary processes, so that points in the runner can be reached, too.
     """
@@ -89,15 +109,19 @@ async def small(folder: Path, name: str, agent: Mapping[str, Any] = BUILTIN) -> 
     root.mkdir(parents=True)
     with GitServer(root / "srv", USER, PASSWORD) as remote:
         _seed(remote, root)
-        async with StandIn(script()).serving() as model:
+        async with StandIn(script()).serving() as model, Authority().listening() as authority:
             manifest = root / "run.yaml"
-            manifest.write_text(yaml.safe_dump_all(_documents(remote.url("shop.git"), model.url, agent)))
-
-            def pushes() -> list[str]:
-                return [each.new for each in remote.updates if each.ref == f"refs/heads/{BRANCH}"]
-
-            yield Bench(root, manifest, _environment(root), pushes, functools.partial(on_disk, root / "state"))
+            documents = _documents(remote.url("shop.git"), model.url, authority.port, agent)
+            manifest.write_text(yaml.safe_dump_all(documents))
+            store, outside = functools.partial(on_disk, root / "state"), functools.partial(_outside, remote, authority)
+            yield Bench(root, manifest, _environment(root), outside, store, OWNER)
     shutil.rmtree(root)
+
+
+def _outside(remote: GitServer, authority: Authority) -> Outside:
+    pushes = [each.new for each in remote.updates if each.ref == f"refs/heads/{BRANCH}"]
+    ordered = [body.decode().partition("/") for body in authority.committed]
+    return Outside(pushes, [f"http://{host}:{authority.port}/{path} by POST" for host, _, path in ordered])
 
 
 def _seed(remote: GitServer, root: Path) -> None:
@@ -112,12 +136,16 @@ def _seed(remote: GitServer, root: Path) -> None:
     git(work, "push", "-q", "origin", "main")
 
 
-def _documents(remote: str, model: str, agent: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _documents(remote: str, model: str, port: int, agent: Mapping[str, Any]) -> list[dict[str, Any]]:
     api = "moorage.dev/v1alpha1"
+    host = {"scheme": "http", "port": port}
     spec = {
         "workspace": {"remoteGit": {"url": remote, "credentialsSecretRef": {"name": "git"}}},
         "goal": "Count.",
         "agent": agent,
+        "sandbox": {
+            "egress": [{"host": KEYED, "effects": "keyed", **host}, {"host": PLAIN, "effects": "opaque", **host}]
+        },
         "acceptance": [{"name": "all", "run": f"test $(wc -l < all) = {STEPS}", "timeout": "1m"}],
         "constraints": {"maxIterations": 50},
         "recovery": {"maxAttempts": MOST_ATTEMPTS},
@@ -148,7 +176,8 @@ def _environment(root: Path) -> Mapping[str, str]:
     (programs / "bwrap").write_text("#!/bin/sh\nexit 1\n")
     (programs / "bwrap").chmod(0o755)
     path = f"{programs}:{ENV['PATH']}"
-    return {"PATH": path, "HOME": str(root), "LANG": "C.UTF-8", "TMPDIR": str(temporary)}
+    hosts = f"{KEYED}=127.0.0.1 {PLAIN}=127.0.0.1"
+    return {"PATH": path, "HOME": str(root), "LANG": "C.UTF-8", "TMPDIR": str(temporary), HOSTS: hosts}
 
 
 # --- a user's own -----------------------------------------------------------------------------------------------------
@@ -183,7 +212,7 @@ def _copy(manifest: Path, root: Path) -> Bench:
     copy.write_text(yaml.safe_dump_all(documents))
     (root / "tmp").mkdir()
     env = os.environ | {"TMPDIR": str(root / "tmp")}  # so that what is left there can be told from everybody's else
-    return Bench(root, copy, env, lambda: _moves(clone, branch), functools.partial(on_disk, root / "state"))
+    return Bench(root, copy, env, lambda: Outside(_moves(clone, branch)), functools.partial(on_disk, root / "state"))
 
 
 def _moves(clone: Path, branch: str) -> Sequence[str]:

@@ -10,10 +10,11 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, decode
@@ -26,6 +27,7 @@ from moorage.store.postgres import PostgresStore
 from moorage.store.sqlite import SqliteStore
 
 ENDS = frozenset({RecordType.RUN_SUCCEEDED, RecordType.RUN_FAILED, RecordType.RUN_CANCELLED})
+PUSH, CONFIRMED, UNKNOWN = "git_push", ": confirmed", ": unknown"
 MOST_RUNS = 1_000
 
 
@@ -65,7 +67,10 @@ class Journal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What of a run's end is the same however often it was disturbed. `effects`: how those that were sent off ended."""
+    """What of a run's end is the same however often it was disturbed.
+
+    `effects`: what was sent off and how it ended, such as `git_push: confirmed`, each as often as it was.
+    """
 
     phase: str
     reason: str
@@ -76,7 +81,22 @@ class Outcome:
     @property
     def unknown(self) -> bool:
         """It says itself that it doesn't know."""
-        return "unknown" in self.effects
+        return any(effect.endswith(UNKNOWN) for effect in self.effects)
+
+    @property
+    def delivered(self) -> bool:
+        """A push is confirmed."""
+        return f"{PUSH}{CONFIRMED}" in self.effects
+
+    @property
+    def undelivered(self) -> bool:
+        """Nobody knows whether its push arrived, so that it can't end as it would have."""
+        return f"{PUSH}{UNKNOWN}" in self.effects
+
+    @property
+    def known(self) -> Outcome:
+        """The same with the doubt left out: what may have happened, did."""
+        return replace(self, effects=tuple(sorted(each.replace(UNKNOWN, CONFIRMED) for each in self.effects)))
 
 
 def gave_up(state: RunState) -> bool:
@@ -92,13 +112,25 @@ def outcome(state: RunState) -> Outcome:
         reason=state.end.reason if state.end else "",
         tree=state.proposal.tree if state.proposal else "",
         accepted=state.verification is not None and state.verification.passed,
-        effects=tuple(sorted(e.status for e in state.effects if e.status != "not_dispatched" and _matters(e))),
+        effects=tuple(
+            sorted(f"{e.kind}: {e.status}" for e in state.effects if e.status != "not_dispatched" and _matters(e))
+        ),
     )
 
 
 def _matters(effect: Effect) -> bool:
     """A read may be done as often as anybody likes."""
     return effect.level != Level.READ_ONLY
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What authorities logged. `pushes`: every commit that the remote's branch was moved to; `happened`: every effect
+    that hosts had, as the journal names its target, or None where nobody counts them.
+    """
+
+    pushes: Sequence[str]
+    happened: Sequence[str] | None = None
 
 
 Opened = Callable[[], AbstractAsyncContextManager[DurableExecutionStore | None]]
@@ -170,9 +202,9 @@ async def _journal(store: DurableExecutionStore, uid: str) -> Journal:
 
 
 def judge(
-    seen: Sequence[tuple[Journal, ...]], undisturbed: Outcome, pushes: Sequence[str], *, same_tree: bool = True
+    seen: Sequence[tuple[Journal, ...]], undisturbed: Outcome, outside: Outside, *, same_tree: bool = True
 ) -> list[Finding]:
-    """What is wrong. `seen`: after each death and the end; `pushes`: every commit that the remote's branch got."""
+    """What is wrong. `seen`: after each death and the end."""
     last = seen[-1]
     if len(last) != 1:
         return [Finding(Kind.DIVERGENCE, f"{len(last)} runs were made of one")]
@@ -182,8 +214,10 @@ def judge(
     found: list[Finding] = []
     for earlier in seen[:-1]:
         found += _losses(earlier, journal)
-    found += _duplicates(journal, pushes)
-    found += _divergence(journal, undisturbed, pushes, same_tree=same_tree)
+    found += _duplicates(journal, outside.pushes)
+    if outside.happened is not None:
+        found += _unlike(journal.state.effects, outside.happened)
+    found += _divergence(journal, undisturbed, outside.pushes, same_tree=same_tree)
     return found
 
 
@@ -223,11 +257,25 @@ def _duplicates(journal: Journal, pushes: Sequence[str]) -> Iterator[Finding]:
 def _repeated(effects: Sequence[Effect]) -> Iterator[Finding]:
     """E4: one push is confirmed, and one effect of each key."""
     confirmed = [effect for effect in effects if effect.status == "confirmed" and _matters(effect)]
-    if (pushed := sum(effect.kind == "git_push" for effect in confirmed)) > 1:
+    if (pushed := sum(effect.kind == PUSH for effect in confirmed)) > 1:
         yield Finding(Kind.DUPLICATE, f"{pushed} pushes were confirmed")
-    for key, times in Counter(effect.key for effect in confirmed if effect.kind != "git_push").items():
+    for key, times in Counter(effect.key for effect in confirmed if effect.kind != PUSH).items():
         if times > 1:
             yield Finding(Kind.DUPLICATE, f"{times} effects of key {key[:16]} were confirmed")
+
+
+def _unlike(effects: Sequence[Effect], happened: Sequence[str]) -> Iterator[Finding]:
+    """E1, E4: each effect of a host's happened once at most, and as its journal says: what is known is so."""
+    counted = Counter(happened)
+    said = {effect.target: effect.status for effect in effects if effect.kind == HTTP and _matters(effect)}
+    for target in sorted({*counted, *said}):
+        times, status = counted[target], said.get(target)
+        if times > 1:
+            yield Finding(Kind.DUPLICATE, f"{target} happened {times} times")
+        if times and status not in {"confirmed", "unknown"}:
+            yield Finding(Kind.DIVERGENCE, f"{target} happened, and the journal calls it {status}")
+        if not times and status == "confirmed":
+            yield Finding(Kind.LOSS, f"{target} is confirmed, and its host knows nothing of it")
 
 
 def _number(record: Record) -> int:
@@ -253,14 +301,14 @@ def _divergence(journal: Journal, undisturbed: Outcome, pushes: Sequence[str], *
     state, is_now = journal.state, outcome(journal.state)
     if state.open_effects:
         yield Finding(Kind.DIVERGENCE, f"effects are left open: {[e.effect_id for e in state.open_effects]}")
-    if is_now.unknown or gave_up(state):
+    if is_now.undelivered or gave_up(state):
         return
     for name in ("phase", "reason", "accepted", "effects", *(("tree",) if same_tree else ())):
-        was, now = getattr(undisturbed, name), getattr(is_now, name)
+        was, now = getattr(undisturbed, name), getattr(is_now.known, name)
         if was != now:
             why = f" ({state.end.message})" if name == "phase" and state.end else ""
             yield Finding(Kind.DIVERGENCE, f"{name} is {now!r}, undisturbed it was {was!r}{why}")
-    if is_now.phase == "Succeeded" and "confirmed" in is_now.effects and list(pushes) != [_delivered(state)]:
+    if is_now.phase == "Succeeded" and is_now.delivered and list(pushes) != [_delivered(state)]:
         yield Finding(Kind.DIVERGENCE, f"it says that {_delivered(state)} was pushed, the remote got {list(pushes)}")
 
 

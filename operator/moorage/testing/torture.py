@@ -23,7 +23,7 @@ from pathlib import Path
 from moorage.core.run.phases import RunPhase
 from moorage.points import Point
 from moorage.testing import leftovers
-from moorage.testing.judge import Finding, Journal, Kind, Opened, Outcome, judge, look, outcome
+from moorage.testing.judge import Finding, Journal, Kind, Opened, Outcome, Outside, judge, look, outcome
 from moorage.testing.killpoints import Fault, Shot, begin, environment, fired, often, passed
 
 PROGRAM = (sys.executable, "-c", "from moorage.cli.main import main; main()")
@@ -41,12 +41,12 @@ class NothingToCompare(ValueError):
 
 @dataclass(frozen=True)
 class Bench:
-    """One fresh place for one trial. `pushes`: every commit that the delivered branch was moved to, at its remote."""
+    """One fresh place for one trial. `outside`: what the world beyond it has got so far."""
 
     root: Path
     manifest: Path
     env: Mapping[str, str]
-    pushes: Callable[[], Sequence[str]]
+    outside: Callable[[], Outside]
     store: Opened
     program: Sequence[str] = PROGRAM
 
@@ -164,9 +164,11 @@ class Rig:
                 seen.append(looked.journals)
                 if code == 0 or _failed(looked.journals):
                     break
-            findings += judge(seen, reference.outcome, bench.pushes(), same_tree=self.same_tree)
+            findings += judge(seen, reference.outcome, bench.outside(), same_tree=self.same_tree)
             if code is not None and code >= 0:  # what a killed owner leaves is for the next one to clear away
                 findings += await _left(bench, whole=code == 0)
+            if code == 0 and not any(journal.uid in _said(bench) for journal in seen[-1]):
+                findings.append(Finding(Kind.LOSS, "its end was never told"))
             hit = tuple(shot for shot in shots if fired(bench.trace, shot))
             ended = outcome(seen[-1][0].state) if len(seen[-1]) == 1 else None
             return Verdict(hit, len(seen), ended, tuple(findings), _said(bench) if findings else "")

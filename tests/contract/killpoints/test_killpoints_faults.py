@@ -15,8 +15,12 @@ pytestmark = pytest.mark.timeout(240)
 SAMPLE = 4
 
 
+HOSTS = "egress/"  # what fails there in earnest is a host's connection: tests of the gateway's egress break it
+
+
 def sample(fault: Fault) -> list[Point]:
-    return random.Random(f"4 {fault}").sample(HERE, SAMPLE)
+    mine = [point for point in HERE if fault is not Fault.ERROR or not point.startswith(HOSTS)]
+    return random.Random(f"4 {fault}").sample(mine, SAMPLE)
 
 
 @pytest.mark.parametrize("point", dict.fromkeys([*sample(Fault.ERROR), Point.ADMIT_BEFORE]))

@@ -18,7 +18,7 @@ def test_every_point_is_passed_by_the_undisturbed_run(undisturbed: Reference) ->
     assert set(Point) - set(undisturbed.points) == NOT_HERE
 
 
-@pytest.mark.rule("K1", "R7", "J3", "I4", "E1")
+@pytest.mark.rule("K1", "R7", "J3", "I4", "E1", "E4", "E6")
 @pytest.mark.parametrize("point", OWNERS)
 def test_killed_there_it_goes_on_and_finishes_once(fire: Callable[..., Any], point: Point) -> None:
     assert fire(point, Fault.KILL).starts == 2

@@ -1,4 +1,5 @@
-"""The owner of a run, its journal in PostgreSQL, killed (SIGKILL) at the points that the store decides about.
+"""The owner of a run, its journal in PostgreSQL, killed (SIGKILL) at the points that the store decides about, and at
+those of its agent's orders from other hosts.
 
 `make torture STORE=postgres` kills at all of them.
 """
@@ -21,6 +22,9 @@ POINTS = [
     Point.APPEND_BEFORE,
     Point.APPEND_WITHIN,
     Point.APPEND_AFTER,
+    Point.EGRESS_BEFORE,
+    Point.EGRESS_WITHIN,
+    Point.EGRESS_AFTER,
     Point.PUSH_WITHIN,
     Point.TERMINAL_AFTER,
 ]
@@ -31,7 +35,7 @@ def test_the_same_points_are_passed_on_both_stores(undisturbed: Reference, undis
     assert undisturbed_on_postgres.outcome == undisturbed.outcome
 
 
-@pytest.mark.rule("K1", "J11", "R7", "J3")
+@pytest.mark.rule("K1", "J11", "R7", "J3", "E4", "E6")
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_there_on_postgres_it_goes_on_and_finishes_once(
     fire_on_postgres: Callable[..., Any], point: Point
