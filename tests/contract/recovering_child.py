@@ -19,6 +19,7 @@ from moorage.gateway.ledger import Ledger
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
 from moorage.store.blobs import MemoryBlobs
+from moorage.store.peers import Alone
 from moorage.store.port import DurableExecutionStore
 from moorage.store.postgres import PostgresStore
 from moorage.store.sqlite import SqliteStore
@@ -43,7 +44,7 @@ async def main(adapter: str, where: str, mib: str, how: str) -> str:
     store = await opened(adapter, where)
     clock, metrics, settings = StepClock(), GatewayMetrics(CollectorRegistry()), GatewaySettings()
     snapshots = Snapshots(store, SigningKey.new(), metrics, structlog.get_logger(), settings)
-    ledger = Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots)
+    ledger = Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots, peers=Alone())
     limit(int(mib) * MIB)
     if how == "whole":
         return str(len([entry async for entry in store.stored("run-1")]))

@@ -22,6 +22,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import SAID, Snapshots
 from moorage.store.blobs import MemoryBlobs
 from moorage.store.errors import StoreUnavailable
+from moorage.store.peers import Alone
 from moorage.store.port import DurableExecutionStore
 from moorage.telemetry.metrics import GatewayMetrics
 from moorage.testing.clock import StepClock
@@ -48,7 +49,7 @@ class Gateway:
         settings = GatewaySettings(**{"snapshot_records": EVERY} | changes)
         self.blobs = MemoryBlobs(clock.now_ms)
         snapshots = Snapshots(store, key, self.metrics, structlog.get_logger(), settings)
-        self.ledger = Ledger(store, self.blobs, clock, self.metrics, settings, snapshots=snapshots)
+        self.ledger = Ledger(store, self.blobs, clock, self.metrics, settings, snapshots=snapshots, peers=Alone())
 
     async def work(self, run: Run, turns: range) -> None:
         for turn in turns:

@@ -32,6 +32,7 @@ from moorage.gateway.ledger import Ledger
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
 from moorage.store.blobs import MemoryBlobs
+from moorage.store.peers import Alone
 from moorage.store.port import NewExecution
 from moorage.store.sqlite import SqliteStore
 from moorage.telemetry.metrics import GatewayMetrics
@@ -76,7 +77,7 @@ async def recover(path: Path, signing: SigningKey) -> dict[str, float]:
     async with SqliteStore(path) as store:
         clock, metrics, settings = StepClock(), GatewayMetrics(CollectorRegistry()), GatewaySettings()
         snapshots = Snapshots(store, signing, metrics, structlog.get_logger(), settings)
-        ledger = Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots)
+        ledger = Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots, peers=Alone())
         began = time.perf_counter()
         run = await ledger.open(RUN)
         return {"seconds": time.perf_counter() - began, "offset": run.state.offset, "peak": peak_mib()}

@@ -1,7 +1,8 @@
 """F6: clocks that are an hour off, or step, take no run from its owner and leave none with an owner that is gone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import cycle, repeat
 
 import pytest
 from tests.property.run_world import START, World
@@ -38,6 +39,7 @@ class Scene:
     world: World = field(default_factory=untimed)
     seq: int = 0
     clock: StepClock = field(default_factory=StepClock)
+    starts: Iterator[int] = field(default_factory=lambda: repeat(START))  # of the gateways that it asks, one by one
     signs: Signs = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +55,8 @@ class Scene:
 
     def look(self) -> list[str]:
         """Reasons of the losses that the operator would report."""
-        plan = decide(self.signs.dated(self.world.observed()), self.clock.now_ms())
+        seen = replace(self.world.observed(), gateway_up_since=next(self.starts))
+        plan = decide(self.signs.dated(seen), self.clock.now_ms())
         return [str(r.payload["reason"]) for r in plan.actions if isinstance(r, a.Report)]
 
     def passes(self, ms: int, each: Callable[[], None] = lambda: None) -> list[str]:
@@ -108,6 +111,18 @@ def test_an_operator_that_starts_anew_gives_every_owner_a_full_period(skew: int)
     scene.passes(HOUR, scene.beat)
     scene.passes(LEASE - PERIOD)
     scene.signs = Signs(scene.clock)
+    assert scene.passes(LEASE) == []
+    assert scene.passes(PERIOD) == ["OwnerLost"]
+
+
+@pytest.mark.rule("F4", "F6")
+@SKEWS
+def test_gateways_that_answer_in_turns_are_new_once_each(skew: int) -> None:
+    """Each tells its own start. An owner that is gone is given up all the same; a start that is new gives a period."""
+    scene = Scene(skew, starts=cycle([START, START - HOUR]))
+    scene.passes(HOUR, scene.beat)
+    assert scene.passes(LEASE - PERIOD) == []
+    scene.starts = cycle([START + HOUR, START])
     assert scene.passes(LEASE) == []
     assert scene.passes(PERIOD) == ["OwnerLost"]
 

@@ -22,6 +22,7 @@ from moorage.gateway.snapshots import Snapshots
 from moorage.store.blobs import MemoryBlobs
 from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
+from moorage.store.peers import Alone
 from moorage.store.port import ExecutionStatus
 from moorage.telemetry.metrics import GatewayMetrics
 from moorage.testing.clock import StepClock
@@ -45,7 +46,7 @@ def ledger(store: Any, cached: int = 16) -> Ledger:
     metrics = GatewayMetrics(CollectorRegistry())
     settings = GatewaySettings(cached_runs=cached)
     snapshots = Snapshots(store, SigningKey.new(), metrics, structlog.get_logger(), settings)
-    return Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots)
+    return Ledger(store, MemoryBlobs(clock.now_ms), clock, metrics, settings, snapshots=snapshots, peers=Alone())
 
 
 def fact(made: Ledger, kind: RecordType, key: object, **payload: Any) -> Draft:

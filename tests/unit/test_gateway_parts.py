@@ -23,6 +23,7 @@ from moorage.gateway.ports import Secret
 from moorage.gateway.records import scoped_id
 from moorage.gateway.signals import Bell, rung_within
 from moorage.gateway.verification import SUMMARY_BYTES, verdict
+from moorage.store.peers import Alone
 from moorage.telemetry.metrics import GatewayMetrics
 from moorage.testing.clock import StepClock
 
@@ -142,7 +143,7 @@ class Log:
 async def test_a_lease_is_renewed_at_most_every_fifteen_seconds() -> None:
     clock, leases, log = StepClock(), Leases(), Log()
     metrics = GatewayMetrics(CollectorRegistry())
-    hearts = Heartbeats(leases, clock, metrics, log, 15_000)
+    hearts = Heartbeats(Alone(), leases, clock, metrics, log, every_ms=15_000)
     target = LeaseTarget("team-a", "lease", 3)
 
     async def beat(seq: int) -> None:
@@ -153,11 +154,11 @@ async def test_a_lease_is_renewed_at_most_every_fifteen_seconds() -> None:
         await beat(1)
         clock.advance(5_000)
     assert len(leases.renewed) == 3
-    last = hearts.last("u1")
+    last = await hearts.last("u1")
     assert last is not None
     assert last.heard_at - last.progress_at == 30_000
     await beat(2)
-    last = hearts.last("u1")
+    last = await hearts.last("u1")
     assert last is not None
     assert last.progress_at == clock.now_ms()
     leases.answer = False
@@ -170,7 +171,7 @@ async def test_a_lease_is_renewed_at_most_every_fifteen_seconds() -> None:
     await beat(5)
     assert log.said == ["lease_lost", "lease_renewal_failed", "lease_renewal_failed"], "tried again at once"
     hearts.forget("u1")
-    assert hearts.last("u1") is None
+    assert await hearts.last("u1") is None
     await hearts.close()
 
 

@@ -15,6 +15,8 @@ from dataclasses import replace
 from moorage.clock import Clock
 from moorage.core.run.observed import Observed, SandboxView
 
+GATEWAY = "gateway "
+
 
 class Signs:
     """The signs of life that this process has seen, by run."""
@@ -44,10 +46,15 @@ class Signs:
             )
             if beat
             else None,
-            gateway_up_since=self._at(seen, "gateway", up) if up is not None else None,
+            gateway_up_since=self._up(seen, up) if up is not None else None,
             sandboxes=tuple(self._started(seen, view) for view in observed.sandboxes),
             progress_seen_at=self._at(seen, "journaled", progress) if progress else None,
         )
+
+    def _up(self, seen: dict[str, tuple[Hashable, int]], since: int) -> int:
+        """When a gateway that had started was last new here: of several, each is asked in its turn, and is so once."""
+        self._at(seen, f"{GATEWAY}{since}", since)
+        return max(self._at(seen, sign, seen[sign][0]) for sign in seen if sign.startswith(GATEWAY))
 
     def _started(self, seen: dict[str, tuple[Hashable, int]], view: SandboxView) -> SandboxView:
         if view.started_at is None:

@@ -22,6 +22,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
 from moorage.store import errors as store_errors
 from moorage.store.blobs import BlobStore
+from moorage.store.peers import Alone, Peers
 from moorage.store.port import DurableExecutionStore, Execution, Pod
 from moorage.telemetry.metrics import GatewayMetrics
 from moorage.workspace.errors import NotFound
@@ -49,6 +50,7 @@ class GatewayDeps:
     log: Any
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     resolve: Resolve = resolved
+    peers: Peers = field(default_factory=Alone)
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,13 @@ class Gate:
     def __init__(self, deps: GatewayDeps) -> None:
         self.deps = deps
         snapshots = Snapshots(deps.store, deps.head_key, deps.metrics, deps.log, deps.settings)
-        self.ledger = Ledger(deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings, snapshots=snapshots)
+        self.ledger = Ledger(
+            deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings, snapshots=snapshots, peers=deps.peers
+        )
         self.heads = Heads(deps.store, deps.head_key)
-        self.heartbeats = Heartbeats(deps.leases, deps.clock, deps.metrics, deps.log, deps.settings.lease_renewal_ms)
+        self.heartbeats = Heartbeats(
+            deps.peers, deps.leases, deps.clock, deps.metrics, deps.log, every_ms=deps.settings.lease_renewal_ms
+        )
 
     async def identify(self, request: Request) -> Identity:
         """Who is calling. Raise Unauthenticated, Unavailable."""

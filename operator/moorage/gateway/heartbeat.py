@@ -1,7 +1,8 @@
-"""F4: heartbeats stay in memory; what lasts of them is the renewed Lease.
+"""F4: heartbeats are shared among the gateways of a store, and written down nowhere that lasts; what lasts of them is
+the renewed Lease.
 
-A restart of the gateway forgets them all, and the operator knows it by `up_since`: expiry starts no takeover until
-heartbeats had a full period to come back.
+Whoever is asked answers the same of a run, whichever gateway heard it. A restart of the only one forgets them all, and
+the operator knows it by `up_since`: expiry starts no takeover until heartbeats had a full period to come back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from moorage.core.run.observed import Heartbeat
 from moorage.gateway.errors import Unavailable
 from moorage.gateway.ports import LeaseRenewer
 from moorage.points import Point, reached
+from moorage.store.peers import Peers
 from moorage.telemetry.metrics import GatewayMetrics
 
 
@@ -29,25 +31,24 @@ class LeaseTarget:
 
 
 class Heartbeats:
-    """The last heartbeat of each live run, and the renewals that follow from them."""
+    """Heartbeats that came here, and the renewals that follow from them."""
 
-    def __init__(self, leases: LeaseRenewer, clock: Clock, metrics: GatewayMetrics, log: Any, every_ms: int) -> None:
+    def __init__(
+        self, peers: Peers, leases: LeaseRenewer, clock: Clock, metrics: GatewayMetrics, log: Any, *, every_ms: int
+    ) -> None:
         self._leases, self._clock, self._metrics, self._log, self._every = leases, clock, metrics, log, every_ms
-        self._last: dict[str, Heartbeat] = {}
+        self._peers = peers
         self._renewed: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def last(self, run_uid: str) -> Heartbeat | None:
-        """What was heard last, None when nothing was since the gateway's start."""
-        return self._last.get(run_uid)
+    async def last(self, run_uid: str) -> Heartbeat | None:
+        """What any gateway heard last, None when nothing was. Raise StoreUnavailable."""
+        return await self._peers.heartbeat(run_uid)
 
     def hear(self, run_uid: str, beat: wire.Heartbeat, lease: LeaseTarget | None) -> None:
         """Keep the heartbeat; renew the Lease beside, so that a slow API server holds up no runner."""
         now = self._clock.now_ms()
-        before = self._last.get(run_uid)
-        same = before is not None and (before.epoch, before.progress_seq) == (beat.epoch, beat.progress_seq)
-        progress_at = before.progress_at if same and before else now
-        self._last[run_uid] = Heartbeat(beat.epoch, beat.progress_seq, now, progress_at)
+        self._peers.hear(run_uid, Heartbeat(beat.epoch, beat.progress_seq, heard_at=now, progress_at=now))
         self._metrics.heartbeats.inc()
         if lease is not None and self._due(run_uid):
             task = asyncio.create_task(self._renew(run_uid, lease, now))
@@ -56,7 +57,7 @@ class Heartbeats:
 
     def forget(self, run_uid: str) -> None:
         """The run has ended."""
-        self._last.pop(run_uid, None)
+        self._peers.forget(run_uid)
         self._renewed.pop(run_uid, None)
 
     async def close(self) -> None:

@@ -5,15 +5,15 @@ Invariants
 - A record that the reducer refuses is not appended: the reducer runs as the store's guard, under the row's lock (S2).
 - After any failure of the store the cached state is dropped and read anew, chain verified (J5).
 - Appends of one run come one after the other; runs don't wait for each other.
+- Where other gateways write to the store, too, what memory holds is compared with the run's row at each door, and only
+  what is new is read on: an answer follows from everything that was acknowledged anywhere before it was asked for.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -28,7 +28,6 @@ from moorage.core.journal.record import (
     BlobRef,
     Draft,
     Privacy,
-    Record,
     RecordType,
     Retention,
     RunIdentity,
@@ -37,21 +36,33 @@ from moorage.core.journal.record import (
 )
 from moorage.core.journal.segments import CARRIED, Lineage
 from moorage.core.journal.snapshots import Grown
-from moorage.core.run.phases import IllegalMove, RunPhase
-from moorage.core.run.reducer import Replay, reduce
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
-from moorage.gateway.errors import Fenced, Illegal, Invalid
+from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
+from moorage.gateway.reduced import Reduced, Run, Trial, beginning, later
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
-from moorage.gateway.snapshots import Snapshots, document
+from moorage.gateway.snapshots import Snapshots, Start, document
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
-from moorage.store.errors import NothingToRepair, OffsetConflict, RunSealed, StoreError
+from moorage.store.errors import (
+    DuplicateMismatch,
+    NothingToRepair,
+    OffsetConflict,
+    RunSealed,
+    StoreBusy,
+    StoreError,
+    VersionConflict,
+)
+from moorage.store.peers import Peers
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
 from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
+
+__all__ = ["STATUSES", "Condition", "Ledger", "Run"]
 
 ENDS = {
     RecordType.RUN_SUCCEEDED.value: ExecutionStatus.COMPLETED,
@@ -65,79 +76,8 @@ STATUSES = {
     RunPhase.PAUSED: ExecutionStatus.PAUSED,
     RunPhase.RECOVERING: ExecutionStatus.RECOVERING,
 }
-Condition = Callable[["Run"], None]
-RETRIES = 3  # another gateway appended meanwhile: read on and try again
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """A run at an offset: its row, its state, and what the doors know beside."""
-
-    row: Execution
-    state: RunState
-    facts: Facts
-
-
-@dataclass(eq=False)
-class Run:
-    """One run in memory. `at` is None until it was replayed, and again after the store failed."""
-
-    uid: str
-    spec: ResolvedRun
-    at: Reduced | None = None
-    unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
-    grown: Grown = field(default_factory=Grown)  # since the last snapshot
-    segment_bytes: int = 0  # of the present segment, as far as this process has seen them
-    bell: Bell = field(default_factory=Bell)
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
-    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def now(self) -> Reduced:
-        """The last durable state. Callers got the run from `open`, which has read it."""
-        if self.at is None:
-            raise StoreError("the state of this run is being read again: ask again")
-        return self.at
-
-    @property
-    def state(self) -> RunState:
-        """The reduced state."""
-        return self.now.state
-
-    @property
-    def facts(self) -> Facts:
-        """What the doors know beside the state."""
-        return self.now.facts
-
-    @property
-    def tenant(self) -> str:
-        """The namespace."""
-        return self.spec.tenant
-
-
-class Trial:
-    """The store's guard: reduces new records before they are written, and holds what would follow.
-
-    A store may ask again for the same append, after a transaction that it shared with others was undone.
-    """
-
-    def __init__(self, state: RunState, facts: Facts) -> None:
-        self._start = state, facts
-        self.state, self.facts = self._start
-
-    def __call__(self, records: Sequence[Record]) -> None:
-        """Raise Illegal or Invalid for what can't follow; nothing is appended then."""
-        self.state, self.facts = self._start
-        for record in records:
-            try:
-                self.state, self.facts = reduce(self.state, record), fold(self.facts, record)
-            except IllegalMove as error:
-                raise Illegal(str(error)) from None
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise Invalid(
-                    f"{record.type}: the payload is not what it takes ({type(error).__name__}: {error})"
-                ) from None
+Condition = Callable[[Run], None]
+RETRIES = 32  # others appended meanwhile, each time: one of them gets on, and that is bounded by their number
 
 
 class Ledger:
@@ -152,14 +92,21 @@ class Ledger:
         settings: GatewaySettings,
         *,
         snapshots: Snapshots,
+        peers: Peers,
     ) -> None:
         self.store, self.blobs = store, blobs
-        self._snapshots = snapshots
+        self._snapshots, self._peers = snapshots, peers
         self.bell = Bell()
-        self.up_since = clock.now_ms()
+        self._started_at = clock.now_ms()
         self._clock, self._metrics, self._settings = clock, metrics, settings
         self._alive: WeakValueDictionary[str, Run] = WeakValueDictionary()
         self._recent: OrderedDict[str, Run] = OrderedDict()
+        peers.listen(self._heard)
+
+    @property
+    def up_since(self) -> int:
+        """Since when this gateway has heard whatever was said to it (ms)."""
+        return max(self._started_at, self._peers.back_at)
 
     # --- runs in memory -----------------------------------------------------------------------------------------------
 
@@ -169,6 +116,8 @@ class Ledger:
         if run.at is None:
             async with run.writing:
                 await self._load(run)
+        elif self._peers.shared:
+            await self.refresh(run)
         self._touch(run)
         return run
 
@@ -177,12 +126,11 @@ class Ledger:
         return self._alive.get(uid) or self._alive.setdefault(uid, Run(uid, await stored_spec(self.store, uid)))
 
     async def refresh(self, run: Run) -> None:
-        """Read the run anew where another gateway has written to it since. Raise as `open` does."""
-        async with run.writing:
-            at, row = await self._load(run), await self.store.get(run.uid)
-            if (row.fence_epoch, row.head) != (at.row.fence_epoch, at.row.head):
-                run.at = None
-                await self._load(run)
+        """Read on where another gateway has written to it since. Raise as `open` does."""
+        row = await self.store.get(run.uid)
+        if run.at is None or later(row, run.at):
+            async with run.writing:
+                await self._read_on(run)
 
     def _touch(self, run: Run) -> None:
         self._recent[run.uid] = run
@@ -197,13 +145,36 @@ class Ledger:
             await self._settle_status(run)
         return run.now
 
+    async def _read_on(self, run: Run) -> bool:
+        """Whether others have written to it since; what they wrote is verified like everything."""
+        at, row = await self._load(run), await self.store.get(run.uid)
+        if not later(row, at):
+            return False
+        if row.sealed or row.generation != at.row.generation:
+            run.at = None
+            await self._load(run)
+        else:
+            run.at, size = await self._reduced(row, beginning(at))
+            run.grown = run.grown.by(row.head.offset - at.state.offset, size)
+            run.segment_bytes += size
+            await self._settle_status(run)
+        self._ring(run)
+        return True
+
     async def _replay(self, run: Run, row: Execution) -> None:
-        """Verify the chain and reduce it in one pass, from the latest snapshot that fits, page by page."""
+        """From the latest snapshot that fits."""
         gone = await self.store.pruned(run.uid) if row.sealed else None
         if gone is not None:
             run.at = Reduced(row, self._snapshots.remembered(gone), Facts())
             return
         start = await self._snapshots.latest(row)
+        run.at, size = await self._reduced(row, start)
+        self._metrics.replays.inc()
+        run.grown = Grown().by(row.head.offset - start.head.offset, size)
+        await self._snap(run, ())
+
+    async def _reduced(self, row: Execution, start: Start) -> tuple[Reduced, int]:
+        """Verify the chain from there to the row's head and reduce it in one pass, page by page; the bytes of it."""
         replayed, facts, size = Replay(start.state), start.facts, 0
         verifier = ChainVerifier(start.head, row.run_uid)
         if row.head.offset > start.head.offset:
@@ -221,10 +192,7 @@ class Ledger:
         verdict = verifier.result(row.head)
         if isinstance(verdict, Broken):
             raise verdict.error()
-        self._metrics.replays.inc()
-        run.at = Reduced(row, replayed.state, facts)
-        run.grown = Grown().by(row.head.offset - start.head.offset, size)
-        await self._snap(run, ())
+        return Reduced(row, replayed.state, facts), size
 
     async def _snap(self, run: Run, kinds: Iterable[str]) -> None:
         """P1: an optimisation, after what is durable already. A sealed run isn't worth any."""
@@ -233,12 +201,16 @@ class Ledger:
             run.grown = await self._snapshots.after(at.row, at.state, at.facts, run.grown, kinds)
 
     async def _settle_status(self, run: Run) -> None:
-        """S4: the status follows from the phase. A crash between the two is mended here."""
+        """S4: the status follows from the phase. A crash between the two is mended here.
+
+        Where another gateway was quicker, or has gone on since, it sees to that.
+        """
         at = run.now
         wanted = STATUSES.get(at.state.phase, ExecutionStatus.RUNNING)
         if at.row.status is not wanted and not at.row.sealed:
-            row = await self.store.update_status(run.uid, wanted, at.row.version)
-            run.at = Reduced(row, at.state, at.facts)
+            with contextlib.suppress(VersionConflict):
+                row = await self.store.update_status(run.uid, wanted, at.row.version)
+                run.at = Reduced(row, at.state, at.facts)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -300,7 +272,7 @@ class Ledger:
 
     async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition) -> AppendResult:
         status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)
-        for last in range(RETRIES, -1, -1):
+        for _ in range(RETRIES):
             at = await self._load(run)
             self._refuse_older(at.state, epoch)
             if self._segment_full(run):
@@ -313,11 +285,14 @@ class Ledger:
                         run.uid, epoch, drafts, at.state.offset, status=status, guard=trial
                     )
             except OffsetConflict:
-                if not last:
+                await self._read_on(run)
+            except DuplicateMismatch:  # two gateways gave one id at one moment: said anew, it is another fact
+                if not await self._read_on(run):
                     raise
+                break
             else:
                 return await self._advance(run, result, trial)
-        raise AssertionError("unreachable")
+        raise _overtaken(run)
 
     def _segment_full(self, run: Run) -> bool:
         """P3: before the append that would make it longer still. What has ended needs no other one."""
@@ -341,9 +316,9 @@ class Ledger:
         try:
             with _Append(run, self._metrics):
                 result = await self.store.append(run.uid, None, [draft], state.offset, guard=trial)
-        except OffsetConflict:  # another gateway was quicker
-            run.at = None
-            return await self._load(run)
+        except (OffsetConflict, DuplicateMismatch):  # another gateway was quicker
+            await self._read_on(run)
+            return run.now
         await self._advance(run, result, trial)
         run.segment_bytes = 0
         await self._snapshots.take(run.now.row, run.state, run.facts)
@@ -353,16 +328,25 @@ class Ledger:
     async def raise_fence(self, run: Run, request: FenceRequest) -> None:
         """F2: fence and record in one step. The current epoch again is harmless. Raise Fenced for a lower one."""
         async with run.writing:
-            at = await self._load(run)
-            self._refuse_older(at.state, request.epoch)
-            if request.epoch == at.state.epoch:
-                return
-            trial = Trial(at.state, at.facts)
             reached(Point.EPOCH_BEFORE)
-            with _Append(run, self._metrics):
-                result = await self.store.raise_fence(run.uid, request.epoch, [self._raised(request)], guard=trial)
-            await self._advance(run, result, trial)
-            reached(Point.EPOCH_AFTER)
+            for _ in range(RETRIES):
+                at = await self._load(run)
+                self._refuse_older(at.state, request.epoch)
+                if request.epoch == at.state.epoch:
+                    return
+                trial = Trial(at.state, at.facts)
+                try:
+                    with _Append(run, self._metrics):
+                        raised = await self.store.raise_fence(
+                            run.uid, request.epoch, [self._raised(request)], guard=trial
+                        )
+                except OffsetConflict:
+                    await self._read_on(run)
+                else:
+                    await self._advance(run, raised, trial)
+                    reached(Point.EPOCH_AFTER)
+                    return
+        raise _overtaken(run)
 
     def _raised(self, request: FenceRequest) -> Draft:
         payload = request.model_dump(mode="json")
@@ -435,6 +419,13 @@ class Ledger:
         run.bell.ring()
         self.bell.ring()
 
+    def _heard(self, uid: str | None) -> None:
+        """M5: somebody wrote to a run, or to any. Who waits for it looks."""
+        for run in [self._alive.get(uid)] if uid is not None else list(self._alive.values()):
+            if run is not None:
+                run.bell.ring()
+        self.bell.ring()
+
     def _refuse_older(self, state: RunState, epoch: int | None) -> None:
         if epoch is not None and epoch < state.epoch:
             raise Fenced(epoch, state.epoch)
@@ -468,6 +459,10 @@ class Ledger:
         )
 
 
+def _overtaken(run: Run) -> StoreBusy:
+    return StoreBusy(f"other gateways write to run {run.uid} all the time: ask again")
+
+
 def _execution(spec: ResolvedRun, now: int) -> NewExecution:
     content = spec.model_dump(mode="json")
     identity = RunIdentity(
@@ -492,5 +487,6 @@ class _Append:
             self._metrics.append_seconds.observe(perf_counter() - self._began)
             return
         self._metrics.append_failures.labels(type(error).__name__).inc()
-        if isinstance(error, StoreError) or not isinstance(error, Exception):
+        refused = isinstance(error, OffsetConflict | DuplicateMismatch)  # what memory holds is only the older part
+        if (isinstance(error, StoreError) and not refused) or not isinstance(error, Exception):
             self._run.at = None

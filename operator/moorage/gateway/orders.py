@@ -29,12 +29,12 @@ class OrderBook:
         clock = self._gate.deps.clock
         deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
         while True:
-            run = await self._gate.ledger.open(caller.run.uid)
-            bell = run.bell.arm()
-            orders = self.of(caller)
-            left = deadline - clock.monotonic_ms()
-            if orders.seq > after or left <= 0 or not await rung_within(bell, left):
+            bell = caller.run.bell.arm()
+            await self._gate.ledger.open(caller.run.uid)
+            orders, left = self.of(caller), deadline - clock.monotonic_ms()
+            if orders.seq > after or left <= 0:
                 return await self.hand_over(caller, orders)
+            await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     def of(self, caller: Caller) -> Orders:
         """What holds now for this very sandbox."""

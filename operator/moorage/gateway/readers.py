@@ -108,8 +108,8 @@ class ReadersRoom:
     async def _logs(self, run: Run, *, follow: bool) -> AsyncIterator[bytes]:
         at = 0
         while True:
-            current = await self._gate.ledger.open(run.uid)
-            bell, ended = current.bell.arm(), current.state.end is not None
+            bell = run.bell.arm()
+            ended = (await self._gate.ledger.open(run.uid)).state.end is not None
             async for record in decoded(self._store, run.uid, at):
                 if record.type == RecordType.AGENT_OUTPUT:
                     yield await self._output(run, record)

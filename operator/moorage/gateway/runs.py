@@ -184,7 +184,7 @@ class RunsRoom:
             spec=run.spec,
             state=state,
             up_since=self._ledger.up_since,
-            heartbeat=self._gate.heartbeats.last(run.uid),
+            heartbeat=await self._gate.heartbeats.last(run.uid),
             released=run.now.row.sealed,
             signature=signed.signature if signed else None,
         )

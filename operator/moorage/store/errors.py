@@ -77,6 +77,15 @@ class VersionConflict(StoreError):
         super().__init__(f"{what} is at version {current}, expected {expected}: read it again")
 
 
+class PushConflict(StoreError):
+    """Another gateway has kept a push of the run meanwhile."""
+
+    def __init__(self, run_uid: str, number: int, following: int) -> None:
+        super().__init__(
+            f"push {number} of run {run_uid} was to be kept, {following} is the next: read on and try again"
+        )
+
+
 class PodConflict(StoreError):
     """A pod UID was registered before as something else (F2)."""
 

@@ -46,10 +46,13 @@ _TRY_AGAIN = (errors.LockNotAvailable, errors.DeadlockDetected, errors.Serializa
 
 
 class Link:
-    """One connection to the database of `dsn` (a libpq connection string), opened when it is first wanted."""
+    """One connection to the database of `dsn` (a libpq connection string), opened when it is first wanted.
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+    `begin` is done first on each connection; where it fails, the connection is none.
+    """
+
+    def __init__(self, dsn: str, begin: Callable[[Db], Awaitable[None]] | None = None) -> None:
+        self._dsn, self._begin = dsn, begin
         self._db: Db | None = None
         self._opening = asyncio.Lock()
         self._closed = False
@@ -78,8 +81,20 @@ class Link:
             if self._closed:
                 raise StoreUnavailable("the store is closed")
             if self._db is None or self._db.closed:
-                self._db = await connect(self._dsn)
+                self._db = await self._connect()
             return self._db
+
+    async def _connect(self) -> Db:
+        db, begun = await connect(self._dsn), False
+        try:
+            if self._begin is not None:
+                async with translated():
+                    await self._begin(db)
+            begun = True
+        finally:
+            if not begun:
+                await db.close()
+        return db
 
     async def drop(self, db: Db) -> None:
         """Let go of a connection that failed, or whose transaction was left half done."""

@@ -34,6 +34,7 @@ from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMi
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
 from moorage.store.memory import MemoryStore
+from moorage.store.peers import Alone, Peers
 from moorage.store.port import DurableExecutionStore
 from moorage.telemetry.metrics import GatewayMetrics
 from moorage.workspace.mirror import Mirrors
@@ -90,6 +91,7 @@ class LocalGateway:
         log: Any = None,
         hosts: Mapping[str, str] | None = None,
         http: httpx.AsyncClient | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -108,6 +110,7 @@ class LocalGateway:
             log=log or structlog.get_logger(),
             settings=settings or GatewaySettings(),
             resolve=resolver(hosts or {}),
+            peers=peers or Alone(),
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []
@@ -133,7 +136,8 @@ class LocalGateway:
 
     def restart(self) -> None:
         """Forget everything that only memory held."""
-        self.deps = replace(self.deps, metrics=GatewayMetrics(CollectorRegistry()))
+        peers = Alone() if isinstance(self.deps.peers, Alone) else self.deps.peers
+        self.deps = replace(self.deps, metrics=GatewayMetrics(CollectorRegistry()), peers=peers)
         self._app = create_app(self.deps)
 
     def client(self, token: str | None) -> httpx.AsyncClient:

@@ -1,0 +1,107 @@
+"""A run as memory holds it: reduced from its journal up to an offset, and never ahead of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moorage.api.wire import ResolvedRun
+from moorage.core.journal.chain import EMPTY, Head
+from moorage.core.journal.record import Record
+from moorage.core.journal.snapshots import Grown
+from moorage.core.run.phases import IllegalMove
+from moorage.core.run.reducer import reduce
+from moorage.core.run.state import RunState
+from moorage.gateway.errors import Illegal, Invalid
+from moorage.gateway.facts import Facts, fold
+from moorage.gateway.signals import Bell
+from moorage.gateway.snapshots import Start
+from moorage.store.errors import OffsetConflict, StoreError
+from moorage.store.port import Execution
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A run at an offset: its row, its state, and what the doors know beside."""
+
+    row: Execution
+    state: RunState
+    facts: Facts
+
+
+@dataclass(eq=False)
+class Run:
+    """One run in memory. `at` is None until it was replayed, and again after the store failed."""
+
+    uid: str
+    spec: ResolvedRun
+    at: Reduced | None = None
+    unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
+    grown: Grown = field(default_factory=Grown)  # since the last snapshot
+    segment_bytes: int = 0  # of the present segment, as far as this process has seen them
+    bell: Bell = field(default_factory=Bell)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def now(self) -> Reduced:
+        """The last durable state. Callers got the run from `open`, which has read it."""
+        if self.at is None:
+            raise StoreError("the state of this run is being read again: ask again")
+        return self.at
+
+    @property
+    def state(self) -> RunState:
+        """The reduced state."""
+        return self.now.state
+
+    @property
+    def facts(self) -> Facts:
+        """What the doors know beside the state."""
+        return self.now.facts
+
+    @property
+    def tenant(self) -> str:
+        """The namespace."""
+        return self.spec.tenant
+
+
+class Trial:
+    """The store's guard: reduces new records before they are written, and holds what would follow.
+
+    A store may ask again for the same append, after a transaction that it shared with others was undone.
+    """
+
+    def __init__(self, state: RunState, facts: Facts) -> None:
+        self._start = state, facts
+        self.state, self.facts = self._start
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Raise Illegal or Invalid for what can't follow, OffsetConflict where others were written before; nothing is
+        appended then.
+        """
+        self.state, self.facts = self._start
+        for record in records:
+            if record.seq != self.state.offset + 1:
+                raise OffsetConflict(record.run_uid, self.state.offset, record.seq - 1)
+            try:
+                self.state, self.facts = reduce(self.state, record), fold(self.facts, record)
+            except IllegalMove as error:
+                raise Illegal(str(error)) from None
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise Invalid(
+                    f"{record.type}: the payload is not what it takes ({type(error).__name__}: {error})"
+                ) from None
+
+
+def later(row: Execution, at: Reduced) -> bool:
+    """Whether a row, as it was read, tells of more than memory holds. Fence, seal and repair raise the version."""
+    known = at.row.version, at.state.offset
+    return row.version >= known[0] and row.head.offset >= known[1] and (row.version, row.head.offset) != known
+
+
+def beginning(at: Reduced) -> Start:
+    """Where to read on from."""
+    return Start(Head(at.state.offset, at.state.head) if at.state.offset >= 0 else EMPTY, at.state, at.facts)

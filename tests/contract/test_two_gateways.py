@@ -1,0 +1,158 @@
+"""Two gateways over one PostgreSQL: each answers as if it were the only one (M5, J3, F3, F4)."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import PASSWORD, Operator, beat, ok, refused, resolved, told
+
+from moorage.core.journal.chain import Intact
+from moorage.core.journal.heads import SigningKey
+from moorage.gateway.settings import GatewaySettings
+from moorage.store.blobs import MemoryBlobs
+from moorage.store.postgres import PostgresStore
+from moorage.store.postgres_peers import PostgresPeers
+from moorage.store.reading import verify_stored
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+
+LONG_MS = 120_000  # whoever hears nothing in a test is told only after this
+
+
+class Pair:
+    """Two gateways that share database, blobs and mirrors."""
+
+    def __init__(self, gateways: tuple[LocalGateway, LocalGateway]) -> None:
+        self.gateways = gateways
+        self.one, self.other = gateways
+
+    def sandboxes(self, pod: str) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+        return self.one.sandbox(pod, "team-a"), self.other.sandbox(pod, "team-a")
+
+
+@pytest.fixture
+async def pair(postgres: str, tmp_path: Path, clock: StepClock) -> AsyncIterator[Pair]:
+    blobs, key = MemoryBlobs(clock.now_ms), SigningKey.new()
+    settings = GatewaySettings(orders_wait_ms=LONG_MS, keep_alive_ms=LONG_MS)
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(2):
+            store = await stack.enter_async_context(await PostgresStore.open(postgres))
+            peers = await stack.enter_async_context(await PostgresPeers.open(postgres, clock))
+            gateway = LocalGateway(
+                tmp_path, store=store, blobs=blobs, clock=clock, settings=settings, head_key=key, peers=peers
+            )
+            gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+            made.append(await stack.enter_async_context(gateway.serving()))
+        yield Pair((made[0], made[1]))
+
+
+@pytest.mark.rule("M5", "J3")
+async def test_what_one_was_told_the_other_one_answers_with(pair: Pair, upstream: GitServer) -> None:
+    """Nothing that was acknowledged at one is news to the other: not even where it held the run in memory before."""
+    operator, elsewhere = Operator(pair.one, resolved(upstream)), Operator(pair.other, resolved(upstream))
+    await operator.start()
+    replays = pair.other.deps.metrics.replays
+    assert (await elsewhere.state())["offset"] == (await operator.state())["offset"]
+    before = replays._value.get()
+    for epoch in range(2, 6):
+        asked, answering = (operator, elsewhere) if epoch % 2 else (elsewhere, operator)
+        await ok(await asked.fence(epoch))
+        view = await answering.view()
+        assert (view["state"]["epoch"], view["signature"]) == (epoch, (await asked.view())["signature"])
+    assert replays._value.get() == before  # only what was new was read
+
+
+@pytest.mark.rule("F3")
+async def test_an_owner_that_was_fenced_at_one_is_refused_at_the_other(pair: Pair, upstream: GitServer) -> None:
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    here, there = pair.sandboxes("p1")
+    await ok(await here.get("/v1/self"))
+    await ok(await there.get("/v1/self"))
+    await ok(await operator.fence(2))
+    refused(await there.post("/v1/self/records", json=told("AGENT_STARTED", {})), 409, "Fenced")
+    assert (await ok(await there.post("/v1/self/heartbeat", json=beat())))["stop"] == "fenced"
+
+
+@pytest.mark.rule("M5")
+async def test_who_waits_at_one_is_woken_by_what_the_other_writes(pair: Pair, upstream: GitServer) -> None:
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    _, there = pair.sandboxes("p1")
+    async with pair.other.operator.stream("GET", "/v1/changes") as feed:
+        lines = feed.aiter_lines()
+        first = await anext(lines)
+        orders = asyncio.create_task(there.get("/v1/self/orders", params={"after": 0}, timeout=LONG_MS))
+        woken = asyncio.create_task(anext(lines))
+        await asyncio.sleep(0)
+        await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+        assert (await ok(await orders))["stop"] == "cancel"
+        assert '"run_uid":"u1"' in first
+        assert '"run_uid":"u1"' in await woken
+
+
+@pytest.mark.rule("M5")
+async def test_a_lost_wake_up_costs_a_keep_alive_period_at_most(
+    pair: Pair, upstream: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears anything here; whoever waits looks for himself."""
+    monkeypatch.setattr(pair.other.deps.peers, "_heard", [])
+    object.__setattr__(pair.other.deps.settings, "keep_alive_ms", 50)
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    _, there = pair.sandboxes("p1")
+    orders = asyncio.create_task(there.get("/v1/self/orders", params={"after": 0}, timeout=LONG_MS))
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    assert (await ok(await orders))["stop"] == "cancel"
+
+
+@pytest.mark.rule("J3", "I1", "S4")
+async def test_writers_at_both_lose_nothing_and_are_all_acknowledged(pair: Pair, upstream: GitServer) -> None:
+    """Forty reports to one run, at either gateway and all at once: each is acknowledged and there, in one chain."""
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    clients, chance = pair.sandboxes("p1"), random.Random(4)
+    payload: dict[str, Any] = {"tool": "sh"}
+
+    async def report(number: int) -> Any:
+        body = told("TOOL_REQUEST", payload, str(number))
+        return await ok(await chance.choice(clients).post("/v1/self/records", json=body))
+
+    await asyncio.gather(*(report(number) for number in range(40)))
+    ids = {record.record_id for record in await operator.records()}
+    assert {f"r1:TOOL_REQUEST:{number}" for number in range(40)} <= ids
+    assert isinstance(await verify_stored(pair.one.deps.store, "u1"), Intact)
+    states = [(await Operator(gateway, operator.spec).view())["state"] for gateway in pair.gateways]
+    assert states[0] == states[1]
+
+
+@pytest.mark.rule("F4")
+async def test_a_heartbeat_at_one_is_known_at_the_other(pair: Pair, upstream: GitServer, clock: StepClock) -> None:
+    operator, elsewhere = Operator(pair.one, resolved(upstream)), Operator(pair.other, resolved(upstream))
+    await operator.start()
+    here, there = pair.sandboxes("p1")
+
+    async def known(at: Operator, seq: int) -> Any:
+        while True:
+            found = (await at.view())["heartbeat"]
+            if found is not None and found["progress_seq"] == seq:
+                return found
+            await asyncio.sleep(0.05)
+
+    assert (await elsewhere.view())["heartbeat"] is None
+    await ok(await here.post("/v1/self/heartbeat", json=beat(seq=3)))
+    first = await known(elsewhere, 3)
+    clock.advance(5_000)
+    await ok(await there.post("/v1/self/heartbeat", json=beat(seq=4)))
+    assert await known(operator, 4) == await known(elsewhere, 4)
+    assert (await known(operator, 4))["heard_at"] == first["heard_at"] + 5_000
+    assert {(await at.view())["heartbeat"]["heard_at"] for at in (operator, elsewhere) for _ in range(5)} == {
+        clock.now_ms()
+    }
