@@ -22,11 +22,12 @@ from moorage.store.errors import (
     NotPrunable,
     OffsetConflict,
     PodConflict,
+    PushConflict,
     RunSealed,
     SnapshotRefused,
     VersionConflict,
 )
-from moorage.store.port import AppendResult, Execution, ExecutionStatus, Guard, Pod, Session
+from moorage.store.port import AppendResult, Execution, ExecutionStatus, Guard, KeptPush, Pod, Session
 
 TOMBSTONE_ID = "tombstone"
 
@@ -151,6 +152,13 @@ def plan_pod(row: Execution, existing: Pod | None, pod: Pod) -> None:
         raise PodConflict(pod.pod_uid)
     if existing is None:
         refuse_writer(row, pod.epoch)
+
+
+def plan_push(row: Execution, kept: int, push: KeptPush) -> None:
+    """Refuse a push that isn't the owner's, or not the next after `kept` ones."""
+    refuse_writer(row, push.epoch)
+    if push.number != kept:
+        raise PushConflict(row.run_uid, push.number, kept)
 
 
 def plan_session(current: Session, session: Session, expected_version: int) -> Session:

@@ -21,6 +21,7 @@ from moorage.store.port import (
     Execution,
     ExecutionStatus,
     Guard,
+    KeptPush,
     NewExecution,
     Pod,
     Session,
@@ -40,6 +41,7 @@ class _Run:
     by_id: dict[str, int] = field(default_factory=dict)
     blobs: set[str] = field(default_factory=set)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    pushes: list[KeptPush] = field(default_factory=list)
     pruned: Pruned | None = None
 
 
@@ -160,6 +162,7 @@ class MemoryStore:
         run = self._run(run_uid)
         if not run.row.sealed:
             self._write(run, appending.plan_delete(run.row, at, reason, actor))
+            run.pushes.clear()
         return run.row
 
     async def prune(self, pruned: Pruned) -> None:
@@ -188,6 +191,16 @@ class MemoryStore:
         """See the port."""
         return self._pods.get(pod_uid)
 
+    async def keep_push(self, push: KeptPush) -> None:
+        """See the port."""
+        run = self._run(push.run_uid)
+        appending.plan_push(run.row, run.pushes[-1].number + 1 if run.pushes else 0, push)
+        run.pushes = [push] if push.whole else [*run.pushes, push]
+
+    async def kept_pushes(self, run_uid: str, number: int = 0) -> list[KeptPush]:
+        """See the port."""
+        return [push for push in self._run(run_uid).pushes if push.number >= number]
+
     async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
         """See the port."""
         changed = sorted((r for r in self._runs.values() if r.cursor > after), key=lambda r: r.cursor)
@@ -198,7 +211,9 @@ class MemoryStore:
 
     async def referenced_blobs(self, tenant: str) -> set[str]:
         """See the port."""
-        return {sha for run in self._runs.values() if run.row.tenant == tenant for sha in run.blobs}
+        runs = [run for run in self._runs.values() if run.row.tenant == tenant]
+        packs = {push.pack.sha256 for run in runs for push in run.pushes if push.pack is not None}
+        return packs.union(*(run.blobs for run in runs))
 
     async def open_session(self, session: Session) -> Session:
         """See the port."""

@@ -16,7 +16,7 @@ from moorage.api.wire import Change
 from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.pruning import Pruned
-from moorage.core.journal.record import Draft, Record, RunIdentity, Stored
+from moorage.core.journal.record import BlobRef, Draft, Record, RunIdentity, Stored
 from moorage.core.journal.snapshots import Snapshot
 
 PAGE_RECORDS, PAGE_BYTES = 256, 1024 * 1024
@@ -132,6 +132,24 @@ class Pod:
     role: str
     pod_name: str
     commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPush:
+    """W3, P5: what moved refs of a run, where the mirrors of several gateways have to follow. `number` counts from 0.
+
+    `moves` are refs and the commits that they are at from now on. `pack` holds the objects that these need beyond the
+    commit `base` and the pushes before; None where there are none. A `whole` one holds all that they need beyond the
+    base, and names all of the run's refs: those before it are forgotten.
+    """
+
+    run_uid: str
+    number: int
+    epoch: int
+    moves: tuple[tuple[str, str], ...]
+    base: str | None = None
+    pack: BlobRef | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +272,18 @@ class DurableExecutionStore(Protocol):
     async def find_pod(self, pod_uid: str) -> Pod | None:
         """Return what a pod's UID was registered as."""
 
+    async def keep_push(self, push: KeptPush) -> None:
+        """Add a push to those of its run, as the next one, under its current epoch (F3).
+
+        Raise UnknownRun, RunSealed, Fenced, PushConflict where another number is the next.
+        """
+
+    async def kept_pushes(self, run_uid: str, number: int = 0) -> list[KeptPush]:
+        """Return a run's pushes from that number on, in order; or all that are left, where a whole one came since.
+
+        A sealed run has none (W5). Raise UnknownRun.
+        """
+
     async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
         """Return the runs that changed since the cursor `after`, each once, at its latest cursor, oldest first.
 
@@ -261,7 +291,7 @@ class DurableExecutionStore(Protocol):
         """
 
     async def referenced_blobs(self, tenant: str) -> set[str]:
-        """Return the SHA-256 of every blob that a record of this tenant needs (J8)."""
+        """Return the SHA-256 of every blob that a record or a kept push of this tenant needs (J8)."""
 
     async def open_session(self, session: Session) -> Session:
         """Make a session durable; one that is there already is returned as it is (O7)."""

@@ -27,6 +27,7 @@ from moorage.store.port import (
     Execution,
     ExecutionStatus,
     Guard,
+    KeptPush,
     NewExecution,
     Pod,
     Session,
@@ -234,6 +235,20 @@ class PostgresStore:
     async def find_pod(self, pod_uid: str) -> Pod | None:
         """See the port."""
         return await self._reader.read(lambda db: sql.find_pod(db, pod_uid))
+
+    async def keep_push(self, push: KeptPush) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            run, row = await sql.get_execution(db, push.run_uid, lock=True)
+            appending.plan_push(row, await sql.next_push(db, run), push)
+            await sql.insert_push(db, run, push)
+
+        await self._writer.transaction(work)
+
+    async def kept_pushes(self, run_uid: str, number: int = 0) -> list[KeptPush]:
+        """See the port."""
+        return await self._reader.read(lambda db: sql.pushes(db, run_uid, number))
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
         """See the port."""

@@ -19,7 +19,7 @@ from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.appending import key_of, keys_of
 from moorage.store.errors import UnknownRun
-from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
+from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, KeptPush, NewExecution, Pod, Session
 from moorage.store.postgres_connection import Db
 
 _COMMIT_LOCK = 0x6D6F6F72_6A726E  # "moorjrn"
@@ -298,6 +298,31 @@ async def insert_pod(db: Db, run: int, pod: Pod) -> bool:
     return added.rowcount == 1
 
 
+async def next_push(db: Db, run: int) -> int:
+    """Return the number of a run's next push."""
+    found = await db.execute("SELECT coalesce(max(number) + 1, 0) FROM kept_pushes WHERE run = %s", (run,))
+    row = await found.fetchone()
+    return row[0] if row else 0
+
+
+async def insert_push(db: Db, run: int, push: KeptPush) -> None:
+    """Keep a push; a whole one in the place of those before it."""
+    if push.whole:
+        await db.execute("DELETE FROM kept_pushes WHERE run = %s", (run,))
+    await db.execute(
+        f"INSERT INTO kept_pushes (run, {r.PUSH}) VALUES (%s, %s, %s, %b, %s, %s, %s, %s)", (run, *r.push_values(push))
+    )
+
+
+async def pushes(db: Db, run_uid: str, number: int) -> list[KeptPush]:
+    """Return what is kept from that number on. Raise UnknownRun."""
+    run, _ = await get_execution(db, run_uid)
+    found = await db.execute(
+        f"SELECT {r.PUSH} FROM kept_pushes WHERE run = %s AND number >= %s ORDER BY number", (run, number)
+    )
+    return [r.push(row, run_uid) for row in await found.fetchall()]
+
+
 async def changes(db: Db, after: int, limit: int) -> list[Change]:
     """Return the runs that changed, by their latest cursor."""
     found = await db.execute(
@@ -310,9 +335,11 @@ async def changes(db: Db, after: int, limit: int) -> list[Change]:
 
 
 async def referenced_blobs(db: Db, tenant: str) -> set[str]:
-    """Return the blobs that a tenant's records need."""
+    """Return the blobs that a tenant's records and kept pushes need."""
     found = await db.execute(
-        "SELECT DISTINCT sha256 FROM event_blobs JOIN executions USING (run) WHERE tenant = %s", (tenant,)
+        "SELECT sha256 FROM event_blobs JOIN executions USING (run) WHERE tenant = %s "
+        "UNION SELECT sha256 FROM kept_pushes JOIN executions USING (run) WHERE tenant = %s AND sha256 IS NOT NULL",
+        (tenant, tenant),
     )
     return {sha for (sha,) in await found.fetchall()}
 

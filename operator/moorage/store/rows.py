@@ -11,9 +11,9 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import Head
 from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.pruning import Pruned, pruned_of
-from moorage.core.journal.record import RunIdentity
+from moorage.core.journal.record import BlobRef, RunIdentity
 from moorage.core.journal.snapshots import Snapshot
-from moorage.store.port import PENDING, Execution, ExecutionStatus, Pod, Session
+from moorage.store.port import PENDING, Execution, ExecutionStatus, KeptPush, Pod, Session
 
 IDENTITY = "run_uid, tenant, session_id, workspace, agent_id, fire_id"
 STATE = "status, version, fence_epoch, next_seq, head_hash, logical_time, sealed, dropped"
@@ -21,6 +21,7 @@ EXECUTION = f"run, {IDENTITY}, name, spec_hash, created_at, {STATE}"
 SESSION = "tenant, session_id, created_at, active_at, state, budget, idle_ttl_ms, lineage, end_record, version"
 SNAPSHOT = "source_offset, source_hash, schema_version, epoch, state, state_hash, signature"
 POD = "pod_uid, run_uid, epoch, role, pod_name, commit_sha"
+PUSH = "number, epoch, moves, base, sha256, size, whole"
 PENDING_LIST = ", ".join(f"'{status}'" for status in sorted(PENDING))
 
 
@@ -109,6 +110,26 @@ def pod(row: Iterable[Any]) -> Pod:
     """Return a registered pod, from the columns POD."""
     pod_uid, run_uid, epoch, role, pod_name, commit = row
     return Pod(pod_uid=pod_uid, run_uid=run_uid, epoch=epoch, role=role, pod_name=pod_name, commit=commit)
+
+
+def push(row: Iterable[Any], run_uid: str) -> KeptPush:
+    """Return a kept push, from the columns PUSH."""
+    number, epoch, moves, base, sha256, size, whole = row
+    return KeptPush(
+        run_uid=run_uid,
+        number=number,
+        epoch=epoch,
+        moves=tuple((ref, commit) for ref, commit in orjson.loads(moves)),
+        base=base,
+        pack=BlobRef(sha256, size) if sha256 is not None else None,
+        whole=bool(whole),
+    )
+
+
+def push_values(push: KeptPush) -> tuple[Any, ...]:
+    """Return a kept push's columns."""
+    pack = (push.pack.sha256, push.pack.size) if push.pack is not None else (None, None)
+    return (push.number, push.epoch, canonical([list(move) for move in push.moves]), push.base, *pack, push.whole)
 
 
 def _json(value: Any) -> bytes | None:

@@ -29,6 +29,7 @@ from moorage.store.port import (
     Execution,
     ExecutionStatus,
     Guard,
+    KeptPush,
     NewExecution,
     Pod,
     Session,
@@ -224,6 +225,20 @@ class SqliteStore:
     async def find_pod(self, pod_uid: str) -> Pod | None:
         """See the port."""
         return self._read(lambda: sqlite_rows.find_pod(self._db, pod_uid))
+
+    async def keep_push(self, push: KeptPush) -> None:
+        """See the port."""
+
+        def work() -> None:
+            run, row = sqlite_rows.get_execution(self._db, push.run_uid)
+            appending.plan_push(row, sqlite_rows.next_push(self._db, run), push)
+            sqlite_rows.insert_push(self._db, run, push)
+
+        await self._writes.run(work)
+
+    async def kept_pushes(self, run_uid: str, number: int = 0) -> list[KeptPush]:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.pushes(self._db, self._run(run_uid), run_uid, number))
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[Change]:
         """See the port."""

@@ -18,7 +18,7 @@ from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.appending import AppendPlan, key_of, keys_of
 from moorage.store.errors import UnknownRun
-from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, NewExecution, Pod, Session
+from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, KeptPush, NewExecution, Pod, Session
 
 Db = sqlite3.Connection
 
@@ -201,6 +201,25 @@ def insert_pod(db: Db, run: int, pod: Pod) -> None:
     )
 
 
+def next_push(db: Db, run: int) -> int:
+    """Return the number of a run's next push."""
+    number: int = db.execute("SELECT coalesce(max(number) + 1, 0) FROM kept_pushes WHERE run = ?", (run,)).fetchone()[0]
+    return number
+
+
+def insert_push(db: Db, run: int, push: KeptPush) -> None:
+    """Keep a push; a whole one in the place of those before it."""
+    if push.whole:
+        db.execute("DELETE FROM kept_pushes WHERE run = ?", (run,))
+    db.execute(f"INSERT INTO kept_pushes (run, {r.PUSH}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (run, *r.push_values(push)))
+
+
+def pushes(db: Db, run: int, run_uid: str, number: int) -> list[KeptPush]:
+    """Return what is kept from that number on."""
+    rows = db.execute(f"SELECT {r.PUSH} FROM kept_pushes WHERE run = ? AND number >= ? ORDER BY number", (run, number))
+    return [r.push(row, run_uid) for row in rows]
+
+
 def changes(db: Db, after: int, limit: int) -> list[Change]:
     """Return the runs that changed, by their latest cursor."""
     rows = db.execute(
@@ -212,8 +231,12 @@ def changes(db: Db, after: int, limit: int) -> list[Change]:
 
 
 def referenced_blobs(db: Db, tenant: str) -> set[str]:
-    """Return the blobs that a tenant's records need."""
-    rows = db.execute("SELECT DISTINCT sha256 FROM event_blobs JOIN executions USING (run) WHERE tenant = ?", (tenant,))
+    """Return the blobs that a tenant's records and kept pushes need."""
+    rows = db.execute(
+        "SELECT sha256 FROM event_blobs JOIN executions USING (run) WHERE tenant = ? "
+        "UNION SELECT sha256 FROM kept_pushes JOIN executions USING (run) WHERE tenant = ? AND sha256 IS NOT NULL",
+        (tenant, tenant),
+    )
     return {sha for (sha,) in rows}
 
 

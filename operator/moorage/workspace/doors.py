@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ async def advertise(git: Git, service: str, run: str | None, policy: ReceivePoli
         return wire.advertisement(service, answer.stdout, _as_remote, _BY_ID)
     if service != RECEIVE or policy is None:
         raise Refused(f"no service {service[:40]!r} here")
-    answer = await _receive(git, policy).run(
+    answer = await receiving(git, policy).run(
         "receive-pack", "--stateless-rpc", "--http-backend-info-refs", str(git.cwd)
     )
     candidate = candidate_ref(policy.run, policy.epoch)
@@ -115,42 +115,44 @@ async def receive_pack(git: Git, policy: ReceivePolicy, body: AsyncIterable[byte
     push = wire.parse_push(await reader.until_flush())
     if not push.commands:
         return ReceiveReport(b"")
-    problems = _problems(policy, push)
-    if any(problems.values()):
-        return _refused(
-            policy, push, {ref: why or "refused with the rest of the push" for ref, why in problems.items()}
-        )
-    door = _receive(git, policy)
+    if any((results := problems(policy, push)).values()):
+        return refused(policy, push, results)
+    door = receiving(git, policy)
     out = await door.run(
         "receive-pack",
         "--stateless-rpc",
         str(git.cwd),
-        stdin=_joined(push.encode(policy.store_name), reader),
+        stdin=joined(push.encode(policy.store_name), reader),
         ok=(0, 1, 128),
     )
     unpack, states = wire.parse_report(out.stdout, push.capabilities) if out.stdout else ("failed", {})
-    results = {c.ref: states.get(policy.store_name(c.ref), _words(out.stderr)) for c in push.commands}
+    results = {c.ref: states.get(policy.store_name(c.ref), words(out.stderr)) for c in push.commands}
     results = await _take_back(git, policy, push, results)
-    await asyncio.to_thread(_sync_folders, git.cwd, [policy.store_name(ref) for ref, why in results.items() if not why])
-    return _report(policy, push, results, unpack)
+    await asyncio.to_thread(sync_folders, git.cwd, [policy.store_name(ref) for ref, why in results.items() if not why])
+    return reported(policy, push, results, unpack)
 
 
-def _problems(policy: ReceivePolicy, push: Push) -> dict[str, str | None]:
+def problems(policy: ReceivePolicy, push: Push) -> dict[str, str | None]:
+    """Per ref why it isn't taken, decided before git sees a byte. Raises Refused."""
     if len(push.commands) > _MAX_COMMANDS:
         raise Refused(f"at most {_MAX_COMMANDS} refs in one push")
     return {command.ref: policy.problem(command) for command in push.commands}
 
 
-def _refused(policy: ReceivePolicy, push: Push, results: dict[str, str | None]) -> ReceiveReport:
-    return _report(policy, push, results, "ok")
+def refused(policy: ReceivePolicy, push: Push, results: Mapping[str, str | None], unpack: str = "ok") -> ReceiveReport:
+    """The answer to a push of which nothing is taken."""
+    whole = {ref: why or "refused with the rest of the push" for ref, why in results.items()}
+    return reported(policy, push, whole, unpack)
 
 
-def _report(policy: ReceivePolicy, push: Push, results: dict[str, str | None], unpack: str) -> ReceiveReport:
+def reported(policy: ReceivePolicy, push: Push, results: Mapping[str, str | None], unpack: str) -> ReceiveReport:
+    """The answer to a push that came to these results: None for a ref that moved."""
     updates = tuple(Update(policy.store_name(c.ref), c.old, c.new, results[c.ref]) for c in push.commands)
     return ReceiveReport(wire.report(list(results.items()), push.capabilities, unpack), updates)
 
 
-async def _joined(head: bytes, reader: wire.Reader) -> AsyncIterator[bytes]:
+async def joined(head: bytes, reader: wire.Reader) -> AsyncIterator[bytes]:
+    """A request put together again."""
     yield head
     async for chunk in reader.rest():
         yield chunk
@@ -166,21 +168,23 @@ async def _take_back(
     kinds = (await git.text("cat-file", "--batch-check=%(objecttype)", stdin=asked)).split() if taken else []
     for command, kind in zip(taken, kinds, strict=True):
         problem = None if kind == "commit" else f"a {kind} is no commit"
-        problem = problem or await _rewrite(git, policy, command)
+        problem = problem or await rewrite(git, policy, command)
         if problem:
             await git.run("update-ref", policy.store_name(command.ref), command.old, command.new)
             results[command.ref] = problem
     return results
 
 
-async def _rewrite(git: Git, policy: ReceivePolicy, command: Command) -> str | None:
+async def rewrite(git: Git, policy: ReceivePolicy, command: Command) -> str | None:
+    """Why a ref may not move like that; None where it may."""
     if command.creates or policy.store_name(command.ref) == candidate_ref(policy.run, policy.epoch):
         return None
     forward = await git.test("merge-base", "--is-ancestor", command.old, command.new)
     return None if forward else "non-fast-forward"
 
 
-def _words(stderr: str) -> str:
+def words(stderr: str) -> str:
+    """What git said at its end."""
     lines = [line.removeprefix("fatal: ").removeprefix("error: ") for line in stderr.splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or "the push ended early"
 
@@ -208,7 +212,8 @@ def _upload(git: Git, run: str | None) -> Git:
     )
 
 
-def _receive(git: Git, policy: ReceivePolicy) -> Git:
+def receiving(git: Git, policy: ReceivePolicy) -> Git:
+    """Git as it takes a stranger's push."""
     return git.with_(
         *_visible(policy.run),
         ("transfer.fsckObjects", "true"),
@@ -219,7 +224,7 @@ def _receive(git: Git, policy: ReceivePolicy) -> Git:
     )
 
 
-def _sync_folders(store: Path, refs: list[str]) -> None:
+def sync_folders(store: Path, refs: list[str]) -> None:
     """Git syncs files; the entries of new files are durable once their folders are synced too."""
     folders = {store / "objects" / "pack", store / "objects"} if refs else set()
     for ref in refs:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.workspace import doors
+from moorage.workspace import doors, staging
 from moorage.workspace import upstream as far
 from moorage.workspace.bundle import packed
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
@@ -37,6 +39,7 @@ from moorage.workspace.git import Git
 from moorage.workspace.locks import lock
 from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
 from moorage.workspace.shared import Begun, Shared
+from moorage.workspace.staging import Staged
 from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Upstream
 
 __all__ = [
@@ -70,6 +73,7 @@ _AUTHOR = {
 }
 _PUSH_LOCK_SECONDS = 30.0
 _LOCK_WAIT_SECONDS = 300.0
+_SCRATCH = ".scratch-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,58 @@ class Mirrors:
     async def receive_pack(self, key: MirrorKey, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """Take a push under a policy; what the report calls taken is on disk, synced."""
         return await doors.receive_pack(self._git(key), policy, body)
+
+    # --- in two steps, where pushes are kept elsewhere ----------------------------------------------------------------
+
+    async def stage(
+        self, key: MirrorKey, policy: ReceivePolicy, token: str, body: AsyncIterable[bytes]
+    ) -> Staged | ReceiveReport:
+        """Take a push's objects, synced, and none of its refs. What is refused at once has its report already."""
+        return await staging.stage(self._git(key), policy, token, body)
+
+    async def judge(self, key: MirrorKey, staged: Staged) -> Staged:
+        """Which of its refs may move as they are now."""
+        return await staging.judge(self._git(key), staged)
+
+    async def publish(self, key: MirrorKey, staged: Staged) -> None:
+        """Move its refs, synced, all or none."""
+        await staging.publish(self._git(key), staged)
+
+    async def discard(self, key: MirrorKey, token: str | None = None) -> None:
+        """Forget a push whose refs haven't moved; None: all that a killed process left."""
+        await staging.discard(self._git(key), token)
+
+    async def refs(self, key: MirrorKey, run: str) -> dict[str, str]:
+        """The run's refs and the commits that they are at."""
+        return await staging.refs_of(self._git(key), check_run(run))
+
+    async def pack(self, key: MirrorKey, wanted: Iterable[str], known: Iterable[str], path: Path) -> bool:
+        """Write what commits need beyond known ones to a file; whether that is anything."""
+        return await staging.write_pack(self._git(key), wanted, known, path)
+
+    async def follow(self, key: MirrorKey, moves: Mapping[str, str], packs: Iterable[Path] = ()) -> None:
+        """Bring packs in, and move refs to where they were moved elsewhere."""
+        git = self._git(key)
+        for pack in packs:
+            await staging.read_pack(git, pack)
+        await staging.follow(git, moves)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for files on their way in or out, on the mirrors' own disk."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove the scratch folders that killed processes left, before any is made."""
+        for folder in self._root.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # --- what is there ------------------------------------------------------------------------------------------------
 
     async def has_commit(self, key: MirrorKey, commit: str) -> bool:
         """The commit is in the store, whole."""
