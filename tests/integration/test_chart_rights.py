@@ -7,12 +7,15 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 from kubernetes.aio.client import ApiClient
 from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
 from tests.integration.test_chart_installs import CHART, NO_CRDS, Helm, in_namespace
 
 from e2e.cluster.apiserver import ApiServer, api_server
 from moorage.api.names import API_VERSION, SANDBOX
+from moorage.clock import SystemClock
+from moorage.controller.election import Election
 from moorage.sandbox.kube import KubeApi, KubeError, load_configuration, path_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -135,3 +138,34 @@ async def test_a_policy_that_somebody_opened_is_closed_again_under_the_charts_ri
 
     await world.until(closed, "the policy as it must be")
     assert denied(audit, ":moorage-operator") == expected(world)
+
+
+@pytest.mark.rule("F7")
+async def test_an_operator_is_elected_under_the_charts_rights(world: OperatorWorld, audit: Path) -> None:
+    """Also where somebody has deleted the Lease, which is how one asks for another leader."""
+    said = world.server.kubectl("get", "leases", "-A", "-l", "app.kubernetes.io/part-of=moorage", "-o", "json")
+    (lease,) = [item["metadata"] for item in json.loads(said)["items"]]
+    place = ("lease", lease["name"], "-n", lease["namespace"])
+    heard: list[bool] = []
+    async with ApiClient(world.configuration) as client:
+
+        def candidate(me: str) -> Election:
+            return Election(
+                KubeApi(client),
+                namespace=lease["namespace"],
+                name=lease["name"],
+                me=me,
+                clock=SystemClock(),
+                log=structlog.get_logger(),
+                told=heard.append,
+            )
+
+        first, second = candidate("first"), candidate("second")
+        await first.win()
+        await first.resign()
+        await second.win()
+        world.server.kubectl("delete", *place)
+        await candidate("third").win()
+    assert world.server.kubectl("get", *place, "-o", "jsonpath={.spec.holderIdentity}") == "third"
+    assert heard == [False, True, False, False, True, False, True]
+    assert denied(audit, ":moorage-operator") == set()

@@ -152,7 +152,35 @@ def test_every_pod_meets_the_restricted_standard(objects: Objects) -> None:
 def test_one_replica_each_and_never_two_writers_of_one_database(objects: Objects) -> None:
     for deployment in of_kind(objects, "Deployment"):
         assert deployment["spec"]["replicas"] == 1
-        assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    gateway = named(objects, "Deployment", "moorage-gateway")
+    assert gateway["spec"]["strategy"] == {"type": "Recreate"}
+    assert not of_kind(objects, "PodDisruptionBudget"), "one of one could never be drained"
+
+
+@pytest.mark.parametrize("values", [(), NAMESPACED])
+def test_several_operators_elect_a_leader_by_a_lease_that_goes_with_the_release(
+    helm: str, values: tuple[str, ...]
+) -> None:
+    objects = render(helm, (*values, "operator.replicas=2"))
+    deployment = named(objects, "Deployment", "moorage-operator")
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["strategy"]["type"] == "RollingUpdate"
+    lease = environment(objects, "operator")["MOORAGE_LEADER_LEASE"]
+    assert named(objects, "Lease", str(lease))["metadata"]["namespace"] == "moorage-system"
+    own = named(objects, "Role", "moorage-operator-own")["rules"]
+    named_ones = [rule for rule in own if rule.get("resourceNames")]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in named_ones] == [([lease], ["get", "update"])]
+    budget = named(objects, "PodDisruptionBudget", "moorage-operator")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    (term,) = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    assert term[0]["podAffinityTerm"]["labelSelector"] == deployment["spec"]["selector"]
+
+
+def test_an_affinity_of_the_installations_own_takes_the_place_of_ours(helm: str) -> None:
+    objects = render(helm, ("operator.replicas=2", "operator.affinity.nodeAffinity.x=y"))
+    spec = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]
+    assert spec["affinity"] == {"nodeAffinity": {"x": "y"}}
 
 
 def test_selectors_match_their_pods_and_never_the_other_ones(objects: Objects) -> None:
@@ -172,13 +200,13 @@ def test_selectors_match_their_pods_and_never_the_other_ones(objects: Objects) -
         assert selected(service["spec"]["selector"]) == [service["metadata"]["name"]]
 
 
-def test_both_processes_are_probed_and_the_gateway_is_asked_for_readiness(helm: str) -> None:
+def test_both_processes_are_probed_and_asked_for_readiness(helm: str) -> None:
     objects = render(helm)
     containers = {name: spec["containers"][0] for name, spec in pods(objects) if "test" not in name}
     for container in containers.values():
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         assert container["startupProbe"]["httpGet"]["path"] == "/healthz"
-    assert containers["moorage-gateway"]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_only_sandboxes_the_operator_and_the_helm_test_may_knock_at_the_gateway(helm: str) -> None:
@@ -239,7 +267,7 @@ def test_namespaced_mode_holds_no_right_beyond_its_namespaces(helm: str) -> None
     assert places == {"team-a", "team-b", "moorage-system"}
     own = [each for each in of_kind(objects, "Role") if each["metadata"]["namespace"] == "moorage-system"]
     granted = {resource for role in own for rule in role["rules"] for resource in rule["resources"]}
-    assert granted == {"services", "pods", "pods/portforward"}
+    assert granted == {"services", "leases", "pods", "pods/portforward"}
     assert environment(objects, "operator")["MOORAGE_WATCH_NAMESPACES"] == "team-a,team-b"
     assert environment(objects, "gateway")["MOORAGE_TOKEN_CHECK"] == "issuer-keys"
 
@@ -272,7 +300,7 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
     ("values", "said"),
     [
         (("typo=1",), "typo"),
-        (("operator.replicas=2",), "replicas"),
+        (("operator.replicas=0",), "replicas"),
         (("admission.maxLiveRuns=0",), "maxLiveRuns"),
         (("admission.maxLiveRuns=many",), "maxLiveRuns"),
         (("image.digest=sha256:short",), "digest"),

@@ -18,7 +18,7 @@ from moorage.api.wire import ErrorBody, FenceRequest
 from moorage.controller.events import told
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session, token_file
 from moorage.controller.gather import status_of
-from moorage.controller.health import Pulse, health_app
+from moorage.controller.health import Duty, Pulse, health_app
 from moorage.controller.measures import Measures
 from moorage.controller.operator import run_of_child
 from moorage.controller.roll import Roll, Standing, settled
@@ -418,7 +418,9 @@ def test_settings_come_from_the_charts_variables() -> None:
 
 async def test_the_probe_proves_that_the_loop_turns_and_no_pass_is_stuck() -> None:
     pulse, oldest = Pulse(), 0
-    app = health_app(pulse, lambda: oldest, CollectorRegistry())
+    duty = Duty(ready=lambda: True)
+    duty.works(lambda: oldest, asyncio.Event())
+    app = health_app(pulse, duty, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://operator") as http:
         assert (await http.get("/healthz")).status_code == 503
         beating = asyncio.create_task(pulse.beat())
@@ -428,3 +430,24 @@ async def test_the_probe_proves_that_the_loop_turns_and_no_pass_is_stuck() -> No
         assert (await http.get("/healthz")).status_code == 503
         assert (await http.get("/metrics")).status_code == 200
         beating.cancel()
+
+
+async def test_a_standby_is_alive_and_ready_and_a_leader_is_ready_once_it_watches() -> None:
+    pulse, in_touch, watches = Pulse(), False, asyncio.Event()
+    duty = Duty(ready=lambda: in_touch)
+    app = health_app(pulse, duty, CollectorRegistry())
+    beating = asyncio.create_task(pulse.beat())
+    await asyncio.sleep(0)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://operator") as http:
+
+        async def codes() -> tuple[int, int]:
+            return (await http.get("/healthz")).status_code, (await http.get("/readyz")).status_code
+
+        assert await codes() == (200, 503)
+        in_touch = True
+        assert await codes() == (200, 200)
+        duty.works(lambda: 0, watches)
+        assert await codes() == (200, 503)
+        watches.set()
+        assert await codes() == (200, 200)
+    beating.cancel()

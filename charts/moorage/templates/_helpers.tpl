@@ -51,6 +51,7 @@ runAsNonRoot: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Where a pod goes; `apart`, where given, is what keeps several of a component from one node while there are others. */}}
 {{- define "moorage.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -58,8 +59,17 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with .tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .affinity }}
-affinity: {{- toYaml . | nindent 2 }}
+{{- if .affinity }}
+affinity: {{- toYaml .affinity | nindent 2 }}
+{{- else if and .apart (gt (int .replicas) 1) }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels: {{- include "moorage.selector" .apart | nindent 14 }}
 {{- end }}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}

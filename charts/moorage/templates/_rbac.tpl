@@ -32,6 +32,21 @@
   verbs: [create]
 {{- end -}}
 
+{{/* What the operator may do in the release's namespace: find the gateway, and lead. No right to create can name its
+object; it is needed where somebody deleted the Lease. */}}
+{{- define "moorage.operator.own" -}}
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "moorage.operator" . }}]
+  verbs: [get, update]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+{{- end -}}
+
 {{/* What the gateway may do where runs live: credentials at use, renewal of the Leases of live runs. */}}
 {{- define "moorage.gateway.rules" -}}
 - apiGroups: [""]

@@ -50,6 +50,11 @@ def format_time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def micro_time(at_ms: int) -> str:
+    """The same with microseconds, as Leases and Events have it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def parse_time(text: str) -> int:
     """RFC 3339 as milliseconds since the epoch. Raises ValueError."""
     at = datetime.fromisoformat(text)

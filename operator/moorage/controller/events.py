@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 from moorage.api import names
 from moorage.api.agentrun import AgentRunStatus
-from moorage.api.meta import bounded
+from moorage.api.meta import bounded, micro_time
 from moorage.clock import Clock
 from moorage.core.run.status import word
 from moorage.sandbox.kube import Body, KubeApi, KubeError, path_of
@@ -54,7 +53,6 @@ class Events:
                 continue
 
     def _event(self, run: RunKey, kind: str, reason: str, message: str, status: AgentRunStatus) -> Body:
-        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -66,7 +64,7 @@ class Events:
             "reason": reason,
             "note": bounded(message, 1000),
             "action": status.phase or "Observed",
-            "eventTime": at,
+            "eventTime": micro_time(self._clock.now_ms()),
             "reportingController": f"{names.GROUP}/operator",
             "reportingInstance": self._instance,
             "regarding": {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
+import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -35,15 +37,43 @@ class Pulse:
         return asyncio.get_running_loop().time() - self._at if self._at is not None else NEVER_S
 
 
-def health_app(pulse: Pulse, oldest_ms: Callable[[], int], registry: CollectorRegistry) -> Starlette:
-    """/healthz and /metrics."""
+class Duty:
+    """What this process is at, for its probes; whoever does the work says so here."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        """`ready`: what being ready means while no work has begun."""
+        self.ready = ready
+        self.oldest_ms: Callable[[], int] = lambda: 0
+
+    def works(self, oldest_ms: Callable[[], int], watches: asyncio.Event) -> None:
+        """The work has begun: `oldest_ms` is how long its slowest piece takes; it is ready once it watches."""
+        self.oldest_ms, self.ready = oldest_ms, watches.is_set
+
+
+def health_app(pulse: Pulse, duty: Duty, registry: CollectorRegistry) -> Starlette:
+    """/healthz, /readyz and /metrics."""
 
     async def healthz(_: Request) -> Response:
-        state = {"silent_s": round(pulse.silent_s(), 1), "oldest_pass_ms": oldest_ms()}
-        alive = pulse.silent_s() < SILENT_S and oldest_ms() < STUCK_MS
+        oldest_ms = duty.oldest_ms()
+        state = {"silent_s": round(pulse.silent_s(), 1), "oldest_pass_ms": oldest_ms}
+        alive = pulse.silent_s() < SILENT_S and oldest_ms < STUCK_MS
         return JSONResponse(state, status_code=200 if alive else 503)
+
+    async def readyz(_: Request) -> Response:
+        ready = duty.ready()
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)])
+    routes = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return Starlette(routes=routes)
+
+
+async def serve_probes(listener: socket.socket, duty: Duty, registry: CollectorRegistry) -> None:
+    """Serve probes and metrics until cancelled."""
+    pulse = Pulse()
+    config = uvicorn.Config(health_app(pulse, duty, registry), log_level="critical", lifespan="off", ws="none")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pulse.beat())
+        group.create_task(uvicorn.Server(config).serve([listener]))

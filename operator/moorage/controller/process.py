@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
 import kopf
-import uvicorn
 from kubernetes.aio.client import Configuration
 
 from moorage.clock import Clock
@@ -22,12 +20,13 @@ from moorage.controller.events import Events
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.gather import Gatherer
 from moorage.controller.handlers import OURS, guard_policies, tune, watch
-from moorage.controller.health import Pulse, health_app
+from moorage.controller.health import Duty
 from moorage.controller.objects import KubeObjects
 from moorage.controller.operator import Operator, run_of_child
 from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
+from moorage.controller.together import together
 from moorage.controller.usability import Usability
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
@@ -79,9 +78,10 @@ async def run_operator(
     *,
     stop: asyncio.Event,
     ready: asyncio.Event | None = None,
-    listener: socket.socket | None = None,
+    duty: Duty | None = None,
 ) -> None:
-    """Work until `stop`. `listener` None: no probes and metrics are served."""
+    """Work until `stop`. `ready` is set once it watches; `duty` hears what the probes ask."""
+    ready = ready or asyncio.Event()
     roll = Roll(settings.max_live_runs)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
@@ -99,7 +99,8 @@ async def run_operator(
         engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
     )
     scan = _scan(settings, deps, roll=roll, objects=objects, tenants=tenants, operator=operator)
-    pulse = Pulse()
+    if duty is not None:
+        duty.works(operator.queue.oldest_ms, ready)
     guard = PolicyGuard(tenants, deps.log)
     registry = kopf.OperatorRegistry()
     usability = Usability(deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance)
@@ -113,14 +114,11 @@ async def run_operator(
         follow(deps.gateway, operator, deps.log, deps.chance),
         scan.run(settings.scan_s),
         events.post(),
-        pulse.beat(),
         guard.run(),
         _kopf(registry, settings, stop, ready),
     ]
-    if listener is not None:
-        jobs.append(_probes(listener, pulse, operator, deps.metrics))
     try:
-        await _together(jobs, stop)
+        await together(jobs, stop)
     finally:
         await deliveries.close()
     operator.queue.close()
@@ -187,37 +185,14 @@ def _scan(
     )
 
 
-async def _probes(listener: socket.socket, pulse: Pulse, operator: Operator, metrics: OperatorMetrics) -> None:
-    """Serve probes and metrics until cancelled."""
-    app = health_app(pulse, operator.queue.oldest_ms, metrics.registry)
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
-    await uvicorn.Server(config).serve([listener])
-
-
 def _heard(substrate: PodSubstrate, kind: str | None, child: Body) -> bool:
     """Tell the substrate of its run's child; whether that is news."""
     key = run_of_child(child)
     return key is None or substrate.heard(kind, child, key.uid)
 
 
-async def _together(jobs: list[Any], stop: asyncio.Event) -> None:
-    """Run all until `stop`, or until one of them fails: then all end, and the failure is raised."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stop.set()
-        for task in (*tasks, stopped):
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    for outcome in ended:
-        if isinstance(outcome, Exception):
-            raise outcome
-
-
 async def _kopf(
-    registry: kopf.OperatorRegistry, settings: OperatorSettings, stop: asyncio.Event, ready: asyncio.Event | None
+    registry: kopf.OperatorRegistry, settings: OperatorSettings, stop: asyncio.Event, ready: asyncio.Event
 ) -> None:
     """Not `kopf.operator()`: at its end that cancels every task of the loop that is younger than itself."""
     tuned = kopf.OperatorSettings()

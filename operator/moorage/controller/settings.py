@@ -29,7 +29,10 @@ class OperatorSettings:
     """What a sandbox is where the run doesn't say."""
 
     pod_name: str = "operator"
-    """Named in Events."""
+    """Named in Events, and in the Lease where it leads: no two that live at once have the same."""
+
+    leader_lease: str = "moorage-operator"
+    """The Lease by which one of several operators leads, in `namespace`."""
 
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all of them, with a ClusterRole."""
@@ -53,7 +56,7 @@ class OperatorSettings:
     """Between two scans: what they find has waited for nobody."""
 
     health_port: int = 8081
-    """/healthz and /metrics."""
+    """/healthz, /readyz and /metrics."""
 
     log_level: str = "info"
     """debug, info, warning or error."""
@@ -68,6 +71,7 @@ class OperatorSettings:
             gateway_service=env["MOORAGE_GATEWAY_SERVICE"],
             defaults=_defaults(env),
             pod_name=env.get("MOORAGE_POD_NAME", "operator"),
+            leader_lease=env.get("MOORAGE_LEADER_LEASE") or "moorage-operator",
             watch_namespaces=_list(env.get("MOORAGE_WATCH_NAMESPACES", "")),
             max_live_runs=int(env.get("MOORAGE_MAX_LIVE_RUNS") or 20),
             pull_policy=env.get("MOORAGE_SANDBOX_PULL_POLICY") or "IfNotPresent",

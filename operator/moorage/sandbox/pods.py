@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from moorage.api import names
-from moorage.api.meta import parse_time
+from moorage.api.meta import micro_time, parse_time
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxView
@@ -64,7 +63,7 @@ class PodSubstrate:
         return raised
 
     async def _raise(self, run: RunKey, epoch: int, holder: str) -> int:
-        now = _micro_time(self._clock.now_ms())
+        now = micro_time(self._clock.now_ms())
         if epoch == 1:  # most often there is none yet, and a create tells at once
             try:
                 made = await self._api.create(_leases(run), objects.lease(run, epoch, holder, now))
@@ -187,10 +186,6 @@ def _owned(found: Body, run: RunKey) -> bool:
 def _demand_owned(found: Body, run: RunKey, what: str) -> None:
     if not _owned(found, run):
         raise NameTaken(f"{what} in {run.tenant} belongs to somebody else: rename or remove it")
-
-
-def _micro_time(now_ms: int) -> str:
-    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @contextmanager

@@ -82,6 +82,10 @@ class OperatorMetrics:
         self.api_writes = Counter(
             "moorage_operator_api_writes", "Writes to the API server.", ("verb", "resource"), registry=registry
         )
+        self.leader = Gauge("moorage_leader", "1 where this operator leads, 0 where it stands by.", registry=registry)
+        self.leader_writes = Counter(
+            "moorage_leader_writes", "Writes of the election's Lease, by verb.", ("verb",), registry=registry
+        )
         self.runs = Gauge("moorage_operator_runs", "Runs known, by phase.", ("phase",), registry=registry)
         self.slots = Gauge("moorage_operator_slots", "Live runs that may be at once.", registry=registry)
         self.runs_ended = Counter(
