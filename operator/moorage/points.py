@@ -40,6 +40,12 @@ class Point(StrEnum):
     BLOB_BEFORE = "blob/before"
     BLOB_WITHIN = "blob/within"  # written and synced under another name
     BLOB_AFTER = "blob/after"
+    KEEP_BEFORE = "keep/before"  # a push's objects are here, and none of them is kept for other gateways
+    KEEP_WITHIN = "keep/within"  # they are a blob, the store doesn't know
+    KEEP_AFTER = "keep/after"  # the store knows, no ref has moved here
+    FOLLOW_BEFORE = "follow/before"  # another gateway has taken pushes
+    FOLLOW_WITHIN = "follow/within"  # their objects are here, no ref has moved
+    FOLLOW_AFTER = "follow/after"
     MODEL_BEFORE = "model/before"  # the request is journaled and hasn't left
     MODEL_STREAM = "model/stream"  # a part of the answer is about to be passed on
     MODEL_WITHIN = "model/within"  # the answer is here and isn't journaled

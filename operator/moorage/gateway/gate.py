@@ -17,6 +17,7 @@ from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
 from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Ledger, Run
+from moorage.gateway.mirroring import BASE_PIN, PROPOSAL_PIN, OwnRefs, RunRefs, SharedRefs, base_of, mirror_key
 from moorage.gateway.ports import LeaseRenewer, Secrets
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
@@ -25,12 +26,9 @@ from moorage.store.blobs import BlobStore
 from moorage.store.peers import Alone, Peers
 from moorage.store.port import DurableExecutionStore, Execution, Pod
 from moorage.telemetry.metrics import GatewayMetrics
-from moorage.workspace.errors import NotFound
-from moorage.workspace.mirror import MirrorKey, Mirrors
-from moorage.workspace.refs import pin_ref
+from moorage.workspace.mirror import Mirrors
 
-BASE_PIN = "base"
-PROPOSAL_PIN = "proposal"
+__all__ = ["BASE_PIN", "PROPOSAL_PIN", "Caller", "Gate", "GatewayDeps", "base_of", "branch_of", "mirror_key"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,12 @@ class Gate:
         snapshots = Snapshots(deps.store, deps.head_key, deps.metrics, deps.log, deps.settings)
         self.ledger = Ledger(
             deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings, snapshots=snapshots, peers=deps.peers
+        )
+        shared = deps.settings.mirrors_shared
+        self.refs: RunRefs = (
+            SharedRefs(deps.mirrors, deps.store, deps.blobs, deps.secrets, deps.log)
+            if shared
+            else OwnRefs(deps.mirrors)
         )
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(
@@ -152,21 +156,6 @@ class Gate:
             raise Refusal(f"epoch {epoch} was not raised here: raise the fence first", status=409, reason="EpochAhead")
         if epoch < run.state.epoch:
             raise await self.ledger.refuse_fenced(run, epoch, door, who)
-
-
-def mirror_key(run: Run) -> MirrorKey:
-    """Where the run's git objects are."""
-    return MirrorKey(run.tenant, run.spec.workspace.key)
-
-
-async def base_of(mirrors: Mirrors, run: Run) -> str | None:
-    """The commit that the run's attempts start from; None until it is fixed, at the first contact of a sandbox."""
-    if run.state.workspace_base:
-        return run.state.workspace_base
-    try:
-        return await mirrors.ref(mirror_key(run), pin_ref(run.uid, BASE_PIN))
-    except NotFound:
-        return None
 
 
 def branch_of(run: Run) -> str:

@@ -88,6 +88,10 @@ class GatewaySettings:
     mirrors_borrowed: bool = False
     """True where worktrees borrow objects from the mirrors (local runs): nothing is ever forgotten there."""
 
+    mirrors_shared: bool = False
+    """True where other gateways serve the same runs from mirrors of their own: what is pushed is kept with the store
+    and the blobs before its answer. It costs a pack, a put and a transaction for each push."""
+
     sandboxes_isolated: bool = True
     """False where a sandbox is an ordinary process (local runs without bubblewrap): its grade is journaled with it."""
 

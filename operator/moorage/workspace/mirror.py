@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,24 +183,29 @@ class Mirrors:
         """Move its refs, synced, all or none."""
         await staging.publish(self._git(key), staged)
 
-    async def discard(self, key: MirrorKey, token: str | None = None) -> None:
-        """Forget a push whose refs haven't moved; None: all that a killed process left."""
-        await staging.discard(self._git(key), token)
+    async def discard(self, key: MirrorKey, staged: Staged) -> None:
+        """Forget a push whose refs don't move; harmless where they did."""
+        await staging.discard(self._git(key), staged)
 
-    async def refs(self, key: MirrorKey, run: str) -> dict[str, str]:
-        """The run's refs and the commits that they are at."""
-        return await staging.refs_of(self._git(key), check_run(run))
+    async def discard_all_but(self, key: MirrorKey, tokens: Collection[str]) -> None:
+        """Forget the pushes that killed processes left half taken."""
+        await staging.discard_all_but(self._git(key), tokens)
+
+    async def runs(self, key: MirrorKey) -> set[str]:
+        """The runs that have refs here."""
+        return await staging.runs(self._git(key))
 
     async def pack(self, key: MirrorKey, wanted: Iterable[str], known: Iterable[str], path: Path) -> bool:
         """Write what commits need beyond known ones to a file; whether that is anything."""
         return await staging.write_pack(self._git(key), wanted, known, path)
 
-    async def follow(self, key: MirrorKey, moves: Mapping[str, str], packs: Iterable[Path] = ()) -> None:
-        """Bring packs in, and move refs to where they were moved elsewhere."""
-        git = self._git(key)
-        for pack in packs:
-            await staging.read_pack(git, pack)
-        await staging.follow(git, moves)
+    async def unpack(self, key: MirrorKey, path: Path) -> None:
+        """Bring the objects of a pack in, synced."""
+        await staging.read_pack(self._git(key), path)
+
+    async def follow(self, key: MirrorKey, moves: Mapping[str, str]) -> None:
+        """Move refs to where they were moved elsewhere, synced, all or none."""
+        await staging.follow(self._git(key), moves)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -212,16 +217,22 @@ class Mirrors:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove the scratch folders that killed processes left, before any is made."""
+    def sweep(self, older_s: float) -> None:
+        """Remove the scratch folders that killed processes left."""
         for folder in self._root.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - folder.stat().st_mtime > older_s:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
     async def has_commit(self, key: MirrorKey, commit: str) -> bool:
         """The commit is in the store, whole."""
         return await _is_commit(self._git(key), commit)
+
+    async def has_commits(self, key: MirrorKey, commits: Collection[str]) -> bool:
+        """All of them are in the store, whole."""
+        return all([await self.has_commit(key, commit) for commit in commits])
 
     async def tree_of(self, key: MirrorKey, commit: str) -> str:
         """The tree's id. Raises RefMissing."""

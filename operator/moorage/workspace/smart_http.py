@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from moorage.workspace import wire
@@ -10,6 +10,9 @@ from moorage.workspace.doors import RECEIVE, UPLOAD, ReceivePolicy, ReceiveRepor
 from moorage.workspace.mirror import MirrorKey, Mirrors
 
 _UPLOAD_REQUEST_LIMIT = 64 << 20
+
+Receive = Callable[[ReceivePolicy, AsyncIterable[bytes]], Awaitable[ReceiveReport]]
+"""Takes a push: what its report calls taken is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,16 @@ class GitResponse:
 
 
 async def respond(
-    mirrors: Mirrors, key: MirrorKey, run: str | None, policy: ReceivePolicy | None, request: GitRequest
+    mirrors: Mirrors,
+    key: MirrorKey,
+    run: str | None,
+    policy: ReceivePolicy | None,
+    request: GitRequest,
+    *,
+    receive: Receive | None = None,
 ) -> GitResponse:
-    """Answer one request of a caller who is authenticated already. Without a policy there is no push (403).
+    """Answer one request of a caller who is authenticated already. Without a policy there is no push (403); `receive`
+    takes it, where the mirror alone doesn't.
 
     Raises WorkspaceError where the store itself fails (NotFound, DiskFull, Refused for a malformed request).
     """
@@ -52,7 +62,8 @@ async def respond(
         inflated = _inflated(request, _UPLOAD_REQUEST_LIMIT)
         return GitResponse(200, f"application/x-{UPLOAD}-result", mirrors.upload_pack(key, run, inflated))
     if request.method == "POST" and request.path == RECEIVE and policy is not None:
-        report = await mirrors.receive_pack(key, policy, _inflated(request, policy.max_bytes))
+        pushed = _inflated(request, policy.max_bytes)
+        report = await (receive(policy, pushed) if receive else mirrors.receive_pack(key, policy, pushed))
         return GitResponse(200, f"application/x-{RECEIVE}-result", report.response, report)
     return GitResponse(404, "text/plain", b"no such git service\n")
 

@@ -7,7 +7,7 @@ run's refs move, all at once. So what the run's refs say was kept before, whenev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,11 +106,25 @@ async def follow(git: Git, moves: Mapping[str, str]) -> None:
     await asyncio.to_thread(doors.sync_folders, git.cwd, list(moves))
 
 
-async def discard(git: Git, token: str | None = None) -> None:
-    """Forget what is held of one push, or of all."""
-    held = await git.text("for-each-ref", "--format=%(refname)", f"{STAGED}{token}/" if token else STAGED)
-    if held:
-        await git.run("update-ref", "--stdin", stdin=_bytes("".join(f"delete {ref}\n" for ref in held.splitlines())))
+async def discard(git: Git, staged: Staged) -> None:
+    """Forget what is held of a push whose refs don't move; harmless where they did."""
+    await _delete(git, staged.places().values())
+
+
+async def discard_all_but(git: Git, tokens: Collection[str]) -> None:
+    """Forget what is held of pushes that aren't under way any more."""
+    held = (await git.text("for-each-ref", "--format=%(refname)", STAGED)).splitlines()
+    await _delete(git, [ref for ref in held if ref.removeprefix(STAGED).partition("/")[0] not in tokens])
+
+
+async def runs(git: Git) -> set[str]:
+    """The runs that have refs."""
+    named = (await git.text("for-each-ref", "--format=%(refname)", RUNS, DRIFT)).splitlines()
+    return {ref.removeprefix(RUNS).removeprefix(DRIFT).partition("/")[0] for ref in named}
+
+
+async def _delete(git: Git, refs: Iterable[str]) -> None:
+    await git.run("update-ref", "--stdin", stdin=_bytes("".join(f"delete {ref}\n" for ref in refs)))
 
 
 async def refs_of(git: Git, run: str) -> dict[str, str]:
