@@ -1,9 +1,9 @@
 """Make the databases of every released schema, each by the last code that had it: git keeps that code.
 
-    python tests/released/make.py [NUMBER …]    all numbers that have no files yet, where none is named
+    python tests/released/make.py [DIALECT-NUMBER …]    all that have no files yet, where none is named
 
-Writes sqlite-NNNN.db.xz, postgres-NNNN.sql.xz and runs-NNNN.json beside this file. What is there is never made anew but
-by name: it is what that version wrote.
+Writes sqlite-NNNN.db.xz or postgres-NNNN.sql.xz, and what is in it as JSON of the same name. What is there is only made
+anew where it is named: it is what that version wrote.
 """
 
 import json
@@ -32,36 +32,30 @@ def committed(dialect: str) -> list[str]:
     return sorted(git("ls-tree", "--name-only", "HEAD", f"{MIGRATIONS}/{dialect}/").split())
 
 
-def last_commit_with(number: int) -> str:
-    """The last one before the next migration came, in either dialect; the present one where there is none."""
-    later = [
-        git("log", "--reverse", "--format=%H", "--diff-filter=A", "--", path).split()[0]
-        for dialect in ("sqlite", "postgres")
-        for path in committed(dialect)
-        if Path(path).name.startswith(f"{number + 1:04}_")
-    ]
-    return git("rev-parse", f"{min(later, key=distance)}^" if later else "HEAD")
+def last_commit_with(dialect: str, number: int) -> str:
+    """The last one before the next migration came; the present one where there is none."""
+    later = [path for path in committed(dialect) if Path(path).name.startswith(f"{number + 1:04}_")]
+    if not later:
+        return git("rev-parse", "HEAD")
+    return git("rev-parse", git("log", "--reverse", "--format=%H", "--diff-filter=A", "--", *later).split()[0] + "^")
 
 
-def distance(commit: str) -> int:
-    """How many commits lead to it."""
-    return int(git("rev-list", "--count", commit))
-
-
-def make(number: int, scratch: Path, server: PostgresServer) -> None:
-    commit = last_commit_with(number)
-    tree = scratch / f"tree-{number}"
-    git("worktree", "add", "--quiet", "--detach", tree, commit)
+def make(dialect: str, number: int, scratch: Path, server: PostgresServer) -> None:
+    tree, path = scratch / f"tree-{dialect}-{number}", scratch / f"{number}.db"
+    git("worktree", "add", "--quiet", "--detach", tree, last_commit_with(dialect, number))
     try:
-        path, dsn = scratch / f"{number}.db", server.create_database()
-        facts = {"sqlite": write(tree, str(path)), "postgres": write(tree, dsn)}
+        where = str(path) if dialect == "sqlite" else server.create_database()
+        told = write(tree, where)
     finally:
         git("worktree", "remove", "--force", tree)
+    name = f"{dialect}-{number:04}"
+    (HERE / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    if dialect == "postgres":
+        keep(f"{name}.sql.xz", dumped(where))
+        return
     with sqlite3.connect(path) as db:
         db.execute("VACUUM")
-    keep(f"sqlite-{number:04}.db.xz", path.read_bytes())
-    keep(f"postgres-{number:04}.sql.xz", dumped(dsn))
-    (HERE / f"runs-{number:04}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    keep(f"{name}.db.xz", path.read_bytes())
 
 
 def write(tree: Path, where: str) -> object:
@@ -83,13 +77,11 @@ def keep(name: str, data: bytes) -> None:
 
 
 def main(named: list[str]) -> None:
-    all_of_them = range(1, len(committed("sqlite")) + 1)
-    numbers = [int(each) for each in named] or [
-        number for number in all_of_them if not (HERE / f"runs-{number:04}.json").exists()
-    ]
+    every = [f"{dialect}-{n:04}" for dialect in ("sqlite", "postgres") for n in range(1, len(committed(dialect)) + 1)]
+    wanted = named or [name for name in every if not (HERE / f"{name}.json").exists()]
     with tempfile.TemporaryDirectory() as scratch, PostgresServer() as server:
-        for number in numbers:
-            make(number, Path(scratch), server)
+        for dialect, number in (name.split("-") for name in wanted):
+            make(dialect, int(number), Path(scratch), server)
 
 
 if __name__ == "__main__":
