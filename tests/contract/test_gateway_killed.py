@@ -1,80 +1,19 @@
 """The gateway is killed again and again while a whole run passes through it, and nobody can tell afterwards."""
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.gateway_killed import Killed, Patient, running
+from tests.gateway_killed import Killed, delivered_once, running, whole_run
 from tests.gateway_process import SNAPSHOTS
-from tests.gateway_script import BRANCH, commit, git, resolved, result, told, verification, verifying
+from tests.gateway_script import resolved
 
-from moorage.core.journal.chain import Intact
-from moorage.core.journal.export import verify_export
 from moorage.points import Point
-from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
 from moorage.testing.killpoints import Shot, environment, fired
 
 pytestmark = pytest.mark.timeout(180)  # each case starts several gateways
-
-
-async def patiently(work: Callable[..., str], *args: Any) -> str:
-    while True:
-        with contextlib.suppress(AssertionError):
-            return await asyncio.to_thread(work, *args)
-        await asyncio.sleep(0.05)
-
-
-async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
-    """Admission to success, each step repeated until it is answered; the head and the last view."""
-    operator, runner, verifier = (Patient(port, t) for t in (OPERATOR_TOKEN, "token-of-p1", "token-of-v1"))
-    run = "/v1/runs/u1"
-    pod = {"pod_uid": "p1", "pod_name": "p1", "epoch": 1, "role": "runner"}
-    await operator("PUT", run, spec.model_dump(mode="json"))
-    await operator("POST", f"{run}/fence", {"epoch": 1, "attempt": 1, "holder": "a"})
-    await operator("POST", f"{run}/pods", pod)
-    base = (await runner("GET", "/v1/self"))["git"]["base"]
-    await runner("POST", "/v1/self/records", told("WORKSPACE_READY", {"base": base, "branch": BRANCH}))
-    await runner("POST", "/v1/self/records", told("AGENT_STARTED", {}))
-    header, url = "Authorization: Bearer token-of-p1", f"http://127.0.0.1:{port}/git/run.git"
-    tree = tmp_path / "tree"
-    git(tmp_path, "init", "-q", str(tree))
-    git(tree, "config", "http.extraHeader", header)
-    await patiently(git, tree, "fetch", "-q", url, base)
-    git(tree, "checkout", "-q", base)
-    head = commit(tree, "b.txt", "two\n")
-    await patiently(git, tree, "push", "-q", url, "HEAD:refs/moorage/runs/u1/1/checkpoints")
-    point = {"epoch": 1, "iteration": 1, "changed": True, "commit": head, "recorded_at": 8}
-    await runner("POST", "/v1/self/checkpoint", point)
-    await patiently(git, tree, "push", "-q", url, f"HEAD:refs/heads/{BRANCH}")
-    await runner("POST", "/v1/self/result", result(head))
-    await operator("POST", f"{run}/pods", pod | {"pod_uid": "v1", "role": "verifier", "commit": head})
-    await verifier("POST", "/v1/self/records", verifying())
-    await verifier("POST", "/v1/self/verification", verification(head))
-    while True:
-        view = await operator("POST", f"{run}/deliver", {"epoch": 1, "commit": head})
-        if [e["status"] for e in view["state"]["effects"]][-1:] == ["confirmed"]:
-            break
-        await asyncio.sleep(0.1)
-    end = {"reason": "Completed", "message": "", "commit": head}
-    await operator("POST", f"{run}/records", told("RUN_SUCCEEDED", end))
-    exported = await operator.answer("GET", f"{run}/journal")
-    assert isinstance(verify_export([exported.content]).chain, Intact)
-    last = await operator("GET", run)
-    for client in (operator, runner, verifier):
-        await client.http.aclose()
-    return head, last
-
-
-def delivered_once(upstream: GitServer, head: str, state: Any) -> None:
-    assert state["phase"] == "Succeeded"
-    assert state["iteration"] == 1
-    assert [e["status"] for e in state["effects"] if e["status"] != "not_dispatched"] == ["confirmed"]
-    assert [u.new for u in upstream.updates if u.ref == f"refs/heads/{BRANCH}"] == [head]
 
 
 @pytest.mark.rule("K1", "P1")

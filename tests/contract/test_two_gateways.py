@@ -9,24 +9,27 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import PASSWORD, Operator, beat, ok, refused, resolved, told
+from tests.gateway_script import PASSWORD, Operator, beat, commit, git, ok, refused, resolved, told
 
+from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import MemoryBlobs
+from moorage.store.errors import SigningKeyMismatch
 from moorage.store.postgres import PostgresStore
 from moorage.store.postgres_peers import PostgresPeers
 from moorage.store.reading import verify_stored
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+from moorage.workspace.mirror import MirrorKey
 
 LONG_MS = 120_000  # whoever hears nothing in a test is told only after this
 
 
 class Pair:
-    """Two gateways that share database, blobs and mirrors."""
+    """Two gateways that share database and blobs, with mirrors of their own."""
 
     def __init__(self, gateways: tuple[LocalGateway, LocalGateway]) -> None:
         self.gateways = gateways
@@ -42,11 +45,11 @@ async def pair(postgres: str, tmp_path: Path, clock: StepClock) -> AsyncIterator
     settings = GatewaySettings(orders_wait_ms=LONG_MS, keep_alive_ms=LONG_MS)
     async with contextlib.AsyncExitStack() as stack:
         made = []
-        for _ in range(2):
+        for name in ("one", "other"):
             store = await stack.enter_async_context(await PostgresStore.open(postgres))
             peers = await stack.enter_async_context(await PostgresPeers.open(postgres, clock))
             gateway = LocalGateway(
-                tmp_path, store=store, blobs=blobs, clock=clock, settings=settings, head_key=key, peers=peers
+                tmp_path / name, store=store, blobs=blobs, clock=clock, settings=settings, head_key=key, peers=peers
             )
             gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
             made.append(await stack.enter_async_context(gateway.serving()))
@@ -156,3 +159,48 @@ async def test_a_heartbeat_at_one_is_known_at_the_other(pair: Pair, upstream: Gi
     assert {(await at.view())["heartbeat"]["heard_at"] for at in (operator, elsewhere) for _ in range(5)} == {
         clock.now_ms()
     }
+
+
+@pytest.mark.rule("W2", "O6")
+async def test_two_gateways_that_saw_a_branch_at_two_places_give_one_base(
+    pair: Pair, upstream: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has fetched; before it says so the branch moves, and the other one fetches and is first to say so."""
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.admit()
+    await ok(await operator.fence(1))
+    await operator.register("p1", 1)
+    here, there = pair.sandboxes("p1")
+    fetched, go = asyncio.Event(), asyncio.Event()
+    ensure = pair.other.deps.mirrors.ensure
+
+    async def slow(*args: Any) -> Any:
+        found = await ensure(*args)
+        fetched.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(pair.other.deps.mirrors, "ensure", slow)
+    slowly = asyncio.create_task(there.get("/v1/self"))
+    await fetched.wait()
+    moved = await asyncio.to_thread(commit, tmp_path / "seed", "moved.txt", "on\n")
+    await asyncio.to_thread(git, tmp_path / "seed", "push", "-q", "origin", "main")
+    first = (await ok(await here.get("/v1/self")))["git"]["base"]
+    go.set()
+    assert (await ok(await slowly))["git"]["base"] == first
+    assert (await operator.types()).count("BASE_FIXED") == 1
+    assert first in {moved, await asyncio.to_thread(git, tmp_path / "seed", "rev-parse", "HEAD~1")}
+    for gateway in pair.gateways:
+        assert await gateway.deps.mirrors.has_commit(MirrorKey("team-a", "w1"), first)
+
+
+@pytest.mark.rule("J6")
+async def test_a_gateway_with_another_key_is_refused_by_name(postgres: str, clock: StepClock) -> None:
+    first, second = SigningKey.new(), SigningKey.new()
+    async with open_peers(postgres, clock, first):
+        pass
+    async with open_peers(postgres, clock, first):
+        pass
+    with pytest.raises(SigningKeyMismatch, match=f"{first.verifying.id}.*{second.verifying.id}"):
+        async with open_peers(postgres, clock, second):
+            pass

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from moorage.api.quantity import duration_ms
 from moorage.app.apiclient import api_client
 from moorage.app.keys import head_key
+from moorage.app.peers import open_peers
 from moorage.app.stores import open_stores
 from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
@@ -123,6 +124,7 @@ async def _serve(env: Environment) -> None:
         api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,
         open_stores(env.data, clock, env.store_dsn, env.bucket) as kept,
+        open_peers(env.store_dsn, clock, key := head_key(env.head_key) if env.head_key else kept.head_key) as peers,
     ):
         deps = GatewayDeps(
             store=kept.store,
@@ -133,10 +135,11 @@ async def _serve(env: Environment) -> None:
             leases=ClusterLeases(api),
             http=http,
             clock=clock,
-            head_key=head_key(env.head_key) if env.head_key else kept.head_key,
+            head_key=key,
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log,
             settings=settings,
+            peers=peers,
         )
         serving = uvicorn.Config(
             create_app(deps),

@@ -265,6 +265,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.POD_REGISTERED: _pod,
     RecordType.SANDBOX_PLACED: _placed,
     RecordType.ATTEMPT_STARTED: _started,
+    RecordType.BASE_FIXED: lambda p: f"every attempt starts from {_short(p.get('base'))}",
     RecordType.WORKSPACE_READY: _workspace,
     RecordType.AGENT_STARTED: lambda p: f"agent started{' (' + str(p['driver']) + ')' if p.get('driver') else ''}",
     RecordType.MODEL_REQUEST: _model_request,

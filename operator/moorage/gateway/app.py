@@ -41,6 +41,7 @@ from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
 from moorage.gateway.tunnel import TunnelRoom
+from moorage.gateway.underway import UnderWay
 from moorage.gateway.upstream import refusal_of
 from moorage.store import errors as store_errors
 from moorage.telemetry.metrics import GatewayMetrics
@@ -52,10 +53,10 @@ __all__ = ["GatewayDeps", "create_app"]
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     gate = Gate(deps)
-    busy: set[str] = set()
-    bases, calls = Bases(gate), Calls(gate, busy)
+    under_way = UnderWay(deps.peers)
+    bases, calls = Bases(gate), Calls(gate, under_way)
     rooms = (
-        RunsRoom(gate, bases, Delivery(gate, calls, busy)),
+        RunsRoom(gate, bases, Delivery(gate, calls, under_way)),
         ReadersRoom(gate),
         EvidenceRoom(gate),
         ResolveRoom(gate),
@@ -65,7 +66,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         GitRoom(gate),
         ModelRoom(gate),
         EgressRoom(gate, calls),
-        TunnelRoom(gate, busy),
+        TunnelRoom(gate, under_way),
         HealthRoom(gate),
     )
     routes: list[BaseRoute] = [route for room in rooms for route in room.routes()]

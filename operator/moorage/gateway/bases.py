@@ -7,10 +7,13 @@ it is tried again when the sandbox asks, and answered then.
 
 from __future__ import annotations
 
+import contextlib
+
 from moorage.api.wire import ResolvedRun
+from moorage.core.journal.record import RecordType
 from moorage.gateway.errors import Refusal, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
-from moorage.gateway.ledger import Run
+from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.upstream import upstream_of
 from moorage.store.errors import SpecUnreadable
 from moorage.store.specs import stored_spec
@@ -44,18 +47,28 @@ class Bases:
     async def _base(self, run: Run) -> str:
         key, known = mirror_key(run), await base_of(self._mirrors, run)
         if known is not None and await self._there(run, known):
-            return known
+            return await self._fixed(run, known)
         upstream = await upstream_of(run.spec, self._gate.deps.secrets)
         await self._refuse_taken(run)
         delivery = run.spec.delivery
         if known is None and upstream is not None and delivery is not None and delivery.push:
             await self._mirrors.check_branch_free(upstream, delivery.branch)
         fetched = await self._mirrors.ensure(key, upstream)
-        base = known or fetched.revision
-        if known is not None and not await self._mirrors.has_commit(key, known):
-            raise UpstreamRefused(f"the base {known} is gone from the remote", reason="GitRefNotFound")
+        base = await self._fixed(run, known or fetched.revision)
+        if base != fetched.revision and not await self._mirrors.has_commit(key, base):
+            await self._mirrors.ensure(key, upstream)  # another gateway saw it there a moment later than we
+        if not await self._mirrors.has_commit(key, base):
+            raise UpstreamRefused(f"the base {base} is gone from the remote", reason="GitRefNotFound")
         await self._mirrors.pin(key, run.uid, BASE_PIN, base)
         return base
+
+    async def _fixed(self, run: Run, found: str) -> str:
+        """The run's base from now on: what the journal says first. A branch may move between two gateways' looks."""
+        if run.facts.base is None:
+            draft = self._gate.ledger.observed(RecordType.BASE_FIXED, {"base": found})
+            with contextlib.suppress(Overtaken):
+                await self._gate.ledger.append(run, None, [draft], _no_base)
+        return run.facts.base or found
 
     async def _there(self, run: Run, commit: str) -> bool:
         try:
@@ -84,6 +97,12 @@ class Bases:
         except SpecUnreadable as error:
             self._gate.deps.log.warning("spec_unreadable", run=uid, why=error.why)
             return None
+
+
+def _no_base(run: Run) -> None:
+    """Raise Overtaken where it is fixed already."""
+    if run.facts.base is not None:
+        raise Overtaken(run.uid)
 
 
 def refuse_ended(run: Run) -> None:

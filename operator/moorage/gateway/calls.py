@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,10 +32,11 @@ from moorage.gateway.effects import EffectLog
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
-from moorage.gateway.ledger import Run
+from moorage.gateway.ledger import Condition, Overtaken, Run
 from moorage.gateway.outward import Lost, Outgoing, Unreached, unreachable
 from moorage.gateway.reading import Passed, Passing
 from moorage.gateway.sending import Came, Effect, Sending
+from moorage.gateway.underway import UnderWay
 from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
 from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing
@@ -58,12 +59,12 @@ class Demand:
 
 
 class Calls:
-    """HTTP effects of all runs. `busy` are those that this process has under way."""
+    """HTTP effects of all runs."""
 
-    def __init__(self, gate: Gate, busy: set[str]) -> None:
+    def __init__(self, gate: Gate, under_way: UnderWay) -> None:
         self._gate, self._settings = gate, gate.deps.settings
         self._log, self._sending = EffectLog(gate), Sending(gate.deps)
-        self._busy = busy
+        self._under_way, self._peers = under_way, gate.deps.peers
         self._choosing: WeakKeyDictionary[Run, asyncio.Lock] = WeakKeyDictionary()
 
     async def call(self, caller: Caller, demand: Demand) -> Response:
@@ -87,7 +88,7 @@ class Calls:
         run = caller.run
         effect = self._new(run, uuid4().hex, Level.READ_ONLY, demand)
         with contextlib.ExitStack() as until_read:
-            until_read.enter_context(self._under_way(effect.effect_id))
+            until_read.enter_context(self._under_way.here(effect.effect_id))
             await self._mean(caller, effect, demand.asked)
             answer = await self._answered(run, effect, watch)
             headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
@@ -121,33 +122,47 @@ class Calls:
         run = caller.run
         with contextlib.ExitStack() as until_answered:
             async with self._choosing.setdefault(run, asyncio.Lock()):
-                question = _question(caller, level, own, demand)  # a safe point may have been since it came
-                chosen = choose(question, run.facts.calls, frozenset(self._busy))
-                if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
-                    await self._adopt(caller, chosen.call, question.asked)
-                if chosen.call is not None and chosen.way is Way.GIVE:
-                    return await self._given(run, chosen.call)
-                effect = await self._chosen(run, chosen, question, demand)
-                until_answered.enter_context(self._under_way(effect.effect_id))
-                if chosen.way is Way.REPEAT and (why := watch.why(run)):
-                    raise not_at_work(why)
-                if chosen.way is Way.SEND:
-                    await self._mean(caller, effect, demand.asked, question)
-            return await self._finish(run, effect, watch, again=chosen.way is Way.REPEAT)
+                decided = None
+                while decided is None:
+                    with contextlib.suppress(Overtaken):
+                        decided = await self._decided(caller, (level, own), demand, watch)
+                if isinstance(decided, Response):
+                    return decided
+                until_answered.enter_context(self._under_way.here(decided.effect_id))
+            return await self._finish(run, decided, watch, again=decided.again)
 
-    @contextlib.contextmanager
-    def _under_way(self, effect_id: str) -> Iterator[None]:
-        """Nobody settles it meanwhile."""
-        self._busy.add(effect_id)
-        try:
-            yield
-        finally:
-            self._busy.discard(effect_id)
+    async def _decided(
+        self, caller: Caller, kind: tuple[Level, str | None], demand: Demand, watch: Watch
+    ) -> Effect | Response:
+        """The effect to send, durably meant; or the answer that is there. Raise Refusal, and Overtaken: decide anew."""
+        run, busy = caller.run, await self._under_way.of(caller.run)
+        question = _question(caller, *kind, demand)  # a safe point may have been since it came
+        chosen = choose(question, run.facts.calls, busy)
+        if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
+            await self._adopt(caller, chosen.call, question.asked)
+        if chosen.call is not None and chosen.way is Way.GIVE:
+            return await self._given(run, chosen.call)
+        effect = await self._chosen(run, chosen, question, demand)
+        if chosen.way is Way.REPEAT and (why := watch.why(run)):
+            raise not_at_work(why)
+        if chosen.way is Way.SEND:
+
+            def unchanged(run: Run) -> None:
+                """Raise Overtaken where another gateway was asked for the same at the same moment."""
+                if choose(question, run.facts.calls, busy) != chosen:
+                    raise Overtaken(run.uid)
+
+            with self._under_way.here(effect.effect_id):
+                await self._mean(caller, effect, demand.asked, question, unchanged)
+        return effect
 
     async def _chosen(self, run: Run, chosen: Chosen, question: Question, demand: Demand) -> Effect:
         """The effect to send, new or the same again. Raise Refusal."""
         if chosen.way is Way.REPEAT and chosen.call is not None:
-            return Effect(chosen.call.effect_id, chosen.key, Level.KEYED, demand.entry, demand.outgoing)
+            key, me = chosen.key, self._peers.me
+            return Effect(
+                chosen.call.effect_id, key, Level.KEYED, demand.entry, demand.outgoing, gateway=me, again=True
+            )
         if chosen.way is Way.REFUSE_UNKNOWN and chosen.call is not None and chosen.call.open:
             await self._give_up(run, chosen.call.effect_id, "the gateway died before its receipt")
         if chosen.way is not Way.SEND:
@@ -161,11 +176,21 @@ class Calls:
         await self._log.append(run, None, self._log.settled(run, effect_id, "unknown", why))
 
     def _new(self, run: Run, key: str, level: Level, demand: Demand) -> Effect:
-        return Effect(f"http-{key[:16]}-{run.state.offset + 1}", key, level, demand.entry, demand.outgoing)
+        return Effect(
+            f"http-{key[:16]}-{run.state.offset + 1}", key, level, demand.entry, demand.outgoing, self._peers.me
+        )
 
-    async def _mean(self, caller: Caller, effect: Effect, asked: Asked, question: Question | None = None) -> None:
+    async def _mean(
+        self,
+        caller: Caller,
+        effect: Effect,
+        asked: Asked,
+        question: Question | None = None,
+        unchanged: Condition = lambda _: None,
+    ) -> None:
         """E1, only while an agent is at work: its body may have taken hours to come. Nothing stands between the intent
         and its dispatch, so they are one. With `question` the call is known again; with a key it can be sent again.
+        `unchanged` sees what it would follow.
         """
         payload: dict[str, Any] = {
             "effect_id": effect.effect_id,
@@ -186,9 +211,13 @@ class Calls:
             attachments=attachments,
             request_id=question.asked if question else None,
         )
-        working = partial(demand_working, most=self._settings.egress_open)
+
+        def still_wanted(run: Run) -> None:
+            demand_working(run, self._settings.egress_open)
+            unchanged(run)
+
         sent = self._log.dispatched(effect.effect_id)
-        await self._log.mean(caller.run, caller.epoch, intent, sent, condition=working)
+        await self._log.mean(caller.run, caller.epoch, intent, sent, condition=still_wanted)
 
     async def _adopt(self, caller: Caller, call: Call, asked: str | None) -> None:
         """This attempt has asked for it too: what it asks for next is the one after."""
@@ -217,7 +246,7 @@ class Calls:
         """E4: the same again, under the same key."""
         again = await self._remembered(run, effect.effect_id)
         if again is not None:
-            with self._under_way(effect.effect_id):
+            with self._under_way.here(effect.effect_id):
                 await self._sent(run, again, self._watch(run, unwanted), again=True)
         elif effect.open:
             await self._give_up(run, effect.effect_id, "what was asked is kept no more")
@@ -231,7 +260,9 @@ class Calls:
         except (BlobMissing, BlobCorrupted):
             return None
         entry = next((e for e in run.spec.sandbox.egress if e.host == outgoing.host), None)
-        return Effect(effect_id, call.key, Level(call.level), entry, outgoing) if entry is not None else None
+        if entry is None:
+            return None
+        return Effect(effect_id, call.key, Level(call.level), entry, outgoing, self._peers.me)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ that comes to nothing is a record (EFFECT_DEFERRED), so that a restart of either
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Set
 
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
@@ -23,7 +22,10 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
+from moorage.gateway.outward import Unreached
 from moorage.gateway.reconciling import Reconciling
+from moorage.gateway.sending import demand_still
+from moorage.gateway.underway import UnderWay, settling
 from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
 from moorage.points import Point, reached
 from moorage.workspace.errors import BranchExists, WorkspaceError
@@ -51,22 +53,26 @@ class NoRemote(Refusal):
 class Delivery:
     """Delivers verified commits. One call per run at a time; other runs don't wait."""
 
-    def __init__(self, gate: Gate, calls: Calls, busy: Set[str]) -> None:
+    def __init__(self, gate: Gate, calls: Calls, under_way: UnderWay) -> None:
         self._gate = gate
         self._mirrors = gate.deps.mirrors
         self._log = EffectLog(gate)
         kinds = {KIND: self.reconcile, http.KIND: calls.reconcile}
-        self._reconciling = Reconciling(self._log, kinds, busy)
+        self._reconciling = Reconciling(self._log, kinds, under_way)
 
     async def deliver(self, run: Run, epoch: int, commit: str | None) -> None:
         """One try: settle what is unsettled, of every kind, then push what is known not to have been. Repeating it
         repeats no effect. Without a commit nothing is pushed.
 
-        While another call is at it this one does nothing: what that one comes to is in the journal.
+        While another call is at it, here or at another gateway, this one does nothing: what that one comes to is in the
+        journal.
         """
         if run.delivering.locked():
             return
-        async with run.delivering:
+        async with run.delivering, self._gate.deps.peers.claim(settling(run)) as granted:
+            if not granted:
+                return
+            await self._gate.ledger.refresh(run)
             await self._reconciling.settle(run)
             last = run.state.delivered()
             if commit is not None and (last is None or last.status == "not_dispatched"):
@@ -82,6 +88,7 @@ class Delivery:
         try:
             upstream = await self._upstream(run)
             found = await self._mirrors.query_upstream(upstream, branch)
+            await self._gate.refs.current(run)
         except (WorkspaceError, Refusal, OSError) as error:
             await self._hindered(run, epoch, intent, trouble_of(error))
             return
@@ -113,12 +120,17 @@ class Delivery:
         await self._log.append(run, epoch, self._meant(run, intent), refused)
 
     async def _dispatch(self, run: Run, epoch: int, intent: Intent, upstream: AnyUpstream) -> None:
+        me = self._gate.deps.peers.me
         await self._log.append(run, epoch, self._log.dispatched(intent.effect_id))
         reached(Point.PUSH_BEFORE)
         try:
+            demand_still(self._gate.deps.peers, me)
             outcome = await self._mirrors.push_upstream(
                 mirror_key(run), upstream, intent.commit, intent.branch, intent.old
             )
+        except Unreached as error:
+            await self._receipt(run, intent, ("not_dispatched", f"StoreUnavailable: {error}"))
+            return
         except (WorkspaceError, OSError) as error:  # push_upstream raises only before it talks to the remote
             trouble = trouble_of(error)
             await self._receipt(run, intent, ("not_dispatched" if trouble.passing else "rejected", str(trouble)))
@@ -145,7 +157,8 @@ class Delivery:
     async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
         outcome, detail = verdict
         beside = []
-        if outcome in {"unknown", "not_dispatched"} and run.state.end is None:
+        await self._gate.ledger.refresh(run)
+        if outcome in {"unknown", "not_dispatched"} and run.state.end is None and _open(run, intent):
             reason, _, message = detail.partition(": ")
             beside.append(self._deferred(run, Trouble(reason, message, passing=True)))
         await self._log.receipt(run, intent.effect_id, *verdict, beside=beside)
@@ -235,6 +248,11 @@ class Delivery:
 
 def _target(run: Run, branch: str) -> str:
     return f"{run.spec.workspace.url or run.spec.workspace.path or 'none'}#{branch}"
+
+
+def _open(run: Run, intent: Intent) -> bool:
+    """Nobody else has closed it."""
+    return any(effect.effect_id == intent.effect_id for effect in run.state.open_effects)
 
 
 def _foreseen(found: str | None, intent: Intent) -> Verdict | None:

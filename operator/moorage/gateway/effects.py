@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage.core.journal.record import BlobRef, Draft, RecordType
+from moorage.core.run.reducer import KNOWN
 from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
 from moorage.points import Point, reached
 
+SENT = frozenset({RecordType.EFFECT_INTENT, RecordType.EFFECT_DISPATCHED})
 OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
 DETAIL_LIMIT = 1_000
 
@@ -19,7 +21,7 @@ class EffectLog:
     """Writes what becomes of effects, and counts how they close."""
 
     def __init__(self, gate: Gate) -> None:
-        self._ledger, self._metrics = gate.ledger, gate.deps.metrics
+        self._ledger, self._metrics, self._peers = gate.ledger, gate.deps.metrics, gate.deps.peers
 
     def note(
         self,
@@ -29,8 +31,10 @@ class EffectLog:
         attachments: Mapping[str, BlobRef] | None = None,
         request_id: str | None = None,
     ) -> Draft:
-        """A record of an effect; what is None in its payload is left out."""
+        """A record of an effect; what is None in its payload is left out, and whose it is stands in it."""
         given = {name: value for name, value in payload.items() if value is not None}
+        if kind in SENT:
+            given["gateway"] = self._peers.me
         effect_id = given.get("effect_id")
         return self._ledger.observed(
             kind, given, *key, effect_id=effect_id, request_id=request_id, attachments=attachments
@@ -79,6 +83,8 @@ class EffectLog:
         try:
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more), *beside)
         except Illegal:
+            if known(run, effect_id):
+                return  # another gateway has found out more meanwhile
             if run.state.end is None:
                 raise
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))  # it ended just now
@@ -91,3 +97,8 @@ class EffectLog:
             if record.type in OUTCOMES and record.payload is not None:
                 kind = kinds.get(record.effect_id or "", "git_push")
                 self._metrics.effects.labels(kind, str(record.payload["outcome"])).inc()
+
+
+def known(run: Run, effect_id: str) -> bool:
+    """I8: it is certain what became of an effect."""
+    return any(effect.effect_id == effect_id and effect.status in KNOWN for effect in run.state.effects)

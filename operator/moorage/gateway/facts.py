@@ -16,7 +16,7 @@ from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
 
-FACTS_VERSION = 3
+FACTS_VERSION = 4
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
@@ -62,6 +62,14 @@ class ModelAnswer:
 
 
 @dataclass(frozen=True)
+class Sender:
+    """The gateway that has an effect under way, by its name."""
+
+    effect_id: str
+    gateway: str
+
+
+@dataclass(frozen=True)
 class Segment:
     """P3: the part of the journal that records go to now: its number, from 1, and its first offset."""
 
@@ -82,6 +90,8 @@ class Facts:
     completed: int = 0  # iterations: fewer than the number of the last one, where lost attempts began some in vain
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
     calls: tuple[Call, ...] = ()  # HTTP effects, oldest first, the last one of each key
+    senders: tuple[Sender, ...] = ()  # of effects that aren't closed
+    base: str | None = None  # the commit that attempts start from, once it is fixed
 
     def intent(self, effect_id: str) -> Intent | None:
         """The push of that effect."""
@@ -106,7 +116,19 @@ def _epoch_raised(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
     return replace(f, lease=p.get("lease") or f.lease, holder=p.get("holder"))
 
 
+def _base_fixed(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
+    return f if f.base else replace(f, base=p["base"])
+
+
+def _sent_by(f: Facts, p: Mapping[str, Any]) -> Facts:
+    """Whose an effect is, until it is closed. Older versions didn't say, and were alone."""
+    others = tuple(s for s in f.senders if s.effect_id != p["effect_id"])
+    mine = (Sender(p["effect_id"], p["gateway"]),) if "gateway" in p else ()
+    return replace(f, senders=others + mine) if f.senders or mine else f
+
+
 def _intent(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    f = _sent_by(f, p)
     if p.get("kind") == HTTP:
         return _called(f, r, p)
     if "commit" not in p:
@@ -135,6 +157,7 @@ def _called(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
 
 def _went(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     """How far a call got; its answer, where the record brings one."""
+    f = _sent_by(f, p)
     if not any(c.effect_id == p["effect_id"] for c in f.calls):
         return f
     changes: dict[str, Any] = {"status": p.get("outcome", "dispatched")}
@@ -207,6 +230,7 @@ def _repaired(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
 
 
 STEPS = {
+    RecordType.BASE_FIXED.value: _base_fixed,
     RecordType.EPOCH_RAISED.value: _epoch_raised,
     RecordType.EFFECT_INTENT.value: _intent,
     RecordType.EFFECT_DISPATCHED.value: _went,

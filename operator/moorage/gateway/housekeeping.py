@@ -7,7 +7,7 @@ an orphan; git forgets only what no ref has held for the retention.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from moorage.core.journal.chain import Broken
@@ -17,6 +17,7 @@ from moorage.gateway.retention import Retention
 from moorage.gateway.roll import all_rows
 from moorage.store.blobs import dangling
 from moorage.store.errors import StoreError
+from moorage.store.peers import claimed
 from moorage.store.port import Execution
 from moorage.store.reading import verify_stored
 from moorage.workspace.errors import NotFound, WorkspaceError
@@ -40,7 +41,19 @@ class Housekeeping:
                 await self.once()
 
     async def once(self) -> None:
-        """One round over all tenants and mirrors. One that fails is told, and keeps no other waiting."""
+        """One round over all tenants and mirrors. One that fails is told, and keeps no other waiting.
+
+        Of several gateways one is at it at a time: what one removes is not missing to another. Mirrors are each one's
+        own.
+        """
+        async with claimed(self._gate.deps.peers, "housekeeping"):
+            rows = await self._store()
+        for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
+            with self._told(key.tenant):
+                await self._mirror(key, {row.run_uid for row in rows if row.sealed and _mirror(row) == key})
+
+    async def _store(self) -> list[Execution]:
+        """What all gateways share; gives every run."""
         for row in await self._retention.sealed():
             with self._told(row.tenant):
                 if await self._retention.due(row):
@@ -50,9 +63,7 @@ class Housekeeping:
         for tenant in sorted({row.tenant for row in rows}):
             with self._told(tenant):
                 await self._blobs(tenant)
-        for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
-            with self._told(key.tenant):
-                await self._mirror(key)
+        return rows
 
     async def _journals(self, rows: Sequence[Execution]) -> None:
         """J5: whole chains, also what lies before a snapshot, which no recovery reads again."""
@@ -83,8 +94,9 @@ class Housekeeping:
         if collected or missing:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
 
-    async def _mirror(self, key: MirrorKey) -> None:
+    async def _mirror(self, key: MirrorKey, over: Set[str]) -> None:
         try:
+            await self._gate.refs.tidy(key, over)
             await self._gate.deps.mirrors.gc(
                 key, self._settings.git_retention_ms // 1000, borrowed=self._settings.mirrors_borrowed
             )

@@ -41,7 +41,7 @@ from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
-from moorage.gateway.reduced import Reduced, Run, Trial, beginning, later
+from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, beginning, later
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Snapshots, Start, document
@@ -52,7 +52,6 @@ from moorage.store.errors import (
     NothingToRepair,
     OffsetConflict,
     RunSealed,
-    StoreBusy,
     StoreError,
     VersionConflict,
 )
@@ -62,7 +61,7 @@ from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
 
-__all__ = ["STATUSES", "Condition", "Ledger", "Run"]
+__all__ = ["STATUSES", "Condition", "Ledger", "Overtaken", "Run"]
 
 ENDS = {
     RecordType.RUN_SUCCEEDED.value: ExecutionStatus.COMPLETED,
@@ -292,7 +291,7 @@ class Ledger:
                 break
             else:
                 return await self._advance(run, result, trial)
-        raise _overtaken(run)
+        raise Overtaken(run.uid)
 
     def _segment_full(self, run: Run) -> bool:
         """P3: before the append that would make it longer still. What has ended needs no other one."""
@@ -346,7 +345,7 @@ class Ledger:
                     await self._advance(run, raised, trial)
                     reached(Point.EPOCH_AFTER)
                     return
-        raise _overtaken(run)
+        raise Overtaken(run.uid)
 
     def _raised(self, request: FenceRequest) -> Draft:
         payload = request.model_dump(mode="json")
@@ -457,10 +456,6 @@ class Ledger:
             payload=payload,
             **ids,
         )
-
-
-def _overtaken(run: Run) -> StoreBusy:
-    return StoreBusy(f"other gateways write to run {run.uid} all the time: ask again")
 
 
 def _execution(spec: ResolvedRun, now: int) -> NewExecution:

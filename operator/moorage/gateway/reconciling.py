@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping
 
 from moorage.core.effects.reconcile import Step, steps
 from moorage.core.run.state import Effect
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.ledger import Run
+from moorage.gateway.underway import UnderWay
 
 Reconciler = Callable[[Run, Effect], Awaitable[None]]
 """Asks the target of an effect, or sends it again under its key, and writes down what came of it."""
@@ -20,15 +21,15 @@ SAID = {
 
 
 class Reconciling:
-    """`kinds`: who asks or repeats, by kind. `busy`: effects that are under way here at this moment."""
+    """`kinds`: who asks or repeats, by kind. What is under way is left to whoever is at it."""
 
-    def __init__(self, log: EffectLog, kinds: Mapping[str, Reconciler], busy: Set[str]) -> None:
-        self._log, self._kinds, self._busy = log, kinds, busy
+    def __init__(self, log: EffectLog, kinds: Mapping[str, Reconciler], under_way: UnderWay) -> None:
+        self._log, self._kinds, self._under_way = log, kinds, under_way
 
     async def settle(self, run: Run) -> None:
         """Take one step with each effect that is left open or unknown."""
         for effect, step in steps(run.state):
-            if effect.effect_id not in self._busy:
+            if effect.effect_id not in await self._under_way.of(run):
                 await self._take(run, effect, step)
 
     async def _take(self, run: Run, effect: Effect, step: Step) -> None:

@@ -17,8 +17,15 @@ from moorage.gateway.errors import Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Start
-from moorage.store.errors import OffsetConflict, StoreError
+from moorage.store.errors import OffsetConflict, StoreBusy, StoreError
 from moorage.store.port import Execution
+
+
+class Overtaken(StoreBusy):
+    """Another gateway wrote to the run meanwhile, and what was to be written doesn't follow from that any more."""
+
+    def __init__(self, run_uid: str) -> None:
+        super().__init__(f"other gateways wrote to run {run_uid} meanwhile: ask again")
 
 
 @dataclass(frozen=True)

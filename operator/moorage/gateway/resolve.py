@@ -19,6 +19,7 @@ from moorage.gateway.auth import Identity
 from moorage.gateway.errors import NotFound, Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
+from moorage.gateway.underway import settling
 
 
 class ResolveRoom:
@@ -37,8 +38,11 @@ class ResolveRoom:
         who = await self._gate.demand_settler(request, run.tenant, "resolve effects")
         body = await read_model(request, ResolveRequest, self._gate.deps.settings.max_body_bytes)
         if run.delivering.locked():
-            raise Refusal("the target is being asked at this moment: ask again", status=409, reason="EffectBusy")
-        async with run.delivering:
+            raise asked_now()
+        async with run.delivering, self._gate.deps.peers.claim(settling(run)) as granted:
+            if not granted:
+                raise asked_now()
+            await self._gate.ledger.refresh(run)
             effect = chosen(run.state.effects, body.effect)
             if demand_unsettled(effect, body.outcome):
                 await self._gate.ledger.append(run, None, [self._said(effect, body, who)])
@@ -59,6 +63,11 @@ class ResolveRoom:
         key = ("resolve", effect.effect_id)
         draft = self._gate.ledger.observed(RecordType.EFFECT_RECONCILED, payload, *key, effect_id=effect.effect_id)
         return replace(draft, assurance=Assurance.REPORTED, actor=person)
+
+
+def asked_now() -> Refusal:
+    """Somebody is at it, here or at another gateway."""
+    return Refusal("the target is being asked at this moment: ask again", status=409, reason="EffectBusy")
 
 
 def chosen(effects: tuple[Effect, ...], named: str) -> Effect:

@@ -18,19 +18,25 @@ from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Lost, Outgoing, Outward, Unreached
 from moorage.points import Point, reached
+from moorage.store.peers import Peers
 
 PAUSE_S = 0.2  # before a keyed request is sent again, doubled each time
 
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect under way: where to, at which level, and under which key its target knows it."""
+    """An effect under way: where to, at which level, and under which key its target knows it.
+
+    `gateway`: whose it is. `again`: it may have been sent before.
+    """
 
     effect_id: str
     key: str
     level: Level
     entry: ResolvedEgress
     outgoing: Outgoing
+    gateway: str
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,17 @@ def _final(came: Came, *, doubt: bool) -> bool:
     return came.outcome == "rejected" and not doubt
 
 
+def demand_still(peers: Peers, gateway: str) -> None:
+    """E4: raise Unreached where others may have settled already what this process meant under that name."""
+    if not peers.still(gateway):
+        raise Unreached("this gateway was cut off from its store, and may have been taken for gone")
+
+
 class Sending:
     """Sends; writes nothing down."""
 
     def __init__(self, deps: GatewayDeps) -> None:
-        self._outward, self._settings = Outward(deps), deps.settings
+        self._outward, self._settings, self._peers = Outward(deps), deps.settings, deps.peers
 
     async def check(self, run: Run, entry: ResolvedEgress) -> None:
         """Raise Refusal where the credential is missing, or the host is nowhere, or where no agent has business."""
@@ -68,6 +80,7 @@ class Sending:
     async def send(self, run: Run, effect: Effect) -> httpx.Response:
         """One time; the answer's body is still to come. Raise Unreached, Lost."""
         reached(Point.EGRESS_BEFORE)
+        demand_still(self._peers, effect.gateway)
         key = effect.key if effect.level is Level.KEYED else None
         try:
             return await self._outward.send(run, effect.entry, effect.outgoing, key)

@@ -30,6 +30,8 @@ from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import CUTS
 from moorage.gateway.outward import Outward, Unreached, unreachable
+from moorage.gateway.sending import demand_still
+from moorage.gateway.underway import UnderWay
 from moorage.gateway.watching import demand_working, idle, over
 
 KIND = "tunnel"
@@ -65,10 +67,10 @@ class Opened:
 
 
 class TunnelRoom:
-    """The door of tunnels, for runners. `busy`: effects that this process has under way."""
+    """The door of tunnels, for runners."""
 
-    def __init__(self, gate: Gate, busy: set[str]) -> None:
-        self._gate, self._busy = gate, busy
+    def __init__(self, gate: Gate, under_way: UnderWay) -> None:
+        self._gate, self._under_way = gate, under_way
         self._log, self._outward = EffectLog(gate), Outward(gate.deps)
 
     def routes(self) -> list[BaseRoute]:
@@ -81,12 +83,14 @@ class TunnelRoom:
         demand_working(caller.run, self._gate.deps.settings.egress_open)
         entry = self._allowed(caller, request.path_params["authority"])
         addresses = await self._outward.demand_addresses(entry)
+        me = self._gate.deps.peers.me
         effect_id = await self._mean(caller, entry)
-        self._busy.add(effect_id)
+        self._under_way.begin(effect_id)
         try:
+            demand_still(self._gate.deps.peers, me)
             stream = await self._outward.connect(entry, addresses)
         except Unreached as error:
-            self._busy.discard(effect_id)
+            self._under_way.end(effect_id)
             await self._log.receipt(caller.run, effect_id, "not_dispatched", str(error))
             raise unreachable(str(error)) from None
         return Tunnel(self, Opened(caller, effect_id, http.tunnel_level(entry), stream))
@@ -123,7 +127,7 @@ class TunnelRoom:
         try:
             await self._log.receipt(opened.caller.run, opened.effect_id, outcome, str(carried), **told)
         finally:
-            self._busy.discard(opened.effect_id)
+            self._under_way.end(opened.effect_id)
 
     async def over(self, caller: Caller) -> str:
         """Returns once the run has no agent at work in this attempt any more: why."""

@@ -1,12 +1,13 @@
 """What the gateways that share a store tell each other (M5, F4). None of it is a fact, and all of it may get lost: a
 wake-up that doesn't come costs at most a keep-alive period, since whoever waits looks at the store then.
 
-A gateway is known by a name of its own, for as long as its process lives. Whether another one lives is asked here, and
-decided by no clock but the store's server's own timers.
+A gateway goes by a name. Whether the one of that name lives is asked here, and decided by no clock but the store's
+server's own timers. One that may have been taken for gone takes a new name: who is gone stays gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from moorage.core.run.observed import Heartbeat
 
+CLAIM_AGAIN_S = 1.0
 Heard = Callable[[str | None], None]
 """Told the uid of a run that changed; None: any may have changed, since something may have been missed."""
 
@@ -29,7 +31,7 @@ class Peers(Protocol):
 
     @property
     def me(self) -> str:
-        """This process's name; records of what it has under way carry it."""
+        """This process's name at this moment; records of what it has under way carry it."""
 
     @property
     def shared(self) -> bool:
@@ -39,17 +41,15 @@ class Peers(Protocol):
     def back_at(self) -> int:
         """When this process was last cut off from the store, or frozen, for so long that it heard no heartbeat (ms)."""
 
-    @property
-    def sure(self) -> bool:
-        """Whether the others take this process for alive: what isn't sure sends nothing off."""
-
     def listen(self, heard: Heard) -> None:
         """Have `heard` called for whatever any gateway of the store writes from now on."""
 
-    async def gone(self, name: str) -> bool:
-        """Whether that gateway's process has ended, or is cut off. It takes a few seconds to be sure of it.
+    def still(self, name: str) -> bool:
+        """Whether this process goes by that name, and nobody can have taken it for gone: else it sends nothing off."""
 
-        Always so for one of which nothing is known. Raise StoreUnavailable where nobody can say.
+    async def gone(self, name: str) -> bool:
+        """Whether the gateway of that name has ended, or was cut off or frozen, for good. To be sure of it takes a few
+        seconds. Raise StoreUnavailable where nobody can say.
         """
 
     def claim(self, what: str) -> AbstractAsyncContextManager[bool]:
@@ -75,10 +75,21 @@ def merged(before: Heartbeat | None, beat: Heartbeat) -> Heartbeat:
     return replace(beat, progress_at=before.progress_at) if same and before is not None else beat
 
 
+@asynccontextmanager
+async def claimed(peers: Peers, what: str) -> AsyncIterator[None]:
+    """The claim, once nobody else has it. Raise StoreUnavailable."""
+    while True:
+        async with peers.claim(what) as granted:
+            if granted:
+                yield
+                return
+        await asyncio.sleep(CLAIM_AGAIN_S)
+
+
 class Alone:
     """The one gateway of its store: whoever was there before it has ended."""
 
-    shared, sure, back_at = False, True, 0
+    shared, back_at = False, 0
 
     def __init__(self) -> None:
         self.me = new_name()
@@ -86,6 +97,10 @@ class Alone:
 
     def listen(self, heard: Heard) -> None:
         """There is nobody to hear of."""
+
+    def still(self, name: str) -> bool:
+        """See the port."""
+        return name == self.me
 
     async def gone(self, name: str) -> bool:
         """See the port."""

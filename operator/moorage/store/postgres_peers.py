@@ -2,8 +2,8 @@
 
 Two connections. One listens. The other one's session is the gateway's life: it holds an advisory lock under the
 gateway's name for as long as it stands, and says something every two seconds, or else the server ends it. So a process
-that dies is gone at once, and one that is frozen or cut off after 15 s, by the server's own timer and no clock. What a
-gateway claims hangs on the same session.
+that dies is gone at once, and one that is frozen or cut off after 15 s, by the server's own timer and no clock. Another
+session is another name. What a gateway claims hangs on the same session.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from moorage.store.postgres_connection import Db, Link, migrate, translated
 
 BEAT_S = 2.0
 AGAIN_S = 0.25
-"""After a failure: who comes back within the time below was never gone."""
-GONE_S = 2.0
-"""A session that was cut is there again after a moment where its process lives: only for so long unseen is it gone."""
+GONE_S = 4.0
+"""For so long a session must be unseen: two beats, by which its process has missed it as well, if it lives."""
 IDLE_MS = 15_000
 """Seven beats. The server ends the session of a gateway that says nothing for so long."""
 SURE_MS = IDLE_MS * 2 // 3
@@ -62,15 +61,16 @@ class PostgresPeers:
     shared = True
 
     def __init__(self, dsn: str, clock: Clock) -> None:
-        self.me = new_name()
+        self.me = ""
         self._session, self._listener = Link(dsn, self._enter), Link(dsn, self._tune_in)
         self._clock = clock
         self._heard: list[Heard] = []
         self._beats: dict[str, Heartbeat] = {}
         self._over: set[str] = set()
-        self._held_by: Db | None = None
+        self._gone: set[str] = set()
         self._space = 0
         self._beaten_at = clock.monotonic_ms()
+        self._beating = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -107,27 +107,22 @@ class PostgresPeers:
 
     # --- the port -----------------------------------------------------------------------------------------------------
 
-    @property
-    def sure(self) -> bool:
-        """See the port."""
-        return self._clock.monotonic_ms() - self._beaten_at < SURE_MS
-
     def listen(self, heard: Heard) -> None:
         """See the port."""
         self._heard.append(heard)
 
+    def still(self, name: str) -> bool:
+        """See the port."""
+        return self._beating and name == self.me and self._clock.monotonic_ms() - self._beaten_at < SURE_MS
+
     async def gone(self, name: str) -> bool:
         """See the port."""
-        try:
-            key = int(name, 16)
-        except ValueError:
-            return True
-        until = self._clock.monotonic_ms() + GONE_S * 1000
-        while not await self._session.read(lambda db: _held(db, key)):
-            if self._clock.monotonic_ms() >= until:
-                return True
+        until = asyncio.get_running_loop().time() + GONE_S
+        while name not in self._gone and not await self._session.read(lambda db: _held(db, name)):
+            if asyncio.get_running_loop().time() >= until:
+                self._gone.add(name)
             await asyncio.sleep(AGAIN_S)
-        return False
+        return name in self._gone
 
     @asynccontextmanager
     async def claim(self, what: str) -> AsyncIterator[bool]:
@@ -173,12 +168,9 @@ class PostgresPeers:
     async def _enter(self, db: Db) -> None:
         await db.execute(_IDLE, (str(IDLE_MS),))
         (self._space,) = await _row(db, _SPACE)
-        await self._live_by(db)
-
-    async def _live_by(self, db: Db) -> None:
-        """A session of ours that was lost, and that the server still takes for whole, keeps the name a while longer."""
-        if self._held_by is not db and (await _row(db, "SELECT pg_try_advisory_lock(%s)", int(self.me, 16)))[0]:
-            self._held_by = db
+        name = new_name()
+        await db.execute("SELECT pg_advisory_lock(%s)", (int(name, 16),))
+        self.me = name
 
     async def _on(self, db: Db, query: str, key: int) -> Any:
         """One statement on that very session. Where it isn't through, nobody knows what is locked: the session ends."""
@@ -211,6 +203,7 @@ class PostgresPeers:
             await self._session.read(lambda db: self._say(db, beats, over))
             told = True
         finally:
+            self._beating = told
             if not told:
                 self._beats, self._over = beats | self._beats, over | self._over
         if began - self._beaten_at >= IDLE_MS:
@@ -218,7 +211,6 @@ class PostgresPeers:
         self._beaten_at = began
 
     async def _say(self, db: Db, beats: dict[str, Heartbeat], over: set[str]) -> None:
-        await self._live_by(db)
         if over:
             await db.execute("DELETE FROM heartbeats WHERE run_uid = ANY(%s)", (list(over),))
         if beats:
@@ -273,5 +265,7 @@ async def _done(db: Db, statement: str) -> None:
     await db.execute(statement.encode())
 
 
-async def _held(db: Db, key: int) -> bool:
+async def _held(db: Db, name: str) -> bool:
+    """Whether a session stands under that name."""
+    key = int(name, 16)
     return bool((await _row(db, _HELD, key >> 32, key & 0xFFFFFFFF))[0])

@@ -27,6 +27,7 @@ class RecordType(StrEnum):
     POD_REGISTERED = "POD_REGISTERED"
     SANDBOX_PLACED = "SANDBOX_PLACED"
     ATTEMPT_STARTED = "ATTEMPT_STARTED"
+    BASE_FIXED = "BASE_FIXED"
     WORKSPACE_READY = "WORKSPACE_READY"
     AGENT_STARTED = "AGENT_STARTED"
     MODEL_REQUEST = "MODEL_REQUEST"
@@ -75,6 +76,7 @@ class Criticality(StrEnum):
 OPTIONAL_TYPES = frozenset(
     {
         RecordType.AGENT_OUTPUT,
+        RecordType.BASE_FIXED,
         RecordType.CONTEXT_COMPACTED,
         RecordType.CONSTRAINT_EVALUATED,
         RecordType.EFFECT_ADOPTED,
