@@ -141,12 +141,22 @@ def test_a_wait_is_typed_where_it_is_a_trouble(waiting: str, reason: str) -> Non
     assert (view.phase, view.reason) == (SandboxPhase.WAITING, reason)
 
 
+GONE = "VolumeUnreachable"
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         ("0/3 nodes are available: insufficient cpu", "Unschedulable"),
         ('0/1 nodes are available: persistentvolumeclaim "fix-7b4e3dd45f62" not found. not found', ""),
-        ("0/3 nodes are available: 1 node(s) had volume node affinity conflict", "VolumeUnreachable"),
+        ("0/3 nodes are available: 1 node(s) had volume node affinity conflict", GONE),
+        (
+            "0/2 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity, "
+            "1 node(s) had untolerated taint(s).",
+            GONE,
+        ),
+        ("0/2 nodes are available: 2 node(s) had no available volume zone", GONE),
+        ("0/1 nodes are available: 1 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)", GONE),
     ],
 )
 def test_a_pod_that_fits_nowhere(message: str, reason: str) -> None:

@@ -52,6 +52,10 @@ DISRUPTIONS = {
     "TerminationByKubelet": "Evicted",
 }
 _VOLUME_NOT_SEEN = re.compile(r'persistentvolumeclaim "[^"]*" not found')  # created a moment ago: it waits, no more
+_VOLUME_UNREACHABLE = re.compile(
+    r"volume node affinity|PersistentVolume's node affinity|no available volume zone|bound to non-existent pv"
+)
+"""The scheduler's words: of earlier versions, of 1.37, of volumes in a zone, of volumes that are gone."""
 _TYPED = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 
 
@@ -142,7 +146,7 @@ def _why_waiting(status: Body) -> tuple[str, str]:
             message = str(condition.get("message") or "")
             if _VOLUME_NOT_SEEN.search(message):
                 return "", ""
-            return ("VolumeUnreachable" if "volume node affinity" in message else "Unschedulable"), message
+            return ("VolumeUnreachable" if _VOLUME_UNREACHABLE.search(message) else "Unschedulable"), message
     return "", ""
 
 
