@@ -81,8 +81,8 @@ async def test_it_lives_by_its_own_name_and_whoever_was_before_is_gone(peers: Pe
     assert not peers.still("00000000000000aa")
     assert not await peers.gone(peers.me)
     assert await peers.gone("00000000000000aa")
-    async with peers.claim("a thing") as granted:
-        assert granted
+    async with peers.claim("a thing") as granted, peers.claim("a thing") as again:
+        assert (granted, again) == (True, False)
     async with claimed(peers, "a thing"):
         pass
 

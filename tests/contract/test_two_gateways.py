@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
+from structlog.testing import capture_logs
 from tests.gateway_script import PASSWORD, Operator, beat, commit, git, ok, refused, resolved, told
 
 from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey
+from moorage.gateway.gate import Gate
+from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import MemoryBlobs
 from moorage.store.errors import SigningKeyMismatch
@@ -25,6 +30,7 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.workspace.mirror import MirrorKey
 
+DAY_MS = 86_400_000
 LONG_MS = 120_000  # whoever hears nothing in a test is told only after this
 
 
@@ -204,3 +210,49 @@ async def test_a_gateway_with_another_key_is_refused_by_name(postgres: str, cloc
     with pytest.raises(SigningKeyMismatch, match=f"{first.verifying.id}.*{second.verifying.id}"):
         async with open_peers(postgres, clock, second):
             pass
+
+
+@pytest.mark.rule("J7", "J8")
+async def test_two_that_keep_house_at_once_get_in_each_others_way_nowhere(
+    pair: Pair, upstream: GitServer, clock: StepClock
+) -> None:
+    """One prunes what the other would verify, and collects what the other would count: nothing is missing to either."""
+    for number in range(5):
+        operator = Operator(pair.one, resolved(upstream, uid=f"u{number}", delivery=None))
+        await operator.start(pod=f"p{number}")
+        await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+        await ok(await pair.other.operator.post(f"{operator.door}/release"))
+    orphan = await pair.one.deps.blobs.put("team-a", b"nobody needs this")
+    clock.advance(2 * DAY_MS)
+    houses = [
+        Housekeeping(Gate(replace(g.deps, settings=replace(g.deps.settings, journal_retention_ms=DAY_MS))))
+        for g in pair.gateways
+    ]
+    with capture_logs() as logs:
+        await asyncio.gather(*(house.once() for house in houses for _ in range(2)))
+    assert [each for each in logs if each["log_level"] in {"warning", "error"}] == []
+    assert sorted(each["run_uid"] for each in logs if each["event"] == "journal_pruned") == [f"u{n}" for n in range(5)]
+    assert await pair.one.deps.store.list_sealed() == []
+    assert orphan.sha256 not in await pair.one.deps.blobs.digests("team-a")
+    assert (await Operator(pair.other, resolved(upstream, uid="u0")).state())["phase"] == "Failed"
+
+
+@pytest.mark.rule("I1", "J5")
+async def test_a_journal_that_was_repaired_at_one_goes_on_at_the_other(
+    pair: Pair, upstream: GitServer, postgres: str
+) -> None:
+    """The other one still holds in memory what was dropped."""
+    operator, elsewhere = Operator(pair.one, resolved(upstream)), Operator(pair.other, resolved(upstream))
+    await operator.start()
+    offset = (await elsewhere.state())["offset"]
+    async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as db:
+        await db.execute("SET session_replication_role = replica")
+        await db.execute("ALTER TABLE execution_events DISABLE TRIGGER ALL")
+        await db.execute("UPDATE execution_events SET body = body || ' ' WHERE seq = %s", (offset,))
+        await db.execute("ALTER TABLE execution_events ENABLE ALWAYS TRIGGER execution_events_append_only")
+    person = pair.one.reader("local", None)
+    await ok(await person.post(f"{operator.door}/repair", json={"reason": "a test", "user": "ann"}))
+    assert (await elsewhere.state())["generation"] == 2
+    assert (await elsewhere.state()) == (await operator.state())
+    await ok(await elsewhere.fence(2))
+    assert (await operator.state())["epoch"] == 2

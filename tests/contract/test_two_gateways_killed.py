@@ -207,3 +207,24 @@ async def test_one_request_that_both_are_asked_for_at_once_leaves_once(
     assert authority.duplicates == 0
     assert len(authority.log) == len(authority.committed) == 20
     await operator.http.aclose()
+
+
+@pytest.mark.rule("E4", "E8", "K1")
+async def test_a_tunnel_is_its_gateways_while_that_lives_and_unknown_when_it_has_died(
+    pair: tuple[Killed, Killed], upstream: GitServer, tmp_path: Path, authority: Authority
+) -> None:
+    one, other = pair
+    operator = await at_work(other, upstream, authority, "opaque")
+    (tmp_path / "token").write_text("token-of-p1")
+    relay = Relay(f"http://127.0.0.1:{one.port}", tmp_path / "token")
+    await relay.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+    writer.write(f"CONNECT api.example.com:{authority.port} HTTP/1.1\r\n\r\n".encode())
+    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    view = await operator("POST", f"{RUN}/deliver", {"epoch": 1})
+    assert [(e["kind"], e["status"]) for e in view["state"]["effects"]] == [("tunnel", "dispatched")]
+    await one.kill()
+    assert [e["status"] for e in await settled(operator, None)] == ["unknown"]
+    writer.close()
+    await relay.stop()
+    await operator.http.aclose()

@@ -15,7 +15,7 @@ from moorage.gateway.errors import Refusal, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.upstream import upstream_of
-from moorage.store.errors import SpecUnreadable
+from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
 from moorage.workspace.errors import NotFound, WorkspaceError
 
@@ -34,6 +34,8 @@ class Bases:
                 await self.base(run)
             except (WorkspaceError, Refusal) as error:
                 self._gate.deps.log.debug("base_not_ahead", run=run.uid, reason=error.reason)
+            except StoreError as error:  # the run was let go of meanwhile, or the store is away
+                self._gate.deps.log.debug("base_not_ahead", run=run.uid, reason=type(error).__name__)
 
     async def base(self, run: Run) -> str:
         """The base, its objects in the mirror. The remote is asked only where they aren't there yet.

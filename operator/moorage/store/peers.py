@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -53,7 +53,7 @@ class Peers(Protocol):
         """
 
     def claim(self, what: str) -> AbstractAsyncContextManager[bool]:
-        """True for one of all gateways at a time, until the end. Given back when its holder dies or is cut off.
+        """True for one at a time, of all in all gateways, until the end. Given back when its holder dies or is cut off.
 
         It saves work and keeps records short; what must not happen twice is refused by journal and target themselves.
         Raise StoreUnavailable.
@@ -67,6 +67,18 @@ class Peers(Protocol):
 
     async def heartbeat(self, run_uid: str) -> Heartbeat | None:
         """The last heartbeat that any gateway heard, None when nothing was. Raise StoreUnavailable."""
+
+
+@contextmanager
+def once(claims: set[str], what: str) -> Iterator[bool]:
+    """Whether nobody in this process has it; until the end it is in `claims`."""
+    granted = what not in claims
+    claims.add(what)
+    try:
+        yield granted
+    finally:
+        if granted:
+            claims.discard(what)
 
 
 def merged(before: Heartbeat | None, beat: Heartbeat) -> Heartbeat:
@@ -94,6 +106,7 @@ class Alone:
     def __init__(self) -> None:
         self.me = new_name()
         self._beats: dict[str, Heartbeat] = {}
+        self._claims: set[str] = set()
 
     def listen(self, heard: Heard) -> None:
         """There is nobody to hear of."""
@@ -107,9 +120,10 @@ class Alone:
         return name != self.me
 
     @asynccontextmanager
-    async def claim(self, what: str) -> AsyncIterator[bool]:  # noqa: ARG002  the port's signature
+    async def claim(self, what: str) -> AsyncIterator[bool]:
         """See the port."""
-        yield True
+        with once(self._claims, what) as granted:
+            yield granted
 
     def hear(self, run_uid: str, beat: Heartbeat) -> None:
         """See the port."""

@@ -18,7 +18,7 @@ from moorage.clock import Clock
 from moorage.core.run.observed import Heartbeat
 from moorage.store.errors import SigningKeyMismatch, StoreError
 from moorage.store.migrations import released
-from moorage.store.peers import Heard, merged, new_name
+from moorage.store.peers import Heard, merged, new_name, once
 from moorage.store.postgres_connection import Db, Link, migrate, translated
 
 BEAT_S = 2.0
@@ -67,6 +67,7 @@ class PostgresPeers:
         self._heard: list[Heard] = []
         self._beats: dict[str, Heartbeat] = {}
         self._over: set[str] = set()
+        self._claims: set[str] = set()
         self._gone: set[str] = set()
         self._space = 0
         self._beaten_at = clock.monotonic_ms()
@@ -126,7 +127,16 @@ class PostgresPeers:
 
     @asynccontextmanager
     async def claim(self, what: str) -> AsyncIterator[bool]:
-        """See the port."""
+        """See the port. The server would grant it to one session any number of times."""
+        with once(self._claims, what) as free:
+            if not free:
+                yield False
+                return
+            async with self._granted(what) as granted:
+                yield granted
+
+    @asynccontextmanager
+    async def _granted(self, what: str) -> AsyncIterator[bool]:
         db = await self._session.get()
         key = _key_of(f"{self._space}:{what}")
         granted = bool(await self._on(db, "SELECT pg_try_advisory_lock(%s)", key))
