@@ -60,7 +60,7 @@ async def operate(
             deps = Deps(
                 api=api,
                 configuration=configuration,
-                gateway=GatewayClient(http, settings.gateway_url, token),
+                gateway=GatewayClient(http, settings.gateway_url, token, election.leads),
                 clock=SystemClock(),
                 metrics=metrics,
                 log=log,

@@ -139,15 +139,15 @@ class Election:
 
     async def resign(self) -> None:
         """Let another one lead at once. Only where nothing of the work runs any more."""
-        if not self.leads():
+        left_ms, self._until = self._left_ms(), None
+        if left_ms <= 0:
             return
+        self._told(False)
         try:
-            async with asyncio.timeout(self._left_ms() / 1000):
+            async with asyncio.timeout(left_ms / 1000):
                 await self._put(self._released)
         except (KubeError, TimeoutError, Deposed) as e:
             self._say(e)
-        self._until = None
-        self._told(False)
 
     async def _put(self, change: Callable[[Body], Body]) -> None:
         """Write the Lease; once more where it isn't as we left it: an answer may have been lost. Raises Deposed."""

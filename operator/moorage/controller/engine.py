@@ -127,7 +127,7 @@ class Engine:
         if after.closed_without_journal:
             return None
         new = project(after, plan, gathered.previous, self._clock.now_ms())
-        return await self._statuses.tell(key, gathered.previous, new, after.journal)
+        return await self._statuses.tell(key, gathered.previous, new, after.journal, gathered.version)
 
     def _forget(self, key: RunKey) -> None:
         self._statuses.forget(key)

@@ -60,10 +60,16 @@ def session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.ClientSes
 
 
 class GatewayClient:
-    """`url` is where the gateway is, without a path; `http` is the caller's to close."""
+    """`url` is where the gateway is, without a path; `http` is the caller's to close.
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, token: Token) -> None:
-        self._http, self._token = http, token
+    `may_change` is asked before each call that changes something (F7): what a process saw before it was stopped for a
+    minute must not become an order when it is woken.
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, token: Token, may_change: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._http, self._token, self._may_change = http, token, may_change
         self.url = url.rstrip("/")
 
     async def view(self, uid: str) -> RunView | None:
@@ -129,6 +135,8 @@ class GatewayClient:
     async def _call(
         self, method: str, path: str, body: BaseModel | None = None, wait_s: float = CALL_TIMEOUT_S
     ) -> bytes:
+        if method != "GET" and not self._may_change():
+            raise GatewayAway(f"{method} {path}: this operator doesn't lead, and changes nothing")
         content = body.model_dump_json().encode() if body is not None else None
         timeout = aiohttp.ClientTimeout(total=wait_s)
         try:

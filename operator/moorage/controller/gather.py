@@ -54,6 +54,7 @@ class Gathered:
     observed: Observed
     previous: AgentRunStatus
     view: RunView | None
+    version: str = ""  # the object's resourceVersion; empty where there is none
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Gatherer:
             released=view.released if view else True,
             signature=view.signature if view else None,
         )
-        return Gathered(self._signs.dated(observed), previous, view)
+        return Gathered(self._signs.dated(observed), previous, view, str(meta.get("resourceVersion") or ""))
 
     # --- references ---------------------------------------------------------------------------------------------------
 

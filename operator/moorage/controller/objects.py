@@ -10,7 +10,7 @@ from moorage.api.names import API_VERSION
 from moorage.controller.ports import Body, Unwritable
 from moorage.controller.roll import key_of
 from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, KubeApi, KubeError, Missing, Stale, path_of
-from moorage.sandbox.port import RunKey, Unavailable
+from moorage.sandbox.port import Conflict, RunKey, Unavailable
 
 PLACES = {
     "AgentRun": (API_VERSION, "agentruns"),
@@ -70,14 +70,17 @@ class KubeObjects:
         self._classes_known = False
         self._classes_seen += 1
 
-    async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
-        """A merge patch of the status subresource, only of that very object."""
+    async def write_status(self, run: RunKey, status: Mapping[str, Any], version: str) -> Body | None:
+        """A merge patch of the status subresource, only of that very object in that very version."""
         path = f"{path_of(*PLACES['AgentRun'], run.tenant, run.name)}/status"
         with _away():
             try:
-                return await self._api.patch(path, {"metadata": {"uid": run.uid}, "status": status})
-            except (Missing, Stale):
+                meta = {"uid": run.uid, "resourceVersion": version}
+                return await self._api.patch(path, {"metadata": meta, "status": status})
+            except Missing:
                 return None
+            except Stale as e:
+                raise Conflict(str(e)) from e
             except KubeError as e:
                 if e.status == INVALID:
                     raise Unwritable(str(e)) from e

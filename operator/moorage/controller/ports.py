@@ -30,10 +30,11 @@ class Objects(Protocol):
     async def runtime_classes(self) -> frozenset[str] | None:
         """The installed ones; None where they may not be listed."""
 
-    async def write_status(self, run: RunKey, status: Mapping[str, Any]) -> Body | None:
+    async def write_status(self, run: RunKey, status: Mapping[str, Any], version: str) -> Body | None:
         """Put `status` in the place of the old one: the object as it stands then, None where that very run is gone.
 
-        `status` is a merge patch. Raises Unwritable.
+        `status` is a merge patch of the object as it was at that resourceVersion. Raises Unwritable, and Conflict where
+        somebody has changed the object since (F7: a deposed operator's word of yesterday replaces nothing).
         """
 
     async def delete(self, run: RunKey) -> None:

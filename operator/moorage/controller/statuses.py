@@ -16,10 +16,14 @@ from moorage.controller.ports import Objects, Telling, Unwritable
 from moorage.controller.roll import Roll
 from moorage.core.run.state import RunState
 from moorage.core.run.status import write_delay
-from moorage.sandbox.port import RunKey
+from moorage.sandbox.port import Conflict, RunKey
 
 UNWRITABLE_RETRY_MS = 60_000  # first pause after a refusal, doubled each time
 UNWRITABLE_RETRY_CAP_MS = 3_600_000
+
+
+CHANGED_RETRY_MS = 1_000
+"""Somebody changed the object since it was read: the watch tells so at once, and where it doesn't, this."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,18 @@ class Statuses:
         self._written: dict[RunKey, int] = {}
         self._refused: dict[RunKey, _Refusal] = {}
 
-    async def tell(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus, journal: RunState | None) -> int | None:
-        """Write `new` over `old` if it is time; else say in how many milliseconds it will be. Raises Unavailable."""
+    async def tell(
+        self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus, journal: RunState | None, version: str
+    ) -> int | None:
+        """Write `new` over `old`, which the object had in that version, if it is time; else say in how many
+        milliseconds it will be. Raises Unavailable.
+        """
         now = self._clock.now_ms()
         delay = write_delay(old, new, self._written.get(key), journal, now)
         if delay is None:
             return None
         delay = max(delay, self._pause(key, new.observed_generation or 0, now))
-        return await self._write(key, old, new) if delay == 0 else delay
+        return await self._write(key, old, new, version) if delay == 0 else delay
 
     def forget(self, key: RunKey) -> None:
         """That run is gone."""
@@ -60,9 +68,11 @@ class Statuses:
             return 0
         return max(0, min(refusal.due - now, refusal.pause))  # a clock that was put back waits no longer
 
-    async def _write(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> int | None:
+    async def _write(self, key: RunKey, old: AgentRunStatus, new: AgentRunStatus, version: str) -> int | None:
         try:
-            body = await self._objects.write_status(key, patch_to(new.wire(), self._standing(key, old)))
+            body = await self._objects.write_status(key, patch_to(new.wire(), self._standing(key, old)), version)
+        except Conflict:
+            return CHANGED_RETRY_MS
         except Unwritable as error:
             return self._note(key, new.observed_generation or 0, str(error))
         self._refused.pop(key, None)

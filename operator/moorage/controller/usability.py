@@ -51,7 +51,8 @@ class Usability:
         if patch is None:
             return
         try:
-            await self._api.patch(f"{path}/status", {"metadata": {"uid": body["metadata"]["uid"]}, "status": patch})
+            meta = {name: body["metadata"][name] for name in ("uid", "resourceVersion")}
+            await self._api.patch(f"{path}/status", {"metadata": meta, "status": patch})
         except (Missing, Stale):
             return  # gone, or another one by now: the watch tells
 
