@@ -134,6 +134,14 @@ def test_recovery_backs_off_raises_the_epoch_and_waits_for_the_old_sandbox() -> 
     assert kinds(world.plan()) == ["EnsureVolume", "StartSandbox"]
 
 
+def test_a_run_whose_dead_owner_was_started_again_goes_on_at_once() -> None:
+    world = running()
+    lost = {"epoch": 1, "role": "runner", "reason": "Interrupted", "message": "", "counts_double": False}
+    world.apply(a.Report("end", T.ATTEMPT_ENDED, lost))
+    assert world.state.strikes == 1
+    assert kinds(world.plan()) == ["RaiseEpoch"]
+
+
 @pytest.mark.rule("R6")
 def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
     world = running()

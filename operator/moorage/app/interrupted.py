@@ -18,6 +18,7 @@ from moorage.api.wire import ReportedRecord, ResolvedRun
 from moorage.app.owners import Owned, Owners, clear_socket
 from moorage.app.stores import Stores
 from moorage.core.journal.record import RecordType
+from moorage.core.run.attempts import INTERRUPTED
 from moorage.core.run.phases import LIVE
 from moorage.core.run.resolve import amended
 from moorage.core.run.state import RunState
@@ -25,7 +26,6 @@ from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
 from moorage.store.specs import stored_spec
 
-REASON = "Interrupted"
 OFFERED_MS = 24 * 3_600_000  # R7: who comes back the next day is told of what was left; `doctor` tells all
 
 
@@ -129,7 +129,7 @@ def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
     payload = {
         "epoch": state.epoch,
         "role": "runner",
-        "reason": REASON,
+        "reason": INTERRUPTED,
         "message": "the process that owned the run ended without a word",
         "counts_double": False,
     }
@@ -140,7 +140,9 @@ def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
 def cancel_request(now: int) -> ReportedRecord:
     """The record that begins the end of a run that was given up (X1)."""
     kind = RecordType.CANCEL_REQUESTED.value
-    return ReportedRecord(record_id=f"op:{kind}:{REASON}", type=kind, payload={"reason": REASON}, recorded_at=now)
+    return ReportedRecord(
+        record_id=f"op:{kind}:{INTERRUPTED}", type=kind, payload={"reason": INTERRUPTED}, recorded_at=now
+    )
 
 
 def offer(left: Iterable[Interrupted], now: int) -> list[str]:

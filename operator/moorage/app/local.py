@@ -257,7 +257,7 @@ async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: O
     record = interrupted.lost_attempt(state, machine.clock.now_ms())
     if record is not None:
         await machine.gateway.report(uid, state.epoch, [record])
-    return await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at))
+    return await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at), begun=True)
 
 
 async def _close(machine: Machine, found: Interrupted) -> None:
@@ -270,7 +270,7 @@ async def _close(machine: Machine, found: Interrupted) -> None:
     objects = _bare(uid, found.row.name, found.row.created_at)
     try:
         async with _run_of(machine, objects) as run, asyncio.timeout(CLOSING_S):
-            await run.run()
+            await run.run(begun=True)
     except TimeoutError:
         why = f"the interrupted run {found.row.name} ({uid}) can't be closed: what it had sent off isn't settled yet"
         raise RunRefused(why, interrupted.how_to_go_on(found)) from None
@@ -289,14 +289,16 @@ async def _resolved(machine: Machine, asked: Manifest) -> ResolvedRun | None:
     return found if isinstance(found, ResolvedRun) else None
 
 
-async def _to_its_end(machine: Machine, asked: Manifest, body: Mapping[str, Any]) -> LocalResult:
+async def _to_its_end(
+    machine: Machine, asked: Manifest, body: Mapping[str, Any], *, begun: bool = False
+) -> LocalResult:
     """Push it to its end, and leave of it on the disk what its retention says."""
     objects = ManifestObjects(body, asked.others)
     if not machine.isolated:
         machine.listener.note(f"sandbox: {machine.grade}")
     async with _run_of(machine, objects, machine.listener.progress) as run:
         _cancel_on_signal(run)
-        status = await run.run()
+        status = await run.run(begun=begun)
     uid = body["metadata"]["uid"]
     drops = status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase))
     if drops or await _unborn(machine, uid):

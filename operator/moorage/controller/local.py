@@ -161,9 +161,9 @@ class LocalRun:
         """What it would be admitted as now (O6)."""
         return await self._gatherer.resolve(self._objects.body)
 
-    async def run(self) -> AgentRunStatus:
-        """Until the status says how it ended."""
-        self._operator.run_changed("ADDED", self._objects.body)
+    async def run(self, *, begun: bool = False) -> AgentRunStatus:
+        """Until the status says how it ended. `begun`: an earlier process has worked on it."""
+        self._operator.run_changed(None if begun else "ADDED", self._objects.body)
         jobs = [
             asyncio.create_task(self._operator.queue.run()),
             asyncio.create_task(follow(self._gateway, self._operator, self._log, self._chance)),

@@ -25,6 +25,8 @@ from moorage.core.run.words import fail, give_up, lost
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
 LEASE_MS = 40_000
 VOLUME_UNREACHABLE = "VolumeUnreachable"
+INTERRUPTED = "Interrupted"
+"""The owner died, and somebody has started it again: there is nothing to wait for."""
 
 
 def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
@@ -52,7 +54,8 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
         why = f"{loss.reason}: {loss.message}" if loss else "every attempt was lost"
         message = f"given up after {s.attempt} attempts; the last ended with {why}"
         return Plan(actions=(fail("CrashLoop", message),), requeue_ms=1)
-    wait = (loss.at if loss else 0) + backoff_ms(o.uid, s.attempt) - now
+    pause = 0 if loss and loss.reason == INTERRUPTED else backoff_ms(o.uid, s.attempt)
+    wait = (loss.at if loss else 0) + pause - now
     if wait > 0:
         return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
     return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Recovered"),), requeue_ms=1)
