@@ -1,7 +1,7 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, worktree, restart (no cluster), runs, backlog (the real cluster); all of them
-where none is named. Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
+Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog (the real cluster);
+all of them where none is named. Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from e2e.bench import backlog, durable, journal, restart, runs, worktree
+from e2e.bench import backlog, durable, journal, leases, restart, runs, takeover, worktree
 from e2e.bench.figures import Report, machine
 from e2e.bench.system import System
 from e2e.cluster.console import Console
@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     parts: dict[str, Callable[[], Report]] = {
         "journal": lambda: journal.measure(raw),
         "durable": lambda: durable.measure(raw, console),
+        "takeover": lambda: takeover.measure(console),
+        "leases": lambda: leases.measure(console),
         "worktree": worktree.measure,
         "restart": lambda: restart.measure(console),
         "runs": lambda: runs.measure(system()),
