@@ -6,6 +6,7 @@ All take turns in one run, on one file system. Nobody of them sees a network: ea
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,10 +39,12 @@ class Contender:
     strong: bool = True
 
 
-MOORAGE, MOORAGE_PG = "moorage-sqlite", "moorage-postgres"
+MOORAGE, MOORAGE_PG, REPORTED = "moorage-sqlite", "moorage-postgres", "moorage-reported"
+OURS = {MOORAGE, MOORAGE_PG, REPORTED}
 CONTENDERS = [
     Contender(MOORAGE, "Moorage on SQLite: a record appended (WAL, FULL)", ROW.format("WAL, FULL")),
     Contender(MOORAGE_PG, "Moorage on PostgreSQL: a record appended", INSERT),
+    Contender(REPORTED, "Moorage, reported to a gateway on SQLite: content and record", ROW.format("WAL, FULL")),
     Contender(
         "dbos-sqlite", "DBOS on SQLite as shipped (rollback journal, FULL)", ROW.format("rollback journal, FULL")
     ),
@@ -133,15 +136,17 @@ def _commands(folder: Path, server: PostgresServer, console: Console) -> dict[st
     """How each is started, its environment made first."""
     cache = cache_root()
 
+    def ours(script: str, name: str, *arguments: str) -> list[str | Path]:
+        return [sys.executable, RECIPES / script, folder / name, *arguments]
+
     def script(environment: str, name: str, *arguments: str | Path) -> list[str | Path]:
-        interpreter = (
-            CHECKOUT / ".venv/bin/python" if not environment else environments.python(environment, cache, console)
-        )
-        return [interpreter, RECIPES / f"{environment or 'moorage'}_steps.py", folder / name, *arguments]
+        interpreter = environments.python(environment, cache, console)
+        return [interpreter, RECIPES / f"{environment}_steps.py", folder / name, *arguments]
 
     return {
-        MOORAGE: lambda: script("", MOORAGE),
-        MOORAGE_PG: lambda: script("", MOORAGE_PG, server.create_database()),
+        MOORAGE: lambda: ours("moorage_steps.py", MOORAGE),
+        MOORAGE_PG: lambda: ours("moorage_steps.py", MOORAGE_PG, server.create_database()),
+        REPORTED: lambda: ours("moorage_report.py", REPORTED),
         "dbos-sqlite": lambda: script("dbos", "dbos-sqlite", "shipped"),
         "dbos-sqlite-wal": lambda: script("dbos", "dbos-sqlite-wal", "wal"),
         "dbos-postgres": lambda: script("dbos", "dbos-postgres", _url(server.create_database())),
@@ -196,7 +201,7 @@ def _figure(contender: Contender, taken: Taken) -> Figure:
 def _best(taken: dict[str, Taken], among: str) -> Contender | None:
     """The neighbour with the least median, of those whose acknowledged steps are on the disk."""
     strong = [each for each in CONTENDERS if each.strong and each.name in taken and among in each.name]
-    others = [each for each in strong if each.name not in {MOORAGE, MOORAGE_PG}]
+    others = [each for each in strong if each.name not in OURS]
     return min(others, key=lambda each: statistics.median(taken[each.name].p50s()[0]), default=None)
 
 
