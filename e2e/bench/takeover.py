@@ -198,8 +198,8 @@ def _report(found: Found) -> Report:
         ],
         ["after each round every step is in the journal once: 0 duplicates, 0 acknowledged records lost"],
         [
-            "Local runs, SQLite (WAL, FULL), a command agent in bubblewrap where there is one; the time includes all its "
-            "processes' starts. A run that seems at work is looked at every 40 s, which the stopped runner's time includes.",
+            "Local runs, SQLite (WAL, FULL), a command agent in bubblewrap where there is one; the time includes all "
+            "starts of processes. A run that seems at work is looked at every 40 s, the stopped one, too.",
         ],
         found.__dict__,
     )

@@ -2,8 +2,8 @@
 
     python moorage_report.py FOLDER [serve]
 
-`serve` is that process: it says where it listens and with which token, and ends with its standard input. A tool's answer
-is content: the gateway syncs it as a blob before the record that names it is appended.
+`serve` is that process: it says where it listens and with which token, and ends with its standard input. A tool's
+answer is content: the gateway syncs it as a blob before the record that names it is appended.
 """
 
 import asyncio
