@@ -106,7 +106,10 @@ class Job:
         return time.monotonic()
 
     def check(self, steps: int) -> None:
-        """Each step once and in its order. Raises HarnessError."""
+        """Each step once, and no trace of an error in what the run said. Raises HarnessError."""
+        said = (self._root / "said").read_text(errors="replace")
+        if "Error:" in said or "exception=" in said:
+            raise HarnessError(f"the run said {said[-4000:]}")
         with self._journal() as db:
             told = db.execute("SELECT count(*), count(DISTINCT record_id) FROM execution_events").fetchone()
         if self.steps() != steps or told[0] != told[1]:
@@ -196,7 +199,10 @@ def _report(found: Found) -> Report:
             Figure("runner stopped → next step", "s", found.frozen, [PATIENCE_S], "`timeouts.noProgress`"),
             Figure("`moorage run` begun anew, to its first step", "s", found.fresh, found.python, "`python -c pass`"),
         ],
-        ["after each round every step is in the journal once: 0 duplicates, 0 acknowledged records lost"],
+        [
+            "after each round every step is in the journal once: 0 duplicates, 0 acknowledged records lost; "
+            "no run told of an error of its own",
+        ],
         [
             "Local runs, SQLite (WAL, FULL), a command agent in bubblewrap where there is one; the time includes all "
             "starts of processes. A run that seems at work is looked at every 40 s, the stopped one, too.",
