@@ -177,6 +177,46 @@ def test_several_operators_elect_a_leader_by_a_lease_that_goes_with_the_release(
     assert term[0]["podAffinityTerm"]["labelSelector"] == deployment["spec"]["selector"]
 
 
+SHARED = (
+    "store.postgres.dsnSecretRef.name=journals",
+    "store.blobs.s3.bucket=blobs",
+    "gateway.headKeySecretRef.name=heads",
+)
+
+
+def gateway_spec(objects: Objects) -> dict[str, Any]:
+    spec: dict[str, Any] = named(objects, "Deployment", "moorage-gateway")["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("values", [(), NAMESPACED])
+def test_several_gateways_keep_nothing_of_their_own(helm: str, values: tuple[str, ...]) -> None:
+    objects = render(helm, (*values, *SHARED, "gateway.replicas=2"))
+    spec = gateway_spec(objects)
+    assert (spec["replicas"], spec["strategy"]["type"]) == (2, "RollingUpdate")
+    assert not of_kind(objects, "PersistentVolumeClaim")
+    (data,) = [each for each in spec["template"]["spec"]["volumes"] if each["name"] == "data"]
+    assert set(data) == {"name", "emptyDir"}
+    assert environment(objects, "gateway")["MOORAGE_MIRRORS_SHARED"] == "true"
+    budget = named(objects, "PodDisruptionBudget", "moorage-gateway")
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, spec["selector"])
+    (term,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    assert term[0]["podAffinityTerm"]["labelSelector"] == spec["selector"]
+
+
+@pytest.mark.parametrize("lacking", SHARED)
+def test_several_gateways_that_would_keep_something_are_refused_with_what_to_do(helm: str, lacking: str) -> None:
+    some = tuple(value for value in SHARED if value != lacking)
+    done = template(helm, (*some, "gateway.replicas=2"))
+    assert done.returncode != 0
+    assert lacking.partition("=")[0] in done.stderr
+    assert not any(value.partition("=")[0] in done.stderr for value in some)
+    objects = render(helm, some)
+    assert gateway_spec(objects)["strategy"] == {"type": "Recreate"}
+    assert of_kind(objects, "PersistentVolumeClaim")
+    assert "MOORAGE_MIRRORS_SHARED" not in environment(objects, "gateway")
+
+
 def test_an_affinity_of_the_installations_own_takes_the_place_of_ours(helm: str) -> None:
     objects = render(helm, ("operator.replicas=2", "operator.affinity.nodeAffinity.x=y"))
     spec = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]

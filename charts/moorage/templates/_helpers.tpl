@@ -99,6 +99,31 @@ http://$({{ $prefix }}_SERVICE_HOST):$({{ $prefix }}_SERVICE_PORT)
 {{- if .Values.tenancy.namespaced -}}{{ join "," .Values.tenancy.namespaces }}{{- end -}}
 {{- end -}}
 
+{{/* Not empty where all that a gateway keeps is elsewhere: journal, blobs and the key that signs heads. It needs no volume
+then, and there may be several. */}}
+{{- define "moorage.shared" -}}
+{{- if and .Values.store.postgres.dsnSecretRef.name .Values.store.blobs.s3.bucket .Values.gateway.headKeySecretRef.name -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses several gateways that would each keep something of their own, and says what to do. */}}
+{{- define "moorage.replicable" -}}
+{{- if and (gt (int .Values.gateway.replicas) 1) (not (include "moorage.shared" .)) -}}
+{{- $lacking := list -}}
+{{- if not .Values.store.postgres.dsnSecretRef.name -}}
+{{- $lacking = append $lacking "store.postgres.dsnSecretRef.name (the journal in PostgreSQL)" -}}
+{{- end -}}
+{{- if not .Values.store.blobs.s3.bucket -}}
+{{- $lacking = append $lacking "store.blobs.s3.bucket (blobs in a bucket)" -}}
+{{- end -}}
+{{- if not .Values.gateway.headKeySecretRef.name -}}
+{{- $lacking = append $lacking "gateway.headKeySecretRef.name (one key for all that sign heads)" -}}
+{{- end -}}
+{{- fail (printf "gateway.replicas=%d also needs %s, since each would keep its own otherwise; docs/operations.md says how" (int .Values.gateway.replicas) (join ", " $lacking)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The service account's token for the API server, mounted in sight rather than by default. */}}
 {{- define "moorage.apiToken" -}}
 - name: api

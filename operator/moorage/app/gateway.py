@@ -55,6 +55,9 @@ class Environment:
     bucket: Bucket | None = None
     """Where blobs are kept; None: in `data`."""
 
+    mirrors_shared: bool = False
+    """The store has the word of a run's refs, and a mirror in `data` is a cache: as several gateways need it."""
+
     egress_private: tuple[str, ...] = ()
     """T3: networks that agents may reach beside the public ones."""
 
@@ -78,6 +81,7 @@ class Environment:
             namespaces=frozenset(filter(None, env.get("MOORAGE_WATCH_NAMESPACES", "").split(","))),
             store_dsn=env.get("MOORAGE_STORE_DSN") or None,
             bucket=_bucket(env),
+            mirrors_shared=env.get("MOORAGE_MIRRORS_SHARED") == "true",
             egress_private=tuple(filter(None, env.get("MOORAGE_EGRESS_PRIVATE", "").split(","))),
             journal_retention_ms=duration_ms(retention) if retention else None,
             head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
@@ -115,6 +119,7 @@ async def _serve(env: Environment) -> None:
         audience=env.audience,
         operator_subject=env.operator_account,
         egress_private=env.egress_private,
+        mirrors_shared=env.mirrors_shared,
         journal_retention_ms=env.journal_retention_ms,
     )
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
