@@ -41,7 +41,7 @@ def on_sqlite(path: str, mortal: Mortal) -> None:
     db = sqlite3.connect(path, isolation_level=None, timeout=30, factory=Watched)
     migrate(db, released("sqlite"))
     db.close()
-    sqlite_connection.connect(Path(path)).close()
+    sqlite_connection.connect(Path(path), busy_timeout_ms=30_000).close()
 
 
 async def on_postgres(dsn: str, mortal: Mortal) -> None:
