@@ -36,6 +36,7 @@ from moorage.store.reading import verify_stored
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.postgres import PostgresServer
 
+pytestmark = pytest.mark.timeout(240)  # some cases start a process for each statement of all migrations
 FOLDER = Path(__file__).parents[1] / "released"
 KEPT = [(path.stem.split("-")[0], int(path.stem.split("-")[1])) for path in sorted(FOLDER.glob("*-*.json"))]
 OLDEST = [("postgres", 1), ("sqlite", 1)]
@@ -262,7 +263,7 @@ def let(*processes: subprocess.Popen[str]) -> list[str]:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    return [process.communicate(timeout=50)[0] for process in processes]
+    return [process.communicate(timeout=200)[0] for process in processes]
 
 
 @pytest.mark.rule("J11")
