@@ -14,9 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from psycopg import AsyncConnection
-
-from moorage.store import postgres_connection, sqlite_connection
+from moorage.store import sqlite_connection
 from moorage.store.migrations import migrate, released
 
 
@@ -45,7 +43,9 @@ def on_sqlite(path: str, mortal: Mortal) -> None:
 
 
 async def on_postgres(dsn: str, mortal: Mortal) -> None:
-    db: AsyncConnection[Any] = await postgres_connection.connect(dsn)
+    from moorage.store import postgres_connection  # noqa: PLC0415  slow to import, and these processes are many
+
+    db = await postgres_connection.connect(dsn)
     said = db.execute
 
     async def execute(*arguments: Any, **more: Any) -> Any:
