@@ -73,7 +73,7 @@ test-e2e: $(STAMP) ## on a real node with gVisor
 	$(TESTED) $(PYTEST) e2e/cases
 
 torture: $(STAMP) ## kill a small run at named points (KILLS=1000, SEED=1, STORE=sqlite|postgres); the last line is the tally
-	@nice $(BIN)/python -m moorage.testing --kills $(or $(KILLS),1000) --seed $(or $(SEED),1) --store $(or $(STORE),sqlite) --jobs 3
+	@nice $(BIN)/python -m moorage.testing --kills $(or $(KILLS),1000) --seed $(or $(SEED),1) --store $(or $(STORE),sqlite)
 
 rules: $(STAMP) ## which rules of the runtime have a test that names them
 	@$(BIN)/python tools/rules.py

@@ -1,10 +1,15 @@
 import dataclasses
+import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from moorage.cli.timeline import DESCRIPTIONS, MAX_TEXT, bounded, recap, row
+from moorage.cli.render import PAGE, Output, Terminal, timeline_tables
+from moorage.cli.timeline import DESCRIPTIONS, MAX_TEXT, Row, bounded, recap, row
 from moorage.core.journal.record import Criticality, Record, RecordType
 from moorage.core.run.state import AttemptEnd, Checkpoint, Effect, RunState
 
@@ -111,3 +116,35 @@ def test_the_recap_tells_attempts_what_was_recovered_and_what_to_do() -> None:
     assert "grade R2" in doubtful[1]
     assert "moorage resolve RUN call-1 --confirmed|--rejected" in doubtful[2]
     assert recap(RunState()) == []
+
+
+def printed(rows: list[Row], width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    for table in timeline_tables(lambda: rows, width):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [160, 80])
+def test_a_long_timeline_is_printed_by_the_page_and_is_one_table_to_the_eye(width: int) -> None:
+    short = Row(0, 0, 1, None, "RUN_ADMITTED", "admitted", "gateway", "observed")
+    rows = [replace(short, seq=n, what="x" * (30 if n == PAGE + 1 else 5)) for n in range(2 * PAGE + 1)]
+    lines = printed(rows, width)
+    assert len(lines) == 1 + len(rows) + (width == 80)
+    assert len({line.index("gateway (observed)") for line in lines[1:] if "gateway" in line}) == 1
+    assert lines[0].index("SEEN BY") == lines[-1].index("gateway")
+    assert max(map(len, lines)) <= width
+
+
+def test_an_empty_timeline_has_its_header() -> None:
+    assert [line.split() for line in printed([], 80)] == [["TIME", "EPOCH", "ITER", "WHAT", "HAPPENED", "SEEN", "BY"]]
+
+
+@pytest.mark.parametrize("values", [[], [{"a": 1}], [{"a": 1, "b": ["\u00fc"]}, {"a": {"c": None}}]])
+def test_a_list_is_printed_one_by_one_as_it_would_be_in_one_piece(values: list[dict[str, Any]]) -> None:
+    for output in (Output.JSON, Output.YAML):
+        whole, piecemeal = io.BytesIO(), io.BytesIO()
+        Terminal(Console(), Console(), whole).data(values, output)
+        Terminal(Console(), Console(), piecemeal).listed(iter(values), output)
+        assert piecemeal.getvalue() == whole.getvalue()

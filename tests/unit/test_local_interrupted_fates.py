@@ -16,7 +16,7 @@ from moorage.app.interrupted import Fate, Interrupted, fate, lost_attempt
 from moorage.app.owners import Owned, Owner, Owners, clear_socket
 from moorage.core.journal.record import RunIdentity
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import AgentEnd, RunState, SandboxRef
+from moorage.core.run.state import AgentEnd, Proposal, RunState, SandboxRef, Verification
 from moorage.store.port import Execution, ExecutionStatus
 
 OLD, NEW = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -96,6 +96,28 @@ def test_only_an_agent_that_was_at_work_loses_its_attempt_and_once() -> None:
     assert lost_attempt(replace(WORKING, agent_end=DONE), 5) is None, "what it told stands"
     assert lost_attempt(replace(WORKING, sandboxes=()), 5) is None
     assert lost_attempt(replace(WORKING, phase=RunPhase.RECOVERING), 5) is None
+
+
+VERIFIER = SandboxRef("v", "p-v", 2, "verifier", "c0ffee")
+VERIFYING = RunState(
+    phase=RunPhase.VERIFYING,
+    epoch=2,
+    agent_end=DONE,
+    proposal=Proposal("c0ffee", "t", "b", False, 1),
+    sandboxes=(WORKING.sandboxes[0], VERIFIER),
+)
+
+
+@pytest.mark.rule("R6", "R7", "V3")
+def test_a_verifier_that_died_with_its_owner_is_none_of_the_three() -> None:
+    record = lost_attempt(VERIFYING, 5)
+    assert record is not None
+    assert (record.payload["role"], record.payload["interrupted"]) == ("verifier", "v")
+    assert lost_attempt(replace(VERIFYING, sandboxes=WORKING.sandboxes), 5) is None, "none was at work"
+    assert lost_attempt(replace(VERIFYING, verifications_lost=1), 5) is None, "it was told of already"
+    passed = Verification("c0ffee", True, True, "")
+    assert lost_attempt(replace(VERIFYING, verification=passed), 5) is None, "it has judged"
+    assert lost_attempt(replace(VERIFYING, verification=replace(passed, problem="no disk")), 5) == record
 
 
 OWNER = Owner(1, Path("/there/run.yaml"), Path("/nowhere/moorage-x"))

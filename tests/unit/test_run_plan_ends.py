@@ -114,6 +114,23 @@ def test_a_verifier_that_dies_is_replaced_three_times() -> None:
     assert (world.state.phase, world.state.end and world.state.end.reason) == (RunPhase.FAILED, "VerifierLost")
 
 
+@pytest.mark.rule("R7", "V3")
+def test_verifiers_that_died_with_their_owner_are_replaced_as_often_as_that_happens() -> None:
+    world = verifying()
+    seen = set()
+    for _ in range(10):
+        view = world.sandbox("verifier")
+        assert view
+        seen.add(view.name)
+        lost = {"epoch": 1, "role": "verifier", "reason": "Interrupted", "message": "", "interrupted": view.uid}
+        world.apply(a.Report(f"interrupted {view.uid}", T.ATTEMPT_ENDED, lost))
+        world.set_pod(view, phase=SandboxPhase.ENDED)
+        world.step()
+    assert len(seen) == 10
+    assert (world.state.verifications_lost, world.state.verifiers_interrupted) == (0, 10)
+    assert world.state.end is None
+
+
 def test_a_verifier_that_never_judges_is_stopped() -> None:
     world = verifying()
     world.now += 600_000 + 600_000

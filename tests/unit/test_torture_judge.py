@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from moorage.core.journal.export import parse_record, read_lines
-from moorage.core.journal.record import RecordType, RunIdentity, decode
+from moorage.core.journal.record import Record, RecordType, RunIdentity, decode
 from moorage.core.run.result import MAX_VERIFIER_LOSSES
 from moorage.core.run.state import Effect
 from moorage.points import Point
@@ -19,7 +20,7 @@ from moorage.testing.judge import (
     Journal,
     Kind,
     Outside,
-    _asked_again,
+    Reading,
     _repeated,
     _unlike,
     gave_up,
@@ -32,7 +33,17 @@ from moorage.testing.torture import Tally, Verdict, Wanted, plan
 
 GOLDEN = Path(__file__).parents[1] / "replay" / "golden" / "local-command.journal"
 LINES = list(read_lines([GOLDEN.read_bytes()]))[1:]
-WHOLE = Journal("u", tuple(decode(parse_record(line)) for line in LINES))
+RECORDS = [decode(parse_record(line)) for line in LINES]
+
+
+def told(records: Iterable[Record]) -> Journal:
+    reading = Reading("u", range(len(LINES) + 1))
+    for record in records:
+        reading.feed(record)
+    return reading.journal()
+
+
+WHOLE = told(RECORDS)
 UNDISTURBED = outcome(WHOLE.state)
 END = WHOLE.state.end
 COMMIT = END.commit if END else None
@@ -40,7 +51,7 @@ PUSHED = Outside([str(COMMIT)])
 
 
 def cut(records: int) -> Journal:
-    return replace(WHOLE, records=WHOLE.records[:records])
+    return told(RECORDS[:records])
 
 
 def kinds(*seen: Journal, pushes: list[str] | None = None) -> list[Kind]:
@@ -62,14 +73,13 @@ def test_a_push_that_the_remote_never_got_is_found() -> None:
 
 
 def test_records_that_were_there_and_are_gone_are_found() -> None:
-    other = replace(WHOLE.records[4], hash="0" * 64)
-    before = replace(WHOLE, records=(*WHOLE.records[:4], other))
-    assert kinds(before, WHOLE) == [Kind.LOSS]
+    assert kinds(replace(cut(5), head="0" * 64), WHOLE) == [Kind.LOSS]
+    assert Kind.LOSS in kinds(WHOLE, cut(5))
     assert kinds(replace(cut(4), uid="forgotten"), WHOLE) == [Kind.LOSS]
 
 
 def test_a_run_that_has_no_end_is_found() -> None:
-    assert {Kind.LOSS, Kind.DIVERGENCE} <= set(kinds(cut(len(WHOLE.records) - 2), pushes=[]))
+    assert {Kind.LOSS, Kind.DIVERGENCE} <= set(kinds(cut(len(RECORDS) - 2), pushes=[]))
 
 
 def test_two_runs_of_one_and_a_broken_chain_are_found() -> None:
@@ -109,14 +119,14 @@ async def test_an_older_owner_that_commits_is_found(kind: type[MemoryStore], fou
 
 def test_a_question_that_was_answered_and_is_asked_again_is_found() -> None:
     asked = {"bytes_hash": "a" * 64}
+    began = RECORDS[: next(n for n, record in enumerate(RECORDS) if record.type == RecordType.AGENT_STARTED) + 1]
     model = [
-        replace(WHOLE.records[0], type=RecordType.MODEL_REQUEST, request_id="1", payload=asked),
-        replace(WHOLE.records[0], type=RecordType.MODEL_RESPONSE, request_id="1", payload={"complete": True}),
-        replace(WHOLE.records[0], type=RecordType.MODEL_REQUEST, request_id="2", payload=asked),
+        replace(began[-1], type=RecordType.MODEL_REQUEST, request_id="1", payload=asked),
+        replace(began[-1], type=RecordType.MODEL_RESPONSE, request_id="1", payload={"complete": True}),
+        replace(began[-1], type=RecordType.MODEL_REQUEST, request_id="2", payload=asked),
     ]
-    assert [f.kind for f in _asked_again(model)] == [Kind.DUPLICATE]
-    assert list(_asked_again(model[:2])) == []
-    assert list(_asked_again([model[0], model[2]])) == []
+    assert [f.kind for f in told([*began, *model]).repeated] == [Kind.DUPLICATE]
+    assert told([*began, *model[:2]]).repeated == told([*began, model[0], model[2]]).repeated == ()
 
 
 def test_the_tally_counts_what_hit_and_what_was_found() -> None:

@@ -7,11 +7,12 @@ asked to: it may hold hours of paid work. All others are offered to the user.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
 from moorage.api.agentrun import AgentRun
 from moorage.api.wire import ReportedRecord, ResolvedRun
@@ -19,8 +20,9 @@ from moorage.app.owners import Owned, Owners, clear_socket
 from moorage.app.stores import Stores
 from moorage.core.journal.record import RecordType
 from moorage.core.run.attempts import INTERRUPTED
-from moorage.core.run.phases import LIVE
+from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.resolve import amended
+from moorage.core.run.result import verifier_at_work, verifier_serial
 from moorage.core.run.state import RunState
 from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
@@ -120,21 +122,34 @@ def expired(spec: ResolvedRun, state: RunState, now: int) -> bool:
 
 
 def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
-    """The record that gives the dead owner's attempt up, if its agent was at work.
+    """The record that gives up what the dead owner had at work, if that was anything.
 
-    It counts once (R6): that the owner died says nothing of the attempt, and bounds it all the same.
+    An attempt counts once (R6): that the owner died says nothing of it, and bounds it all the same. A verifier doesn't
+    count: nothing of the agent's ran in it.
     """
-    if state.phase not in LIVE or state.agent_end is not None or state.sandbox(state.epoch, "runner") is None:
+    if state.agent_end is None:
+        at_work = state.phase in LIVE and state.sandbox(state.epoch, "runner") is not None
+        return _ended(state, "runner", 0, {"counts_double": False}, now) if at_work else None
+    verifier = verifier_at_work(state) if state.phase is RunPhase.VERIFYING else None
+    if verifier is None or _judged(state):
         return None
-    payload = {
-        "epoch": state.epoch,
-        "role": "runner",
-        "reason": INTERRUPTED,
-        "message": "the process that owned the run ended without a word",
-        "counts_double": False,
-    }
+    return _ended(state, "verifier", verifier_serial(state), {"interrupted": verifier.pod_uid}, now)
+
+
+def _judged(state: RunState) -> bool:
+    """Its verifier said all that it had to say."""
+    verdict, proposal = state.verification, state.proposal
+    if verdict is None or proposal is None:
+        return False
+    return verdict.commit == proposal.commit and verdict.problem is None
+
+
+def _ended(state: RunState, role: str, serial: int, more: Mapping[str, Any], now: int) -> ReportedRecord:
     kind = RecordType.ATTEMPT_ENDED.value
-    return ReportedRecord(record_id=f"op:{kind}:runner:{state.epoch}:0", type=kind, payload=payload, recorded_at=now)
+    why = "the process that owned the run ended without a word"
+    payload = {"epoch": state.epoch, "role": role, "reason": INTERRUPTED, "message": why, **more}
+    record_id = f"op:{kind}:{role}:{state.epoch}:{serial}"
+    return ReportedRecord(record_id=record_id, type=kind, payload=payload, recorded_at=now)
 
 
 def cancel_request(now: int) -> ReportedRecord:

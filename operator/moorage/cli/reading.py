@@ -12,7 +12,7 @@ import typer
 
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, Usage
-from moorage.cli.render import Output, Terminal, tell_verdict, timeline_table
+from moorage.cli.render import Output, Terminal, tell_verdict, timeline_tables
 from moorage.cli.session import (
     Format,
     RunName,
@@ -164,16 +164,20 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bool) -> None:
-    """Print the timeline up to the first bad record, and fail if there is one."""
+    """Print the timeline up to the first bad record, and fail if there is one. Memory is bounded."""
     verdict = verify_export(chunks_of(file))
     sound = verdict.sound
-    shown = list(_rows(file, sound, everything=everything)) if verdict.header else []
+
+    def rows() -> Iterator[Row]:
+        return _rows(file, sound, everything=everything) if verdict.header else iter(())
+
     if output is Output.TEXT:
-        terminal.out.print(timeline_table(shown))
+        for table in timeline_tables(rows, terminal.out.width):
+            terminal.out.print(table)
         for line in _recap(file, sound):
             terminal.note(line)
     else:
-        terminal.data([each.as_json() for each in shown], output)
+        terminal.listed((each.as_json() for each in rows()), output)
     if isinstance(verdict.chain, Broken):
         tell_verdict(terminal, verdict, Output.TEXT)
 

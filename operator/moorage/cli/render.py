@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from typing import Any, BinaryIO
 
 import yaml
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
@@ -77,6 +80,17 @@ class Terminal:
             text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         self.write(text.encode())
 
+    def listed(self, values: Iterable[Mapping[str, Any]], output: Output) -> None:
+        """Print a list as JSON or YAML, as `data` does, one by one: it may be longer than memory."""
+        first = True
+        for value in values:
+            self.write(_item(value, output, first=first).encode())
+            first = False
+        if first:
+            self.write(b"[]\n")
+        elif output is not Output.YAML:
+            self.write(b"\n]\n")
+
     def progress(self, seen: Progress) -> None:
         """One line per change of a local run."""
         elapsed = f"{time.monotonic() - self.started:6.1f} s"
@@ -97,20 +111,50 @@ def terminal() -> Terminal:
     return Terminal(Console(width=width), Console(stderr=True), sys.stdout.buffer)
 
 
-def timeline_table(rows: Iterable[Row]) -> Table:
-    """The timeline for people; reported facts are dim, since nobody trusted saw them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY"):
-        wraps = name == "WHAT HAPPENED"
-        side: JustifyMethod = "right" if name in {"EPOCH", "ITER"} else "left"
-        table.add_column(name, no_wrap=not wraps, overflow="fold", justify=side)
+def _item(value: Mapping[str, Any], output: Output, *, first: bool) -> str:
+    if output is Output.YAML:
+        return yaml.safe_dump([value], sort_keys=False, allow_unicode=True)
+    return ("[\n" if first else ",\n") + textwrap.indent(json.dumps(value, indent=2, ensure_ascii=False), "  ")
+
+
+COLUMNS = ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY")
+WRAPS = COLUMNS.index("WHAT HAPPENED")
+RIGHT = {"EPOCH", "ITER"}
+GAP = 2  # cells between two columns
+PAGE = 500  # rows that are laid out at a time
+
+
+def timeline_tables(rows: Callable[[], Iterable[Row]], room: int) -> Iterator[Table]:
+    """The timeline for people, in tables that are one to the eye, in `room` cells. What was reported is dim: nobody
+    trusted saw it.
+
+    `rows` is asked twice, first for the widths, so that no more than a page of them is held.
+    """
+    widths = [len(name) for name in COLUMNS]
+    for row in rows():
+        widths = [max(width, cell_len(cell)) for width, cell in zip(widths, _cells(row), strict=True)]
+    others = sum(widths) - widths[WRAPS] + GAP * (len(COLUMNS) - 1)
+    widths[WRAPS] = max(len(COLUMNS[WRAPS]), min(widths[WRAPS], room - others))
+    shown, begun = iter(rows()), False
+    while (page := list(islice(shown, PAGE))) or not begun:
+        yield _page(page, widths, header=not begun)
+        begun = True
+
+
+def _page(rows: Iterable[Row], widths: Iterable[int], *, header: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=header)
+    for place, (name, width) in enumerate(zip(COLUMNS, widths, strict=True)):
+        side: JustifyMethod = "right" if name in RIGHT else "left"
+        table.add_column(name, no_wrap=place != WRAPS, overflow="fold", justify=side, width=width)
     for row in rows:
-        at = row.as_json()["at"].replace("T", " ").removesuffix("Z")
-        iteration = "" if row.iteration is None else str(row.iteration)
-        seen = f"{row.seen_by} ({row.assurance})"
-        style = "dim" if row.assurance == "reported" else ""
-        table.add_row(at, str(row.epoch), iteration, Text(row.what), seen, style=style)
+        table.add_row(*map(Text, _cells(row)), style="dim" if row.assurance == "reported" else "")
     return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    at = row.as_json()["at"].replace("T", " ").removesuffix("Z")
+    iteration = "" if row.iteration is None else str(row.iteration)
+    return at, str(row.epoch), iteration, row.what, f"{row.seen_by} ({row.assurance})"
 
 
 def result_data(result: LocalResult) -> dict[str, Any]:

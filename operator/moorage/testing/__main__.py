@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,13 @@ from pathlib import Path
 
 from moorage.testing.benches import small, small_on
 from moorage.testing.killpoints import Fault, parse_shots
+from moorage.testing.nursery import nursery
 from moorage.testing.postgres import PostgresServer
 from moorage.testing.torture import Benches, Rig, Tally, Wanted, torture
 
 INTERRUPTED = 130
 PATIENCE_S = 300.0
+JOBS = 4 * (os.cpu_count() or 1)  # a run that was killed waits most of the time
 AGAIN = "python -m moorage.testing"
 
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=AGAIN, description="Kill a small run at named points.")
     parser.add_argument("--kills", type=int, default=200, help="faults to be met, over all runs")
     parser.add_argument("--seed", type=int, default=1, help="of the first run; a finding names its own")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="runs at the same time")
     parser.add_argument("--faults", type=Fault, nargs="+", default=[Fault.KILL], help="kill, error, delay, stop")
     parser.add_argument("--store", type=Store, default=Store.SQLITE, help="sqlite, or postgres: a server of its own")
     parser.add_argument("--shots", type=parse_shots, default=(), help="one run with these: 'append/within:3:kill …'")
@@ -49,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _torture(wanted: Wanted, store: Store) -> Tally:
     with tempfile.TemporaryDirectory(prefix="moorage-torture-") as folder, _benches(store, Path(folder)) as benches:
-        return await torture(Rig(benches, PATIENCE_S), wanted, _say)
+        async with nursery() as start:
+            return await torture(Rig(benches, PATIENCE_S, start=start), wanted, _say)
 
 
 @contextlib.contextmanager

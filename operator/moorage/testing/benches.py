@@ -51,7 +51,6 @@ END
 echo $n > $n.txt; echo $n >> all
 """
 """One step more, whatever was done before; past the last one nothing."""
-OWNER = (sys.executable, "-m", "moorage.testing.owner")
 MODEL = {"providerRef": {"name": "models"}, "name": "stand-in"}
 BUILTIN = {"driver": "builtin", "model": MODEL}
 STREAM = f"""
@@ -114,7 +113,7 @@ async def small(folder: Path, name: str, agent: Mapping[str, Any] = BUILTIN) -> 
             documents = _documents(remote.url("shop.git"), model.url, authority.port, agent)
             manifest.write_text(yaml.safe_dump_all(documents))
             store, outside = functools.partial(on_disk, root / "state"), functools.partial(_outside, remote, authority)
-            yield Bench(root, manifest, _environment(root), outside, store, OWNER)
+            yield Bench(root, manifest, _environment(root), outside, store)
     shutil.rmtree(root)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.chain import Broken, ChainVerifier
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, Source, decode
-from moorage.core.run.reducer import replay
+from moorage.core.run.phases import IllegalMove
+from moorage.core.run.reducer import Replay
 from moorage.core.run.result import MAX_VERIFIER_LOSSES
 from moorage.core.run.state import Effect, RunState, Usage
 from moorage.store.errors import Fenced, RunSealed
@@ -53,16 +54,65 @@ class Finding:
 
 @dataclass(frozen=True)
 class Journal:
-    """One run as its journal has it. `problem`: where its chain breaks."""
+    """What one run's journal came to: its records are read by and kept by nobody.
+
+    `head`: the hash of its last record. `before`: the hash at each count of records that was asked for, where there are
+    as many. `problem`: why it can't be believed.
+    """
 
     uid: str
-    records: tuple[Record, ...]
+    records: int
+    head: str
+    state: RunState
+    ends: int = 0
+    repeated: tuple[Finding, ...] = ()
+    before: Mapping[int, str] = field(default_factory=dict)
     problem: str | None = None
 
-    @property
-    def state(self) -> RunState:
-        """Reduced afresh."""
-        return replay(self.records)
+
+class Reading:
+    """Reads a journal from record to record. Of each of a model's answers a digest is kept, of all else nothing."""
+
+    def __init__(self, uid: str, marks: Iterable[int] = ()) -> None:
+        self._uid, self._marks = uid, frozenset(marks)
+        self._replay = Replay()
+        self._records, self._head, self._ends, self._iteration = 0, "", 0, 0
+        self._before: dict[int, str] = {}
+        self._repeated: list[Finding] = []
+        self._asked: dict[str, str] = {}
+        self._answered: set[str] = set()
+
+    def feed(self, record: Record) -> None:
+        """The next one. Raises IllegalMove for one that can't follow."""
+        self._replay.feed(record)
+        self._records, self._head = self._records + 1, record.hash
+        if self._records in self._marks:
+            self._before[self._records] = record.hash
+        self._ends += record.type in ENDS
+        payload = record.payload or {}
+        if record.type == RecordType.ITERATION_COMPLETE:
+            self._counted(int(payload["iteration"]))
+        elif record.type == RecordType.MODEL_REQUEST and record.request_id:
+            self._question(record.request_id, str(payload.get("bytes_hash")))
+        elif record.type == RecordType.MODEL_RESPONSE:
+            asked = self._asked.pop(record.request_id or "", None)
+            self._answered |= {asked} if asked and payload.get("complete") else set()
+
+    def _counted(self, iteration: int) -> None:
+        if iteration <= self._iteration:
+            self._repeated.append(Finding(Kind.DUPLICATE, f"iteration {iteration} was counted twice"))
+        self._iteration = max(iteration, self._iteration)
+
+    def _question(self, request_id: str, digest: str) -> None:
+        """R2: a request whose whole answer is in the journal never leaves again."""
+        if digest in self._answered:
+            self._repeated.append(Finding(Kind.DUPLICATE, f"the model was asked again at record {self._records - 1}"))
+        self._asked[request_id] = digest
+
+    def journal(self, problem: str | None = None) -> Journal:
+        """What it came to."""
+        state, repeated = self._replay.state, tuple(self._repeated)
+        return Journal(self._uid, self._records, self._head, state, self._ends, repeated, self._before, problem)
 
 
 @dataclass(frozen=True)
@@ -160,17 +210,20 @@ class Seen:
     """All runs of a store, their chains verified, and what was wrong with their owners."""
 
     journals: tuple[Journal, ...]
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
 
 
-async def look(opened: Opened) -> Seen:
-    """After a death: read everything, and let each run's older owner try to commit."""
+async def look(opened: Opened, earlier: Iterable[Journal] = ()) -> Seen:
+    """After a death: read everything, and let each run's older owner try to commit. `earlier`: what was seen before."""
     async with opened() as store:
         if store is None:
             return Seen((), ())
+        had = tuple(earlier)
         uids = sorted({change.run_uid for change in await store.changes(0, MOST_RUNS)})
         found = [finding for uid in uids for finding in await older_owner(store, uid)]
-        return Seen(tuple([await _journal(store, uid) for uid in uids]), tuple(found))
+        return Seen(
+            tuple([await _journal(store, uid, [j.records for j in had if j.uid == uid]) for uid in uids]), found
+        )
 
 
 async def older_owner(store: DurableExecutionStore, uid: str) -> list[Finding]:
@@ -190,15 +243,17 @@ async def older_owner(store: DurableExecutionStore, uid: str) -> list[Finding]:
     return [Finding(Kind.DUPLICATE, f"epoch {owner - 1} committed beside epoch {owner}")]
 
 
-async def _journal(store: DurableExecutionStore, uid: str) -> Journal:
-    head, verifier = (await store.get(uid)).head, ChainVerifier(run_uid=uid)
-    records: list[Record] = []
-    async for stored in store.stored(uid):
-        if broken := verifier.feed(stored):
-            return Journal(uid, tuple(records), str(broken.error()))
-        records.append(decode(stored))
+async def _journal(store: DurableExecutionStore, uid: str, marks: Iterable[int]) -> Journal:
+    head, verifier, reading = (await store.get(uid)).head, ChainVerifier(run_uid=uid), Reading(uid, marks)
+    try:
+        async for stored in store.stored(uid):
+            if broken := verifier.feed(stored):
+                return reading.journal(str(broken.error()))
+            reading.feed(decode(stored))
+    except IllegalMove as error:
+        return reading.journal(str(error))
     verdict = verifier.result(head)
-    return Journal(uid, tuple(records), str(verdict.error()) if isinstance(verdict, Broken) else None)
+    return reading.journal(str(verdict.error()) if isinstance(verdict, Broken) else None)
 
 
 def judge(
@@ -210,7 +265,7 @@ def judge(
         return [Finding(Kind.DIVERGENCE, f"{len(last)} runs were made of one")]
     (journal,) = last
     if journal.problem:
-        return [Finding(Kind.LOSS, f"the chain is broken: {journal.problem}")]
+        return [Finding(Kind.LOSS, f"its journal can't be believed: {journal.problem}")]
     found: list[Finding] = []
     for earlier in seen[:-1]:
         found += _losses(earlier, journal)
@@ -224,14 +279,13 @@ def judge(
 def _losses(earlier: tuple[Journal, ...], now: Journal) -> Iterator[Finding]:
     """I1, I4: what was durable stays, and nothing that was spent comes back."""
     for journal in earlier:
-        had = [record.hash for record in journal.records]
-        if journal.uid != now.uid:
-            if had:
-                yield Finding(Kind.LOSS, f"run {journal.uid} was forgotten after {len(had)} records")
+        if not journal.records:
             continue
-        if [record.hash for record in now.records[: len(had)]] != had:
-            yield Finding(Kind.LOSS, f"of {len(had)} records that were durable some are gone or changed")
-        elif had and (lower := _lower(journal.state.usage, now.state.usage)):
+        if journal.uid != now.uid:
+            yield Finding(Kind.LOSS, f"run {journal.uid} was forgotten after {journal.records} records")
+        elif now.before.get(journal.records) != journal.head:
+            yield Finding(Kind.LOSS, f"of {journal.records} records that were durable some are gone or changed")
+        elif lower := _lower(journal.state.usage, now.state.usage):
             yield Finding(Kind.LOSS, f"the budget is lower than it was: {lower}")
 
 
@@ -241,17 +295,12 @@ def _lower(before: Usage, after: Usage) -> list[str]:
 
 
 def _duplicates(journal: Journal, pushes: Sequence[str]) -> Iterator[Finding]:
-    records = journal.records
-    if (ends := sum(record.type in ENDS for record in records)) != 1:
-        kind = Kind.DUPLICATE if ends else Kind.LOSS
-        yield Finding(kind, f"{ends} terminal records")
-    for number, times in Counter(_number(r) for r in records if r.type == RecordType.ITERATION_COMPLETE).items():
-        if times > 1:
-            yield Finding(Kind.DUPLICATE, f"iteration {number} was counted {times} times")
+    if journal.ends != 1:
+        yield Finding(Kind.DUPLICATE if journal.ends else Kind.LOSS, f"{journal.ends} terminal records")
+    yield from journal.repeated
     yield from _repeated(journal.state.effects)
     if len(pushes) > 1:
         yield Finding(Kind.DUPLICATE, f"the remote's branch was moved {len(pushes)} times")
-    yield from _asked_again(records)
 
 
 def _repeated(effects: Sequence[Effect]) -> Iterator[Finding]:
@@ -276,25 +325,6 @@ def _unlike(effects: Sequence[Effect], happened: Sequence[str]) -> Iterator[Find
             yield Finding(Kind.DIVERGENCE, f"{target} happened, and the journal calls it {status}")
         if not times and status == "confirmed":
             yield Finding(Kind.LOSS, f"{target} is confirmed, and its host knows nothing of it")
-
-
-def _number(record: Record) -> int:
-    return int((record.payload or {})["iteration"])
-
-
-def _asked_again(records: Sequence[Record]) -> Iterator[Finding]:
-    """R2: a request whose whole answer is in the journal never leaves again."""
-    asked: dict[str, str] = {}
-    answered: set[str] = set()
-    for record in records:
-        payload = record.payload or {}
-        if record.type == RecordType.MODEL_REQUEST and record.request_id:
-            digest = str(payload.get("bytes_hash"))
-            if digest in answered:
-                yield Finding(Kind.DUPLICATE, f"the model was asked again at record {record.seq}")
-            asked[record.request_id] = digest
-        elif record.type == RecordType.MODEL_RESPONSE and payload.get("complete") and record.request_id in asked:
-            answered.add(asked[record.request_id])
 
 
 def _divergence(journal: Journal, undisturbed: Outcome, pushes: Sequence[str], *, same_tree: bool) -> Iterator[Finding]:

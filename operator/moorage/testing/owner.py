@@ -22,6 +22,7 @@ from moorage.cli.render import terminal
 from moorage.cli.session import Session
 from moorage.testing.gateway import resolver
 
+PROGRAM = (sys.executable, "-m", "moorage.testing.owner")
 DSN, HOSTS = "MOORAGE_STORE_DSN", "MOORAGE_TESTING_HOSTS"
 
 

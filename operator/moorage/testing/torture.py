@@ -15,10 +15,11 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from moorage.core.run.phases import RunPhase
 from moorage.points import Point
@@ -28,7 +29,7 @@ from moorage.testing.killpoints import Fault, Shot, begin, environment, fired, o
 
 PROGRAM = (sys.executable, "-c", "from moorage.cli.main import main; main()")
 STOPPED_S = 0.3
-MOST_SHOTS = 5  # in one trial; each attempt that is lost lets the next one wait longer (R6)
+MOST_SHOTS = 8  # in one trial; each attempt that is lost lets the next one wait longer (R6)
 SPARE_STARTS = 3
 LOOK_S = 0.02
 SETTLED_S = 10.0  # until what a run leaves has ended by itself
@@ -48,7 +49,6 @@ class Bench:
     env: Mapping[str, str]
     outside: Callable[[], Outside]
     store: Opened
-    program: Sequence[str] = PROGRAM
 
     @property
     def state(self) -> Path:
@@ -64,6 +64,44 @@ class Bench:
     def temporary(self) -> Path:
         """TMPDIR of what runs here."""
         return self.root / "tmp"
+
+
+class Started(Protocol):
+    """A process; `returncode` is None while it lives."""
+
+    @property
+    def returncode(self) -> int | None:
+        """See `asyncio.subprocess.Process`."""
+
+    async def wait(self) -> int:
+        """Its exit code, or the number of the signal that ended it, negative."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Awaitable[Started]]
+"""Starts `moorage` with arguments, an environment, and a file that all its output is added to."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Starts a program as anybody does."""
+
+    program: Sequence[str] = PROGRAM
+
+    async def __call__(self, argv: Sequence[str], env: Mapping[str, str], output: Path) -> Started:
+        """See Start."""
+        with output.open("ab") as said:
+            return await asyncio.create_subprocess_exec(
+                *(*self.program, *argv),
+                env=env,
+                cwd="/",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C at a terminal is for us; it would be asked to cancel its run
+            )
 
 
 Benches = Callable[[str], AbstractAsyncContextManager[Bench]]
@@ -140,6 +178,7 @@ class Rig:
     benches: Benches
     patience_s: float = 120.0
     same_tree: bool = True
+    start: Start = Executed()
 
     async def reference(self) -> Reference:
         """Run once, undisturbed. Raises NothingToCompare where that doesn't succeed."""
@@ -159,7 +198,7 @@ class Rig:
                 code = await self._start(bench, shots)
                 if code is None:
                     findings.append(Finding(Kind.DIVERGENCE, f"start {len(seen) + 1} hung for {self.patience_s:.0f} s"))
-                looked = await look(bench.store)
+                looked = await look(bench.store, (journal for journals in seen for journal in journals))
                 findings += looked.findings
                 seen.append(looked.journals)
                 if code == 0 or _failed(looked.journals):
@@ -185,18 +224,11 @@ class Rig:
 
     async def _start(self, bench: Bench, shots: Sequence[Shot]) -> int | None:
         """One `moorage run`: its exit code, or None where it hung and had to be killed."""
-        argv = (*bench.program, "run", "-f", str(bench.manifest), "--state", str(bench.state), "-o", "json")
+        said = bench.root / "said"
+        said.unlink(missing_ok=True)
+        argv = ("run", "-f", str(bench.manifest), "--state", str(bench.state), "-o", "json")
         armed = {**bench.env, **environment(bench.trace, *shots)}
-        with (bench.root / "said").open("wb") as said:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=armed,
-                cwd="/",
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # Ctrl-C at a terminal is for us; it would be asked to cancel its run
-            )
+        process = await self.start(argv, armed, said)
         stops = [asyncio.create_task(_waken(bench.trace, shot)) for shot in shots if shot.fault is Fault.STOP]
         try:
             async with asyncio.timeout(self.patience_s):
@@ -219,7 +251,7 @@ def _said(bench: Bench) -> str:
 
 def _failed(journals: tuple[Journal, ...]) -> bool:
     """It has ended, and the command again would begin another run."""
-    ends = [each.state.phase for each in journals if each.records and each.state.end]
+    ends = [each.state.phase for each in journals if each.state.end]
     return any(phase is not RunPhase.SUCCEEDED for phase in ends)
 
 

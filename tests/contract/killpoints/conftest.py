@@ -13,8 +13,9 @@ from tests.contract.local_machine import Machine
 from moorage.points import Point
 from moorage.testing.benches import small, small_on
 from moorage.testing.killpoints import Fault, Shot
+from moorage.testing.owner import PROGRAM
 from moorage.testing.postgres import PostgresServer
-from moorage.testing.torture import Reference, Rig, Verdict
+from moorage.testing.torture import Executed, Reference, Rig, Verdict
 
 SEED = 4
 Fire = Callable[..., Verdict]
@@ -23,7 +24,7 @@ Fire = Callable[..., Verdict]
 @pytest.fixture(scope="session")
 def rig() -> Iterator[Rig]:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        yield Rig(functools.partial(small, Path(folder)))
+        yield Rig(functools.partial(small, Path(folder)), start=Executed(PROGRAM))
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def _fired(rig: Rig, undisturbed: Reference, point: Point, fault: Fault) -> Verd
 @pytest.fixture(scope="session")
 def rig_on_postgres(postgres_server: PostgresServer) -> Iterator[Rig]:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        yield Rig(functools.partial(small_on, postgres_server, Path(folder)))
+        yield Rig(functools.partial(small_on, postgres_server, Path(folder)), start=Executed(PROGRAM))
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from tests.contract.local_machine import Machine
 
+from moorage.core.run.result import MAX_VERIFIER_LOSSES
 from moorage.points import Point
 from moorage.testing.benches import STREAMING, small
 from moorage.testing.killpoints import Shot, environment, fired
-from moorage.testing.torture import Rig
+from moorage.testing.owner import PROGRAM
+from moorage.testing.torture import Executed, Reference, Rig
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,7 +78,7 @@ def test_killed_while_an_ended_run_is_let_go_of_it_goes_all_the_same(machine: Ma
 @pytest.mark.rule("K1", "R2")
 def test_killed_while_an_answer_streams_it_asks_again_and_finishes_once() -> None:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        rig = Rig(functools.partial(small, Path(folder), agent=STREAMING))
+        rig = Rig(functools.partial(small, Path(folder), agent=STREAMING), start=Executed(PROGRAM))
         undisturbed = asyncio.run(rig.reference())
         times = undisturbed.points[Point.MODEL_STREAM]
         shots = [Shot(Point.MODEL_STREAM, 1), Shot(Point.MODEL_STREAM, times // 2), Shot(Point.MODEL_STREAM, times)]
@@ -84,3 +86,12 @@ def test_killed_while_an_answer_streams_it_asks_again_and_finishes_once() -> Non
     assert not verdict.findings, ([str(each) for each in verdict.findings], verdict.said)
     assert verdict.shots == tuple(shots)
     assert verdict.starts == len(shots) + 1
+
+
+@pytest.mark.rule("K1", "R7", "V3")
+def test_killed_four_times_while_it_is_verified_it_is_not_given_up(rig: Rig, undisturbed: Reference) -> None:
+    shots = [Shot(Point.VERDICT_BEFORE, number) for number in range(1, MAX_VERIFIER_LOSSES + 2)]
+    verdict = asyncio.run(rig.trial("disturbed", shots, undisturbed))
+    assert not verdict.findings, ([str(each) for each in verdict.findings], verdict.said)
+    assert verdict.shots == tuple(shots)
+    assert verdict.outcome == undisturbed.outcome

@@ -124,6 +124,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         verification=None,
         progress_at=None,
         verifications_lost=0,
+        verifiers_interrupted=0,
         deferral=None,
         recovered=s.attempt > 0,
     )
@@ -226,11 +227,19 @@ def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunSta
 
 def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     if p.get("role") == "verifier":
-        trouble = f"{p['reason']}: {p.get('message', '')}"
-        return changed(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
+        return _verifier_ended(s, p)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
     return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
+
+
+def _verifier_ended(s: RunState, p: Mapping[str, Any]) -> RunState:
+    """One that is named by its pod died with its owner: it is forgotten, and doesn't count."""
+    if (uid := p.get("interrupted")) is not None:
+        others = tuple(x for x in s.sandboxes if x.pod_uid != uid)
+        return changed(s, sandboxes=others, verifiers_interrupted=s.verifiers_interrupted + 1)
+    trouble = f"{p['reason']}: {p.get('message', '')}"
+    return changed(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
 
 
 def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:

@@ -7,7 +7,7 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
-from moorage.core.run.state import Deferral, Effect, Proposal, RunState
+from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, unsettled, until_stuck
 from moorage.core.run.words import attempt_ended, fail, lost, report
 
@@ -70,15 +70,24 @@ def _last_trouble(s: RunState) -> str:
 
 def _verifier(o: Observed, s: RunState, spec: ResolvedRun, commit: str, now: int) -> Plan:
     """Bring up the verifier number `serial` of this epoch, then wait for its verdict."""
-    serial = s.verifications_lost
-    mine = [x for x in s.sandboxes if x.role == Role.VERIFIER and x.epoch == s.epoch]
-    known = mine[-1] if len(mine) > serial else None
+    serial, known = verifier_serial(s), verifier_at_work(s)
     if known is None:
         return _start_verifier(o, s, commit, serial)
     view = next((v for v in o.sandboxes if v.uid == known.pod_uid), None)
     if view is None or view.ended:
         return Plan(actions=(lost(s, Role.VERIFIER, view, serial),), requeue_ms=1)
     return stuck(o, view, now) or _await_verdict(s, spec, view, serial, now)
+
+
+def verifier_serial(s: RunState) -> int:
+    """The number of the verifier that is, or will be, at work in this epoch, from 0."""
+    return s.verifications_lost + s.verifiers_interrupted
+
+
+def verifier_at_work(s: RunState) -> SandboxRef | None:
+    """The verifier that was registered, and of whose end nothing was told."""
+    mine = [x for x in s.sandboxes if x.role == Role.VERIFIER and x.epoch == s.epoch]
+    return mine[-1] if len(mine) > s.verifications_lost else None
 
 
 def _start_verifier(o: Observed, s: RunState, commit: str, serial: int) -> Plan:

@@ -208,6 +208,7 @@ class RunState:
     agent_end: AgentEnd | None = None
     proposal: Proposal | None = None
     verifications_lost: int = 0  # in this epoch
+    verifiers_interrupted: int = 0  # in this epoch: their owner died, which says nothing of them
     verifier_trouble: str | None = None
     verifier_key: tuple[str, str] | None = None  # pod UID, and SHA-256 of what its verdict must bring
     verification: Verification | None = None
