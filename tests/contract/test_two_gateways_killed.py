@@ -136,32 +136,56 @@ async def test_an_agent_goes_on_by_the_other_gateway_and_orders_nothing_twice(
     assert authority.duplicates == 0
 
 
+async def settled_while_frozen(
+    pair: tuple[Killed, Killed], operator: Patient, shot: Shot, trace: Path
+) -> tuple[list[str], httpx.Response]:
+    """What became of an order whose gateway froze, and what the frozen one said when it woke after that."""
+    one, _ = pair
+    await restarted(one, trace, shot)
+    url, token = f"http://127.0.0.1:{one.port}", {"authorization": "Bearer token-of-p1"}
+    async with httpx.AsyncClient(base_url=url, headers=token, timeout=300) as agent:
+        asked = asyncio.create_task(agent.post(DOOR, content=b"an order"))
+        await until_fired(trace, shot)
+        lost = {"epoch": 1, "reason": "PodLost", "message": ""}
+        await operator("POST", f"{RUN}/records", told("ATTEMPT_ENDED", lost))
+        ends = [e["status"] for e in await settled(operator, None)]
+        one.wake()
+        return ends, await asked
+
+
+async def statuses(operator: Patient) -> list[str]:
+    found = [e["status"] for e in (await operator("GET", RUN))["state"]["effects"]]
+    await operator.http.aclose()
+    return found
+
+
 @pytest.mark.rule("E4", "E6", "F3", "K1")
 @pytest.mark.parametrize("effects", ["keyed", "opaque"])
 async def test_a_gateway_that_wakes_after_another_settled_for_it_sends_nothing(
     pair: tuple[Killed, Killed], upstream: GitServer, tmp_path: Path, authority: Authority, effects: str
 ) -> None:
-    one, other = pair
-    operator = await at_work(other, upstream, authority, effects)
+    operator = await at_work(pair[1], upstream, authority, effects)
     shot = Shot(Point.EGRESS_BEFORE, fault=Fault.STOP)
-    await restarted(one, tmp_path / "trace", shot)
-    url, token = f"http://127.0.0.1:{one.port}", {"authorization": "Bearer token-of-p1"}
-    async with httpx.AsyncClient(base_url=url, headers=token, timeout=300) as agent:
-        asked = asyncio.create_task(agent.post(DOOR, content=b"an order"))
-        await until_fired(tmp_path / "trace", shot)
-        lost = {"epoch": 1, "reason": "PodLost", "message": ""}
-        await operator("POST", f"{RUN}/records", told("ATTEMPT_ENDED", lost))
-        assert [e["status"] for e in await settled(operator, None)] == [
-            "confirmed" if effects == "keyed" else "unknown"
-        ]
-        sent = len(authority.log)
-        one.wake()
-        answer = await asked
+    ends, answer = await settled_while_frozen(pair, operator, shot, tmp_path / "trace")
+    assert ends == ["confirmed" if effects == "keyed" else "unknown"]
     assert not answer.is_success
-    assert len(authority.log) == sent == (effects == "keyed")
-    state = (await operator("GET", RUN))["state"]
-    assert [e["status"] for e in state["effects"]] == ["confirmed" if effects == "keyed" else "not_dispatched"]
-    await operator.http.aclose()
+    assert len(authority.log) == len(authority.committed) == (effects == "keyed")
+    assert await statuses(operator) == ["confirmed" if effects == "keyed" else "not_dispatched"]
+
+
+@pytest.mark.rule("E4", "E6", "K1")
+@pytest.mark.parametrize("effects", ["keyed", "opaque"])
+async def test_what_a_gateway_knows_that_froze_before_it_said_so_is_known_when_it_wakes(
+    pair: tuple[Killed, Killed], upstream: GitServer, tmp_path: Path, authority: Authority, effects: str
+) -> None:
+    """It has happened, and only the frozen one knows."""
+    operator = await at_work(pair[1], upstream, authority, effects)
+    shot = Shot(Point.EGRESS_WITHIN, fault=Fault.STOP)
+    ends, answer = await settled_while_frozen(pair, operator, shot, tmp_path / "trace")
+    assert ends == ["confirmed" if effects == "keyed" else "unknown"]
+    assert answer.status_code == 201
+    assert authority.committed == [b"an order"]
+    assert await statuses(operator) == ["confirmed"]
 
 
 @pytest.mark.rule("E4", "E8")

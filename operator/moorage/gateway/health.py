@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.core.journal.record import Privacy
+from moorage.gateway.errors import Unavailable
 from moorage.gateway.gate import Gate
 from moorage.store.errors import VersionConflict
 from moorage.store.port import Session
@@ -42,12 +43,17 @@ class HealthRoom:
         return PlainTextResponse("ok\n")
 
     async def ready(self, _: Request) -> Response:
-        """Store and blobs have just taken a write, durably; a refusal becomes 503 like at any door."""
+        """Store and blobs have just taken a write, durably, and effects may be sent off; a refusal becomes 503 like at
+        any door.
+        """
         now = self._gate.deps.clock.monotonic_ms()
         async with self._proving:
             if self._proved_at is None or now - self._proved_at >= PROVED_MS:
                 await self._prove()
                 self._proved_at = now
+        peers = self._gate.deps.peers
+        if not peers.still(peers.me):
+            raise Unavailable("others may take this gateway for gone: it is about to come back", reason="CutOff")
         return PlainTextResponse("ok\n")
 
     async def _prove(self) -> None:

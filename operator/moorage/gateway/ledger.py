@@ -120,6 +120,14 @@ class Ledger:
         self._touch(run)
         return run
 
+    async def woken(self, run: Run) -> None:
+        """For one of many that wait: who wakes first reads on, and wakes the others where that changes anything. A
+        wake-up may get lost: who has heard none for a while refreshes. Raise as `open` does.
+        """
+        if run.told or run.at is None:
+            run.told = False
+            await self.refresh(run)
+
     async def _known(self, uid: str) -> Run:
         """The one object of the run, whether or not its journal can be read."""
         return self._alive.get(uid) or self._alive.setdefault(uid, Run(uid, await stored_spec(self.store, uid)))
@@ -422,6 +430,7 @@ class Ledger:
         """M5: somebody wrote to a run, or to any. Who waits for it looks."""
         for run in [self._alive.get(uid)] if uid is not None else list(self._alive.values()):
             if run is not None:
+                run.told = True
                 run.bell.ring()
         self.bell.ring()
 
@@ -481,7 +490,9 @@ class _Append:
         if error is None:
             self._metrics.append_seconds.observe(perf_counter() - self._began)
             return
+        if isinstance(error, OffsetConflict):
+            return  # another gateway was quicker; what memory holds is the older part of the same
         self._metrics.append_failures.labels(type(error).__name__).inc()
-        refused = isinstance(error, OffsetConflict | DuplicateMismatch)  # what memory holds is only the older part
-        if (isinstance(error, StoreError) and not refused) or not isinstance(error, Exception):
+        dropped = isinstance(error, StoreError) and not isinstance(error, DuplicateMismatch)
+        if dropped or not isinstance(error, Exception):
             self._run.at = None

@@ -28,13 +28,14 @@ class OrderBook:
         """The orders as soon as their rank is above `after`, or what they are when the wait is over."""
         clock = self._gate.deps.clock
         deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
+        ledger, rung = self._gate.ledger, True
         while True:
             bell = caller.run.bell.arm()
-            await self._gate.ledger.open(caller.run.uid)
+            await (ledger.woken if rung else ledger.refresh)(caller.run)
             orders, left = self.of(caller), deadline - clock.monotonic_ms()
             if orders.seq > after or left <= 0:
                 return await self.hand_over(caller, orders)
-            await rung_within(bell, min(left, self._settings.keep_alive_ms))
+            rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     def of(self, caller: Caller) -> Orders:
         """What holds now for this very sandbox."""

@@ -48,6 +48,7 @@ class Run:
     grown: Grown = field(default_factory=Grown)  # since the last snapshot
     segment_bytes: int = 0  # of the present segment, as far as this process has seen them
     bell: Bell = field(default_factory=Bell)
+    told: bool = False  # that others wrote to it; nobody has looked since
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -111,7 +111,8 @@ async def over(ledger: Ledger, run: Run, why: Callable[[Run], str | None]) -> st
     """
     while True:
         bell = run.bell.arm()
-        if said := why(await ledger.open(run.uid)):
+        await ledger.woken(run)
+        if said := why(run):
             return said
         if not await rung_within(bell, LOOK_MS):
             await ledger.refresh(run)

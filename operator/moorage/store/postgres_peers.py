@@ -30,7 +30,9 @@ IDLE_MS = 15_000
 SURE_MS = IDLE_MS * 2 // 3
 """So long after a beat was begun a gateway believes in itself: shorter, so that it stops before the others go on."""
 LISTEN_S = 10.0
-"""A connection that hears nothing for so long is asked whether it still stands."""
+"""A connection that listens is asked now and then whether it still stands."""
+DEAF_MS = 60_000
+"""The server ends a listener that doesn't ask: what it was to be told would pile up there, in the end for everybody."""
 
 # 13 has no such setting: there, only what dies is gone
 _IDLE = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = 'idle_session_timeout'"
@@ -231,6 +233,7 @@ class PostgresPeers:
     # --- the listener -------------------------------------------------------------------------------------------------
 
     async def _tune_in(self, db: Db) -> None:
+        await db.execute(_IDLE, (str(DEAF_MS),))
         (space,) = await _row(db, _SPACE)
         await db.execute(f"LISTEN moorage_{int(space)}".encode())
 
