@@ -31,6 +31,7 @@ ENDS = {"Succeeded", "Failed", "Cancelled"}
 MAX_LIVE, AT_ONCE, BEAT_S = 300, 12, 10.0
 STEADY_S = 3.0
 COUNTER = re.compile(r"^(moorage_operator_\w+?)(?:_total)?(?:\{(.*)\})? ([0-9.e+-]+)$", re.MULTILINE)
+RENEWALS = re.compile(r"^moorage_leader_writes_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class Operator:
         """API writes so far, Events apart."""
         seen = await self.metrics()
         return Counter({k: int(n) for k, n in seen.items() if k.startswith("api_writes ") and "events" not in k})
+
+    async def renewals(self) -> int:
+        """Writes of the election's Lease so far, which `writes` leaves out."""
+        text = (await self.http.get("/metrics")).text
+        return sum(int(float(n)) for n in RENEWALS.findall(text))
 
 
 def _sum(seen: Counter[str], prefix: str) -> float:

@@ -29,6 +29,7 @@ class Found:
     live_mib: float = 0
     imports_mib: float = 0
     idle_writes: int = 0
+    idle_renewals: int = 0
     moved: int = 0
     versions_moved: int = 0
     steady_s: list[float] = field(default_factory=list)
@@ -100,9 +101,9 @@ async def _finished(world: Fleet) -> None:
 async def _idle(world: Fleet, operator: Operator, found: Found) -> None:
     """Runs are at rest once their last status is written, which may take a pause of ten seconds."""
     await asyncio.sleep(12)
-    versions, before = await _versions(world), await operator.writes()
+    versions, before, renewals = await _versions(world), await operator.writes(), await operator.renewals()
     await asyncio.sleep(IDLE_S)
-    after = await operator.writes()
+    after, found.idle_renewals = await operator.writes(), await operator.renewals() - renewals
     found.idle_writes = sum(after.values()) - sum(before.values())
     found.versions_moved = sum(1 for name, version in (await _versions(world)).items() if versions[name] != version)
 
@@ -181,6 +182,7 @@ def _report(found: Found) -> Report:
         [
             "no run has a second sandbox, no live run ended, no finished one was worked on again",
             f"resource versions of AgentRuns that moved in the idle minute: {found.versions_moved}",
+            f"renewals of the election's Lease in the idle minute, which are no run's: {found.idle_renewals}",
             f"writes after a restart, those for the new run included: {found.restart_writes}",
         ],
         [

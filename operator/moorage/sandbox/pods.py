@@ -11,6 +11,7 @@ from moorage.api.meta import micro_time, parse_time
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxView
+from moorage.points import Point, reached
 from moorage.sandbox import spec as objects
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Stale, path_of
 from moorage.sandbox.podview import view_of
@@ -86,6 +87,7 @@ class PodSubstrate:
 
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:
         """Create or adopt the claim; one that is still being removed is a Conflict: gather again."""
+        reached(Point.VOLUME_BEFORE)
         with _translated():
             try:
                 await self._api.create(
@@ -96,12 +98,14 @@ class PodSubstrate:
                 if found is None or found["metadata"].get("deletionTimestamp"):
                     raise Conflict("the old volume is still being removed") from None
                 _demand_owned(found, run, f"PersistentVolumeClaim {names.volume_name(run.uid, run.name)}")
+        reached(Point.VOLUME_AFTER)
         self._recent.volume(run)
 
     async def start(self, run: RunKey, spec: ResolvedRun, which: Which) -> SandboxView:
         """Create or adopt: the name follows from run, epoch, role and serial, so a second create finds the first."""
         body = objects.pod(run, spec, self._settings, which)
         name = body["metadata"]["name"]
+        reached(Point.SANDBOX_BEFORE)
         with _translated():
             try:
                 found = await self._create_pod(run.tenant, body)
@@ -111,6 +115,7 @@ class PodSubstrate:
                     raise Conflict(f"pod {name} went away meanwhile") from None
                 _demand_owned(there, run, f"pod {name}")
                 found = there
+        reached(Point.SANDBOX_AFTER)
         self._recent.sandbox(run.uid, view_of(found), version_of(found))
         return view_of(found)
 
@@ -136,8 +141,10 @@ class PodSubstrate:
     async def release_volume(self, run: RunKey) -> None:
         """Delete the claim; the volume's own policy decides on the disk."""
         self._recent.gone(run.uid)
+        reached(Point.RELEASE_BEFORE)
         with _translated():
             await self._delete(run, _claim(run))
+        reached(Point.RELEASE_AFTER)
 
     async def release(self, run: RunKey) -> None:
         """Delete pods, claim and Lease."""
