@@ -16,6 +16,7 @@ SCRIPT = CHECKOUT / "tests" / "perf" / "bench_journal.py"
 # by the beginning of a figure's name: what its baseline is, and the aim
 ABOUT: dict[str, tuple[str, Aim | None]] = {
     "append, acknowledged": ("fdatasync of 4 KiB", Aim(1 / 0.6, "ratio")),
+    "append of": ("fdatasync of as many KiB", None),
     "append against a bare": ("bare SQLite row, FULL", Aim(0.6)),
     "appends of 16": ("one after the other", Aim(10_000, least=True)),
     "append in PostgreSQL": ("INSERT of 1 KiB, committed in the same round trip", None),

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from moorage.testing.postgres import PostgresServer
 
 ROUNDS = 5
 APPENDS = 1000
+BATCHES = (8, 64)
 WRITERS, EACH = 16, 400
 RECORDS = 51_200
 VERIFIER = """
@@ -106,24 +108,26 @@ async def admit(store: DurableExecutionStore, runs: int) -> None:
         await store.raise_fence(f"run-{n}", 1)
 
 
-async def single_append(folder: Path) -> tuple[float, float]:
-    """Alternate one append with one 4 KiB write and fdatasync on the same file system; ms at p50."""
+async def append_of(batch: int, folder: Path) -> tuple[float, float]:
+    """Alternate an append of so many records with a write of as many KiB, 4 at least, and fdatasync; ms at p50."""
+    size = max(4, batch) * 1024
     with scratch(folder) as place:
         store = await opened(place / "journal.db", 1)
         descriptor = os.open(place / "plain", os.O_CREAT | os.O_RDWR)
         ours, base = [], []
-        for n in range(APPENDS):
+        for n in range(0, APPENDS, batch):
+            drafts = [draft(n + k) for k in range(batch)]
             began = time.perf_counter()
-            await store.append("run-0", 1, [draft(n)])
+            await store.append("run-0", 1, drafts)
             ours.append(time.perf_counter() - began)
-            base.append(timed(lambda at=n: plain_write(descriptor, at)))
+            base.append(timed(lambda at=n // batch: plain_write(descriptor, at, size)))
         os.close(descriptor)
         await store.close()
     return p50(ours), p50(base)
 
 
-def plain_write(descriptor: int, n: int) -> None:
-    os.pwrite(descriptor, b"x" * 4096, n * 4096)
+def plain_write(descriptor: int, n: int, size: int) -> None:
+    os.pwrite(descriptor, b"x" * size, n * size)
     os.fdatasync(descriptor)
 
 
@@ -251,12 +255,17 @@ def measure(folder: Path) -> list[Figure]:
     def repeat(kind: Callable[[Path], object]) -> tuple[list[float], list[float]]:
         return rounds([asyncio.run(kind(folder)) for _ in range(ROUNDS)])  # type: ignore[arg-type]
 
+    about = "append of {0} at once, against fdatasync of {0} KiB (p50)"
+    batches = [Figure(about.format(n), "ms", *repeat(partial(append_of, n)), "") for n in BATCHES]
     entries, head = journal()
     size = sum(len(e.body) for e in entries) / RECORDS
     verified = [(timed(lambda: verify(entries)), timed(lambda: hash_and_parse(entries))) for _ in range(ROUNDS)]
     replays = [(timed(lambda: replay(entries)), timed(lambda: hash_and_parse(entries))) for _ in range(ROUNDS)]
     return [
-        Figure("append, acknowledged after fsync, against fdatasync (p50)", "ms", *repeat(single_append), "<= 1.67"),
+        Figure(
+            "append, acknowledged after fsync, against fdatasync (p50)", "ms", *repeat(partial(append_of, 1)), "<= 1.67"
+        ),
+        *batches,
         Figure("append against a bare SQLite row (p50)", "ms", *repeat(bare_row), "<= 0.6 ms"),
         Figure("appends of 16 runs together against one by one", "/s", *repeat(grouped), ">= 10000/s"),
         Figure("append in PostgreSQL against a bare INSERT (p50)", "ms", *on_postgres(postgres_append), ""),
