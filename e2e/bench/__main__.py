@@ -1,6 +1,6 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog (the real cluster);
+Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog, recovery (the real cluster);
 all of them where none is named. Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from e2e.bench import backlog, durable, journal, leases, restart, runs, takeover, worktree
+from e2e.bench import backlog, durable, journal, leases, recovery, restart, runs, takeover, worktree
 from e2e.bench.figures import Report, machine
 from e2e.bench.system import System
 from e2e.cluster.console import Console
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
         "restart": lambda: restart.measure(console),
         "runs": lambda: runs.measure(system()),
         "backlog": lambda: backlog.measure(system()),
+        "recovery": lambda: recovery.measure(system()),
     }
     wanted = argv[1:] or list(parts)
     if unknown := [name for name in wanted if name not in parts]:
