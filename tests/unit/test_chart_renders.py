@@ -197,6 +197,7 @@ def test_several_gateways_keep_nothing_of_their_own(helm: str, values: tuple[str
     assert not of_kind(objects, "PersistentVolumeClaim")
     (data,) = [each for each in spec["template"]["spec"]["volumes"] if each["name"] == "data"]
     assert set(data) == {"name", "emptyDir"}
+    assert environment(objects, "gateway")["MOORAGE_MIRRORS_SHARED"] == "true"
     budget = named(objects, "PodDisruptionBudget", "moorage-gateway")
     assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, spec["selector"])
     (term,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].values()
@@ -213,6 +214,7 @@ def test_several_gateways_that_would_keep_something_are_refused_with_what_to_do(
     objects = render(helm, some)
     assert gateway_spec(objects)["strategy"] == {"type": "Recreate"}
     assert of_kind(objects, "PersistentVolumeClaim")
+    assert "MOORAGE_MIRRORS_SHARED" not in environment(objects, "gateway")
 
 
 def test_an_affinity_of_the_installations_own_takes_the_place_of_ours(helm: str) -> None:
