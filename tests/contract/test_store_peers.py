@@ -17,6 +17,8 @@ from moorage.store.postgres_peers import PostgresPeers
 from moorage.testing.clock import StepClock
 from moorage.testing.postgres import PostgresServer
 
+pytestmark = pytest.mark.timeout(120)  # beats of two seconds, and four until somebody is gone
+
 
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  another process's doing
@@ -170,7 +172,6 @@ async def test_every_change_wakes_every_gateway_and_so_does_a_listener_that_is_b
 
 
 @pytest.mark.rule("F4")
-@pytest.mark.timeout(120)  # a server of its own, that is killed and recovers
 async def test_a_server_that_was_killed_is_found_again(clock: StepClock) -> None:
     with PostgresServer() as server:
         async with await PostgresPeers.open(server.dsn(), clock) as one:

@@ -226,10 +226,11 @@ async def test_one_request_that_both_are_asked_for_at_once_leaves_once(
         return [answer.status_code for answer in await asyncio.gather(*asked)]
 
     async with httpx.AsyncClient(headers=token, timeout=120) as agent:
-        for order in range(20):
-            assert 201 in await ask(agent, order)
+        for first in range(0, 24, 4):
+            asked = await asyncio.gather(*(ask(agent, order) for order in range(first, first + 4)))
+            assert all(201 in codes for codes in asked)
     assert authority.duplicates == 0
-    assert len(authority.log) == len(authority.committed) == 20
+    assert len(authority.log) == len(authority.committed) == 24
     await operator.http.aclose()
 
 
@@ -252,3 +253,53 @@ async def test_a_tunnel_is_its_gateways_while_that_lives_and_unknown_when_it_has
     writer.close()
     await relay.stop()
     await operator.http.aclose()
+
+
+MOST_ORDERS = 800  # a run may have 1,024 since its last safe point
+
+
+async def all_closed(operator: Patient) -> None:
+    while True:
+        state = (await operator("POST", f"{RUN}/deliver", {"epoch": 1}))["state"]
+        if not any(e["status"] in {"intended", "dispatched"} for e in state["effects"]):
+            return
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.rule("E2", "E4", "E6", "K1")
+@pytest.mark.parametrize("effects", ["keyed", "opaque"])
+async def test_orders_through_either_gateway_while_both_are_killed_happen_once_at_most(
+    pair: tuple[Killed, Killed], upstream: GitServer, tmp_path: Path, authority: Authority, effects: str
+) -> None:
+    """Four at a time, each connection to either gateway, both of which die at moments that nobody chose."""
+    operator = await at_work(pair[0], upstream, authority, effects)
+    (tmp_path / "token").write_text("token-of-p1")
+    chance, orders, got = random.Random(effects), iter(range(MOST_ORDERS)), dict[int, int]()
+    async with Service(*(gateway.port for gateway in pair), chance=chance).listening() as service:
+        relay = Relay(f"http://127.0.0.1:{service.port}", tmp_path / "token")
+        await relay.start()
+        async with httpx.AsyncClient(proxy=relay.url, timeout=120) as agent:
+
+            async def kill() -> None:
+                for gateway in chance.sample([*pair, *pair], 4):
+                    await gateway.torture(chance, times=1)
+
+            async def order() -> None:
+                while not killing.done() and (number := next(orders, None)) is not None:
+                    content = str(number).encode()
+                    got[number] = (await agent.post("http://api.example.com/v1/orders", content=content)).status_code
+                    await asyncio.sleep(0.03)
+
+            killing = asyncio.create_task(kill())
+            await asyncio.gather(killing, *(order() for _ in range(4)))
+        await relay.stop()
+    end = {"epoch": 1, "reason": "PodLost", "message": ""}
+    await operator("POST", f"{RUN}/records", told("ATTEMPT_ENDED", end))
+    await all_closed(operator)
+    await operator.http.aclose()
+    assert authority.duplicates == 0
+    assert set(got.values()) <= ({201} if effects == "keyed" else {201, 409})
+    told_so = {str(number).encode() for number, status in got.items() if status == 201}
+    assert told_so <= set(authority.committed)
+    if effects == "opaque":
+        assert len(authority.log) == len(authority.committed)

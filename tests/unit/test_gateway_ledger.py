@@ -84,6 +84,22 @@ async def test_two_gateways_on_one_store_agree_with_the_journal(seed: int) -> No
         assert run.state == truth
 
 
+@pytest.mark.rule("F3", "J3", "I2")
+async def test_a_fence_follows_what_another_gateway_wrote_in_between() -> None:
+    """It is raised by a gateway that holds an older state of the run, which its memory must not go on from."""
+    store = MemoryStore()
+    one, other = ledger(store), ledger(store)
+    await fenced(one, await one.admit(spec()), 1)
+    held = await other.open("u1")
+    run = await one.open("u1")
+    await one.append(run, 1, [fact(one, RecordType.TOOL_RESPONSE, 1, tool="x")])
+    await fenced(other, held, 2)
+    assert held.state == await replayed(store)
+    assert held.state.usage.tool_calls == 1
+    await one.refresh(run)
+    assert run.state == held.state
+
+
 @pytest.mark.rule("J3")
 async def test_waiters_see_a_state_only_after_it_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
