@@ -49,6 +49,7 @@ class Run:
     segment_bytes: int = 0  # of the present segment, as far as this process has seen them
     bell: Bell = field(default_factory=Bell)
     told: bool = False  # that others wrote to it; nobody has looked since
+    let_in: set[str] = field(default_factory=set)  # UIDs of its sandboxes that the store is known to know
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -30,6 +30,7 @@ from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import STATUSES, Run
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
+from moorage.gateway.registration import let_in, let_in_journaled
 from moorage.gateway.roll import Roll, all_rows
 from moorage.points import Point, reached
 from moorage.store import errors as store_errors
@@ -97,7 +98,9 @@ class RunsRoom:
 
     async def look(self, request: Request) -> Response:
         """GET RunView."""
-        return await self._view(await self._gate.run_for_reader(request))
+        run = await self._gate.run_for_reader(request)
+        await let_in_journaled(self._gate.deps.store, run)
+        return await self._view(run)
 
     async def index(self, request: Request) -> Response:
         """GET RunList: with `pending=true`, the runs that somebody must still push on or clean up after (R7)."""
@@ -129,18 +132,15 @@ class RunsRoom:
         )
         reached(Point.POD_BEFORE)
         await self._ledger.append(run, body.epoch, [draft])
-        reached(Point.POD_WITHIN)
-        await self._gate.deps.store.register_pod(
-            Pod(
-                pod_uid=body.pod_uid,
-                run_uid=run.uid,
-                epoch=body.epoch,
-                role=body.role.value,
-                pod_name=body.pod_name,
-                commit=body.commit,
-            )
+        pod = Pod(
+            pod_uid=body.pod_uid,
+            run_uid=run.uid,
+            epoch=body.epoch,
+            role=body.role.value,
+            pod_name=body.pod_name,
+            commit=body.commit,
         )
-        reached(Point.POD_AFTER)
+        await let_in(self._gate.deps.store, run, pod)
         view = await self._view(run)
         if body.role is Role.RUNNER:
             view.background = BackgroundTask(self._bases.ahead, run)
