@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 
 import psycopg
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from moorage.core.journal.record import RunIdentity
 from moorage.core.run.observed import Heartbeat
@@ -131,8 +133,11 @@ async def test_one_whose_session_was_cut_comes_back_under_another_name(
     """Whoever took the old name for gone is right about it for ever, and what it meant under that name isn't sent."""
     one, other, _ = three
     before = one.me
-    await cut(postgres, await pid_of(one._session))
-    await until(lambda: one.me != before and one.still(one.me))
+    with capture_logs() as logs:
+        one._log = structlog.get_logger()
+        await cut(postgres, await pid_of(one._session))
+        await until(lambda: one.me != before and one.still(one.me))
+    assert [(each["event"], each["was"]) for each in logs] == [("session_lost", before)]
     assert not one.still(before)
     assert await other.gone(before)
     assert not await other.gone(one.me)

@@ -129,7 +129,9 @@ async def _serve(env: Environment) -> None:
         api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,
         open_stores(env.data, clock, env.store_dsn, env.bucket) as kept,
-        open_peers(env.store_dsn, clock, key := head_key(env.head_key) if env.head_key else kept.head_key) as peers,
+        open_peers(
+            env.store_dsn, clock, key := head_key(env.head_key) if env.head_key else kept.head_key, log
+        ) as peers,
     ):
         deps = GatewayDeps(
             store=kept.store,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from moorage.clock import Clock
 from moorage.core.journal.heads import SigningKey
@@ -11,7 +12,7 @@ from moorage.store.peers import Alone, Peers
 
 
 @asynccontextmanager
-async def open_peers(dsn: str | None, clock: Clock, key: SigningKey) -> AsyncIterator[Peers]:
+async def open_peers(dsn: str | None, clock: Clock, key: SigningKey, log: Any = None) -> AsyncIterator[Peers]:
     """Be one of the gateways of that PostgreSQL, until the end; without `dsn`, of a store of one's own.
 
     Raise SigningKeyMismatch where the others sign by another key (J6), and the store's errors.
@@ -21,6 +22,6 @@ async def open_peers(dsn: str | None, clock: Clock, key: SigningKey) -> AsyncIte
         return
     from moorage.store.postgres_peers import PostgresPeers  # noqa: PLC0415  its driver costs memory where it isn't used
 
-    async with await PostgresPeers.open(dsn, clock) as peers:
+    async with await PostgresPeers.open(dsn, clock, log) as peers:
         await peers.demand_key(key.verifying.id)
         yield peers

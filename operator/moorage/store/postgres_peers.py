@@ -62,8 +62,9 @@ class PostgresPeers:
     back_at = 0
     shared = True
 
-    def __init__(self, dsn: str, clock: Clock) -> None:
+    def __init__(self, dsn: str, clock: Clock, log: Any = None) -> None:
         self.me = ""
+        self._log = log
         self._session, self._listener = Link(dsn, self._enter), Link(dsn, self._tune_in)
         self._clock = clock
         self._heard: list[Heard] = []
@@ -77,9 +78,12 @@ class PostgresPeers:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def open(cls, dsn: str, clock: Clock) -> Self:
-        """Connect, and bring the schema up to date. Raise StoreUnavailable, NotDurable (J7), SchemaMismatch."""
-        peers = cls(dsn, clock)
+    async def open(cls, dsn: str, clock: Clock, log: Any = None) -> Self:
+        """Connect, and bring the schema up to date; `log` hears of lost sessions.
+
+        Raise StoreUnavailable, NotDurable (J7), SchemaMismatch.
+        """
+        peers = cls(dsn, clock, log)
         link = Link(dsn)
         try:
             await migrate(await link.get(), released("postgres"))
@@ -182,6 +186,8 @@ class PostgresPeers:
         (self._space,) = await _row(db, _SPACE)
         name = new_name()
         await db.execute("SELECT pg_advisory_lock(%s)", (int(name, 16),))
+        if self.me and self._log is not None:
+            self._log.warning("session_lost", was=self.me, now=name)
         self.me = name
 
     async def _on(self, db: Db, query: str, key: int) -> Any:

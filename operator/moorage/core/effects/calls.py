@@ -114,7 +114,7 @@ def key_of(run_uid: str, since: int, index: str) -> str:
 
 
 def choose(question: Question, calls: Iterable[Call], busy: frozenset[str]) -> Chosen:
-    """What to do, by what was asked for before. `busy`: effects that this very process has under way."""
+    """What to do, by what was asked for before. `busy`: effects that a gateway which lives has under way."""
     known = tuple(calls)
     same = [c for c in known if c.fingerprint == question.fingerprint]
     once_more = next((c for c in same if question.asked and c.asked == question.asked), None)
