@@ -224,6 +224,8 @@ async def test_a_gateway_that_is_given_a_bucket_keeps_no_blob_on_its_volume(
     assert aws.bucket is not None
     assert (aws.bucket.endpoint, aws.bucket.where) == (None, "AWS eu-west-1")
     assert "key-1" not in repr(aws)
+    shared = Environment.read(named | {"MOORAGE_MIRRORS_SHARED": "true"})
+    assert (aws.mirrors_shared, shared.mirrors_shared) == (False, True)
     env = Environment.read(named | {"MOORAGE_S3_ENDPOINT": s3_server.url})
     async with open_stores(env.data, StepClock(), bucket=env.bucket) as kept:
         ref = await kept.blobs.put("team-a", b"content")

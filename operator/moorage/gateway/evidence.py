@@ -19,6 +19,7 @@ from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.store.errors import BlobCorrupted, BlobMissing
 from moorage.store.reading import decoded
+from moorage.workspace.errors import NotFound as NoMirror
 
 TAR = "application/x-tar"
 BUNDLE = "application/x-git-bundle"
@@ -52,10 +53,17 @@ class EvidenceRoom:
         proposal = run.state.proposal
         if proposal is None or proposal.empty:
             raise NotFound("the run proposed no change")
-        if not await self._mirrors.has_commit(mirror_key(run), proposal.commit):
+        if not await self._kept(run, proposal.commit):
             raise NotFound("the proposed commit is kept no longer")
         bundled = self._mirrors.bundle(mirror_key(run), proposal.base, proposal.commit)
         return StreamingResponse(bundled, media_type=BUNDLE)
+
+    async def _kept(self, run: Run, commit: str) -> bool:
+        await self._gate.refs.current(run)
+        try:
+            return await self._mirrors.has_commit(mirror_key(run), commit)
+        except NoMirror:
+            return False
 
     async def key(self, _: Request) -> Response:
         """GET the public key that heads are signed with (J6)."""

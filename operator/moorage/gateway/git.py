@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -10,6 +12,7 @@ from moorage.api.wire import Role
 from moorage.gateway.assignment import refuse_idle
 from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
 from moorage.gateway.http import Piped
+from moorage.store import errors as store_errors
 from moorage.workspace.doors import RECEIVE, ReceivePolicy
 from moorage.workspace.smart_http import GitRequest, GitResponse, respond
 
@@ -31,13 +34,24 @@ class GitRoom:
         caller = await self._gate.sandbox(request, "git", Role.RUNNER, Role.VERIFIER)
         if pushes:
             refuse_idle_push(caller)
+        await self._gate.refs.current(caller.run)
         asked = GitRequest(request.method, path, service, request.headers, request.stream())
-        answered = await respond(
-            self._gate.deps.mirrors, mirror_key(caller.run), caller.run.uid, _policy(caller), asked
-        )
+        answered = await self._answered(caller, asked)
         name = RECEIVE if pushes else "git-upload-pack"
         self._gate.deps.metrics.git_requests.labels(name, str(answered.status)).inc()
         return self._response(answered)
+
+    async def _answered(self, caller: Caller, asked: GitRequest) -> GitResponse:
+        """The mirror's answer. Raise Fenced where the epoch was raised while a push came in (F3)."""
+        run = caller.run
+        receive = partial(self._gate.refs.receive, run)
+        try:
+            return await respond(
+                self._gate.deps.mirrors, mirror_key(run), run.uid, _policy(caller), asked, receive=receive
+            )
+        except store_errors.Fenced:
+            await self._gate.ledger.refresh(run)
+            raise await self._gate.ledger.refuse_fenced(run, caller.epoch, "git", caller.pod.pod_uid) from None
 
     def _response(self, answered: GitResponse) -> Response:
         headers = dict(answered.headers)

@@ -45,7 +45,7 @@ def mirror_key(run: Run) -> MirrorKey:
 
 def fixed_base(run: Run) -> str | None:
     """The commit that the run's attempts start from, as the journal says; None until it does."""
-    return run.state.workspace_base
+    return run.state.workspace_base or run.facts.base
 
 
 async def base_of(mirrors: Mirrors, run: Run) -> str | None:
@@ -131,6 +131,8 @@ class SharedRefs:
 
     async def current(self, run: Run) -> None:
         """See the port. Whoever comes while nothing is new waits for no push that is under way."""
+        if run.now.row.sealed:
+            return  # its refs are gone
         at = self._at(run)
         if at.base != fixed_base(run) or await self._store.kept_pushes(run.uid, at.number):
             async with at.turn:

@@ -82,6 +82,7 @@ class ReadersRoom:
     async def diff(self, request: Request) -> Response:
         """GET the patch from the base to what the run proposes, or to its last checkpoint."""
         run = await self._gate.run_for_reader(request)
+        await self._gate.refs.current(run)
         base = await base_of(self._mirrors, run)
         head = await self._head(run) if base else None
         if base is None or head is None:

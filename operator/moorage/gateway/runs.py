@@ -26,7 +26,7 @@ from moorage.gateway.bases import Bases
 from moorage.gateway.credentials import demand_credentials
 from moorage.gateway.delivery import Delivery
 from moorage.gateway.errors import Invalid, Refusal
-from moorage.gateway.gate import Gate, mirror_key
+from moorage.gateway.gate import Gate
 from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import STATUSES, Run
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
@@ -172,7 +172,7 @@ class RunsRoom:
         if run.state.end is None:
             raise Refusal("the run has not ended: cancel it first", status=409, reason="NotEnded")
         async with run.preparing:  # what is still being fetched for it would be pinned afterwards
-            refs = await self._gate.deps.mirrors.drop_run(mirror_key(run), run.uid)
+            refs = await self._gate.refs.drop(run)
         await self._ledger.seal(run, "released")
         self._gate.heartbeats.forget(run.uid)
         return answer(Released(refs=refs))

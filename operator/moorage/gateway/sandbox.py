@@ -159,6 +159,7 @@ class SandboxRoom:
         if body.commit is None:
             raise Invalid("commit: a changed iteration has one")
         ref = checkpoint_ref(run.uid, caller.epoch)
+        await self._gate.refs.current(run)
         if not await self._holds(run, ref, body.commit):
             why = f"{body.commit} is not on {ref} here: push it, then report it"
             raise Refusal(why, status=409, reason="CheckpointMissing")
@@ -180,6 +181,7 @@ class SandboxRoom:
     async def _proposal_seen(self, caller: Caller, body: ResultReport) -> Draft:
         """The candidate as it stands here; without a candidate the agent changed nothing."""
         key, run = mirror_key(caller.run), caller.run
+        await self._gate.refs.current(run)
         base = await base_of(self._mirrors, run)
         if base is None:
             raise Refusal("there is no base yet: ask for the assignment first", status=409, reason="NotAssigned")
@@ -192,7 +194,7 @@ class SandboxRoom:
         tree = await self._mirrors.tree_of(key, commit)
         empty = tree == await self._mirrors.tree_of(key, base)
         files = 0 if empty else len(await self._mirrors.diff_stat(key, base, commit))
-        await self._mirrors.pin(key, run.uid, PROPOSAL_PIN, commit)  # the candidate's ref may still move on
+        await self._gate.refs.pin(run, caller.epoch, PROPOSAL_PIN, commit)  # the candidate's ref may still move on
         payload = {"commit": commit, "tree": tree, "base": base, "empty": empty, "files": files}
         return _seen(caller, RecordType.RESULT_PROPOSED, "proposal", body.recorded_at, payload)
 
