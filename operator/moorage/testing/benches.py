@@ -220,6 +220,6 @@ def _moves(clone: Path, branch: str) -> Sequence[str]:
 
 
 def _git(*args: str) -> None:
-    done = subprocess.run(["git", *args], capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *args], capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         raise NotTorturable(f"git {args[0]}: {done.stderr.strip()}")

@@ -22,7 +22,15 @@ ENV = {
 
 def git(cwd: Path, *args: str, check: bool = True, stdin: str = "") -> str:
     """Stdout; with `check` off, stdout and stderr of whatever became of it."""
-    done = subprocess.run(["git", *args], cwd=cwd, env=ENV, input=os.fsencode(stdin), capture_output=True, check=False)
+    done = subprocess.run(
+        ["git", *args],
+        cwd=cwd,
+        env=ENV,
+        input=os.fsencode(stdin),
+        capture_output=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C at a terminal is for whoever asks: it ends what it began
+    )
     if check and done.returncode:
         raise AssertionError(f"git {args}: {done.stderr!r}")
     return os.fsdecode(done.stdout if check else done.stdout + done.stderr).strip()
