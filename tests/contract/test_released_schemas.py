@@ -165,6 +165,8 @@ async def test_what_hangs_on_its_runs_is_there(old: Old, store: DurableExecution
     assert {row.run_uid for row in await store.list_pending()} == pending
     assert {change.run_uid for change in await store.changes()} == set(old.runs)
     assert await store.referenced_blobs("local")
+    for uid, was in old.runs.items():
+        assert len(await store.kept_pushes(uid)) == was.get("pushes", 0)
 
 
 @pytest.mark.rule("P1")

@@ -98,12 +98,21 @@ async def prune(store: Any, records: list[Record]) -> None:
     await store.prune(replace(gone, signature=SigningKey.new().say("pruned", gone.said(), NOW)))
 
 
+async def keep(store: Any) -> None:
+    """What the mirrors of other gateways would follow."""
+    from moorage.store.port import KeptPush  # noqa: PLC0415  not in every version
+
+    moves = (("refs/moorage/runs/live/1/checkpoint", "c" * 40),)
+    await store.keep_push(KeptPush(run_uid="live", number=0, epoch=1, moves=moves, base="b" * 40))
+
+
 async def facts(store: Any, uid: str) -> dict[str, Any]:
     row = await store.get(uid)
     records = [] if uid == "pruned" else await store.read(uid)
     return {
         "status": row.status.value, "sealed": row.sealed, "fence": row.fence_epoch, "offset": row.head.offset,
         "hash": row.head.hash, "records": len(records), "state": state_hash(replay(records)) if records else None,
+        "pushes": len(await store.kept_pushes(uid)) if hasattr(store, "kept_pushes") else 0,
     }  # fmt: skip
 
 
@@ -116,6 +125,8 @@ async def everything(store: Any, records: list[Record]) -> dict[str, Any]:
     await store.delete("sealed", at=NOW, reason="deleted")
     await store.open_session(Session(tenant="local", session_id="session-live", created_at=NOW, active_at=NOW,
                                      state="active", lineage=("live",)))  # fmt: skip
+    if hasattr(store, "keep_push"):
+        await keep(store)
     uids = ["live", "finished", "sealed"]
     later: dict[str, Callable[[Any, list[Record]], Any]] = {"repair": repair, "prune": prune}
     for able, tell in later.items():
