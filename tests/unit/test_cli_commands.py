@@ -386,6 +386,13 @@ def test_an_export_that_cant_be_written_leaves_nothing_behind(program: Program, 
     assert [each.name for each in folder.iterdir()] == ["x"]
 
 
+def test_an_export_to_a_dash_is_the_journal_alone_on_standard_output(program: Program, tmp_path: Path) -> None:
+    assert program("export", "tidy", "-o", "-") == Exit.OK
+    assert program.out == journal()
+    assert "intact: 7 records" in program.err
+    assert "wrote" not in program.err
+
+
 def test_the_two_processes_are_started_by_name(program: Program) -> None:
     assert program("operator") == Exit.OK
     assert program("gateway") == Exit.OK

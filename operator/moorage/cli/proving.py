@@ -12,10 +12,11 @@ from moorage.cli.bundle_check import Checked, check_bundle, is_bundle
 from moorage.cli.bundling import Made, make
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, NotFound, Usage
-from moorage.cli.reading import chunks_of, spooled, writing
+from moorage.cli.reading import chunks_of, spooled
 from moorage.cli.render import Output, Terminal, tell_verdict
 from moorage.cli.session import Format, RunName, Session, Where, evidence_of, looking, session_of, wait
 from moorage.cli.timeline import bounded
+from moorage.cli.writing import STDOUT, writing
 from moorage.core.journal.chain import Broken, Head
 from moorage.core.journal.export import Verdict, verify_export
 from moorage.core.journal.heads import HeadRefused, SignedHead, VerifyingKey
@@ -62,7 +63,9 @@ def evidence(
     ctx: typer.Context,
     *,
     run: RunName,
-    file: Annotated[Path, typer.Option("--output-file", "-o", help="Bundle to write, such as bundle.tar.")],
+    file: Annotated[
+        Path, typer.Option("--output-file", "-o", help="Bundle to write, such as bundle.tar; - for standard output.")
+    ],
     where: Where,
 ) -> None:
     """Write a run's evidence to one file that `moorage verify` checks on any machine."""
@@ -70,13 +73,15 @@ def evidence(
 
     async def work() -> Made:
         async with evidence_of(session, where, run) as found:
-            with tempfile.TemporaryDirectory(prefix="moorage-evidence-") as folder, writing(file) as target:
+            whole = writing(file, session.terminal.raw)
+            with tempfile.TemporaryDirectory(prefix="moorage-evidence-") as folder, whole as target:
                 return await make(found, Path(folder), target)
 
     made = wait(work())
     lacking = f", {made.withheld} withheld" if made.withheld else ""
     session.terminal.note(f"wrote {file}: {made.members} members, {made.size} bytes{lacking}")
-    session.terminal.note(f"check it anywhere: moorage verify {file}")
+    if file != STDOUT:
+        session.terminal.note(f"check it anywhere: moorage verify {file}")
 
 
 async def _stored(session: Session, where: Where, run: str, trusted: VerifyingKey | None) -> Verdict:

@@ -24,6 +24,7 @@ from moorage.cli.session import (
     wait,
 )
 from moorage.cli.timeline import Row, recap, row
+from moorage.cli.writing import is_file, writing
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import Malformed
 from moorage.core.journal.export import Verdict, parse_header, parse_record, read_lines, verify_export
@@ -96,7 +97,7 @@ def export(
     ctx: typer.Context,
     *,
     run: RunName,
-    file: Annotated[Path, typer.Option("--output-file", "-o", help="File to write.")],
+    file: Annotated[Path, typer.Option("--output-file", "-o", help="File to write, - for standard output.")],
     where: Where,
 ) -> None:
     """Write a run's journal to a file that `moorage verify -f` checks without any cluster."""
@@ -104,12 +105,14 @@ def export(
 
     async def work() -> Verdict:
         async with _exported(session, where, run) as exported:
-            _write(exported, file)
+            _write(exported, file, session.terminal)
             return verify_export(chunks_of(exported))
 
+    apart = is_file(file)
     verdict = wait(work())
-    session.terminal.note(f"wrote {file}")
-    tell_verdict(session.terminal, verdict, Output.TEXT)
+    if apart:
+        session.terminal.note(f"wrote {file}")
+    tell_verdict(session.terminal if apart else session.terminal.aside(), verdict, Output.TEXT)
 
 
 async def _pass_on(chunks: AsyncIterator[bytes], terminal: Terminal) -> None:
@@ -140,27 +143,10 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _write(source: IO[bytes], path: Path) -> None:
-    with writing(path) as file:
+def _write(source: IO[bytes], path: Path, terminal: Terminal) -> None:
+    with writing(path, terminal.raw) as file:
         for chunk in chunks_of(source):
             file.write(chunk)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there whole or not at all: written beside its place, then renamed. Raises CliError."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}-", delete=False) as file:
-            partial = Path(file.name)
-            try:
-                yield file
-                file.close()
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise CliError(f"{path} can't be written: {error.strerror}", "name a folder that exists and is yours") from None
 
 
 def _show(file: IO[bytes], terminal: Terminal, output: Output, *, everything: bool) -> None:

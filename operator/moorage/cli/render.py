@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
@@ -66,6 +66,10 @@ class Terminal:
         self.err.print(Text.assemble(("error: ", "bold red"), error.message), highlight=False, soft_wrap=True)
         if error.hint:
             self.err.print(Text.assemble(("hint: ", "bold"), error.hint), highlight=False, soft_wrap=True)
+
+    def aside(self) -> Terminal:
+        """The same, with results on standard error: standard output may be what was asked to be written to."""
+        return replace(self, out=self.err)
 
     def write(self, data: bytes) -> None:
         """Pass bytes on as they are."""

@@ -15,9 +15,10 @@ import typer
 
 from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, NotFound, Unreachable, Usage
-from moorage.cli.reading import chunks_of, records_of, spooled, writing
+from moorage.cli.reading import chunks_of, records_of, spooled
 from moorage.cli.render import Output, Terminal, tell_verdict
 from moorage.cli.session import Format, RunName, Where, evidence_of, looking, session_of, wait
+from moorage.cli.writing import is_file, writing
 from moorage.clock import SystemClock
 from moorage.core.evidence import tar
 from moorage.core.journal.chain import Broken
@@ -57,6 +58,8 @@ def replay(
         raise Usage(
             "--what-if and --into FILE go together, and without --audit", "moorage replay RUN --what-if URL --into new"
         )
+    if file and not is_file(file):
+        raise Usage(f"--into {file}: that is no file", "the answer is written beside the journal")
     if output is Output.NAME:
         raise Usage("a replay has no names to print", "use -o text, json or yaml")
 
@@ -70,7 +73,9 @@ def replay(
             records = records_of(journal, verdict.sound)
             if what_if and file:
                 asked = Asked(what_if, model, os.environ.get(key_env, ""), b"")
-                tell_what_if(session.terminal, await _what_if(found, records, at, asked, file), file, output)
+                made = await _what_if(found, records, at, asked)
+                _keep(made, file, session.terminal)
+                tell_what_if(session.terminal, made, file, output)
             elif audited:
                 tell_audit(session.terminal, audit(records), output)
             else:
@@ -106,19 +111,21 @@ class Asked:
         return Answer(answer.status_code, answer.content, usage, str(body["model"]))
 
 
-async def _what_if(evidence: Evidence, records: Iterator[Record], at: int | None, asked: Asked, file: Path) -> WhatIf:
+async def _what_if(evidence: Evidence, records: Iterator[Record], at: int | None, asked: Asked) -> WhatIf:
     try:
         forked = fork(records, at)
     except (NoSuchQuestion, IllegalMove) as error:
         raise CliError(str(error)) from None
     asked.content = await _content(evidence, forked.content.sha256)
-    made = counterfactual(forked, str(uuid.uuid4()), SystemClock().now_ms(), asked)
-    with writing(file) as target:
+    return counterfactual(forked, str(uuid.uuid4()), SystemClock().now_ms(), asked)
+
+
+def _keep(made: WhatIf, file: Path, terminal: Terminal) -> None:
+    with writing(file, terminal.raw) as target:
         target.write(header_line(made.header))
         target.writelines(record_line(each) for each in made.records)
-    with writing(file.with_name(file.name + ".answer")) as target:
+    with writing(file.with_name(file.name + ".answer"), terminal.raw) as target:
         target.write(made.answer.body)
-    return made
 
 
 async def _content(evidence: Evidence, sha256: str) -> bytes:
