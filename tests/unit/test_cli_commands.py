@@ -353,6 +353,13 @@ def test_a_run_that_succeeded_says_where_its_branch_is(program: Program, manifes
     assert program.composition.started == [f"run.yaml {program.state}"]
 
 
+def test_a_run_that_delivered_nothing_names_no_branch(program: Program, manifest: Path) -> None:
+    program.composition.result = replace(SUCCEEDED, branch=None, repository=None)
+    assert program("run", "-f", str(manifest)) == Exit.OK
+    assert f"commit   aaaaaaaaaaaa, delivered to no branch\n  look     moorage diff {UID}" in program.text
+    assert "branch  " not in program.text
+
+
 @pytest.mark.parametrize("phase", ["Failed", "Cancelled", "Paused"])
 def test_only_success_is_exit_code_zero(program: Program, manifest: Path, phase: str) -> None:
     program.composition.result = LocalResult("tidy", UID, phase, "AcceptanceFailed", "tests: exit 1")

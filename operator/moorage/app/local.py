@@ -51,6 +51,7 @@ from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
 ALL = 1_000_000  # more runs than one person makes on one machine
+PUSHED = ("Delivered", "True", "Pushed")  # the condition of a run whose branch is where its workspace came from
 CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the user is told that it can't be
 
 
@@ -368,7 +369,7 @@ def _progress(status: AgentRunStatus) -> Progress:
 def _result(body: Mapping[str, Any], status: AgentRunStatus, grade: str) -> LocalResult:
     meta, result, journal = body["metadata"], status.result, status.journal
     local = (body["spec"].get("workspace") or {}).get("local") or {}
-    delivered = result is not None and result.commit is not None and status.phase == "Succeeded"
+    pushed = any((c.type, c.status, c.reason) == PUSHED for c in status.conditions)
     usage = status.usage
     return LocalResult(
         name=meta["name"],
@@ -377,9 +378,9 @@ def _result(body: Mapping[str, Any], status: AgentRunStatus, grade: str) -> Loca
         reason=status.reason or "",
         message=status.message or "",
         summary=(result.summary or "") if result else "",
-        branch=status.workspace.branch if delivered and status.workspace else None,
-        commit=result.commit if result and delivered else None,
-        repository=Path(local["path"]) if delivered and local else None,
+        branch=status.workspace.branch if pushed and status.workspace else None,
+        commit=result.commit if result and status.phase == "Succeeded" else None,
+        repository=Path(local["path"]) if pushed and local else None,
         tokens=(usage.tokens or 0) if usage else 0,
         cost_micros=(usage.cost_micros or 0) if usage else 0,
         journal_offset=journal.offset if journal and journal.offset is not None else -1,

@@ -38,7 +38,8 @@ class Truth:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """The end of a local run. `repository` is where `branch` can be looked at, None where nothing was delivered.
+    """The end of a local run. `commit` is what it came to; `branch` is None where it was delivered nowhere, and
+    `repository` where there is no folder to look at it.
 
     `sandbox` is the grade of what kept the agent in (W8).
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import textwrap
 import time
@@ -188,15 +189,28 @@ def result_text(result: LocalResult) -> Text:
         text.append(f": {result.message}")
     if result.summary:
         text.append(f"\n  summary  {result.summary}")
-    if result.branch and result.commit and result.repository:
-        text.append(f"\n  branch   {result.branch} at {result.commit[:12]} in {result.repository}")
-        text.append(f"\n  look     git -C {result.repository} log -p -1 {result.branch}")
+    for word, said in _whereabouts(result):
+        text.append(f"\n  {word:<8} {said}")
     if result.sandbox:
         text.append(f"\n  sandbox  {result.sandbox}")
     if any((each.type, each.reason) == ("Accepted", "Unisolated") for each in result.conditions):
         text.append("\n  accepted by commands without a sandbox of their own: reported, not proved", "yellow")
-    text.append(f"\n  journal  moorage timeline {result.name}")
+    text.append(f"\n  journal  moorage timeline {result.uid}")
     return text
+
+
+def _whereabouts(result: LocalResult) -> Iterator[tuple[str, str]]:
+    """Where to look at what it came to."""
+    if not result.commit:
+        return
+    if not result.branch:
+        yield "commit", f"{result.commit[:12]}, delivered to no branch"
+        yield "look", f"moorage diff {result.uid}"
+        return
+    there = f" in {result.repository}" if result.repository else ""
+    yield "branch", f"{result.branch} at {result.commit[:12]}{there}"
+    if result.repository:
+        yield "look", f"git -C {shlex.quote(str(result.repository))} log -p -1 {result.branch}"
 
 
 def pruned_words(gone: Pruned) -> str:

@@ -139,7 +139,8 @@ def _delivered(o: Observed, s: RunState, told: Plan) -> Condition:
     if o.spec is not None and delivery is None:
         return _truth(kind, "Unknown", "NothingAsked", "the run has no delivery")
     if s.phase is RunPhase.SUCCEEDED and delivery is not None:
-        return _truth(kind, "True", "BranchKept", f"branch {delivery.branch} is in the run's repository")
+        kept = f"{s.end.commit} stays in the gateway's git store" if s.end and s.end.commit else "nothing has changed"
+        return _truth(kind, "True", "BranchKept", f"nothing is pushed: {kept}")
     return _truth(kind, "False", "NotDelivered")
 
 

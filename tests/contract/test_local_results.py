@@ -1,0 +1,38 @@
+"""What a local run says that it came to, against what is there: real processes of the real program."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.local_machine import BRANCH, MOORAGE, Machine
+
+from moorage.testing.trees import git
+
+ONE = {"agent": "echo 1 > one.txt", "check": "test -e one.txt"}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path, isolated=False)
+    yield made
+    made.close()
+
+
+def moorage(machine: Machine, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [str(MOORAGE), "--state", str(machine.state), *argv]
+    return subprocess.run(command, env=machine.env, capture_output=True, text=True, check=False, timeout=50)
+
+
+@pytest.mark.parametrize("delivery", [None, {"branch": BRANCH, "push": False}], ids=["none", "no push"])
+def test_a_run_that_delivers_nothing_says_where_its_commit_can_be_seen(
+    machine: Machine, delivery: dict[str, Any] | None
+) -> None:
+    machine.write(**ONE, delivery=delivery)
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), (result, err)
+    assert result["workspace"] == {"branch": None, "repository": None}
+    assert len(result["result"]["commit"]) == 40
+    assert git(machine.repository, "branch", "--list", BRANCH) == ""
+    assert "+++ b/one.txt" in moorage(machine, "diff", result["uid"]).stdout
