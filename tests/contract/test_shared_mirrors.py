@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -292,6 +293,23 @@ async def test_a_gateway_that_dies_while_it_follows_follows_again(
     assert (await seen(two, tmp_path))[CHECKPOINTS] == head
     (mirror,) = two.deps.mirrors._root.glob("*/*.git")
     await asyncio.to_thread(git, mirror, "rev-list", "--objects", "--quiet", "--all")
+
+
+@pytest.mark.rule("W4")
+async def test_a_lock_that_a_killed_process_left_on_a_ref_is_taken_away(
+    installation: Installation, upstream: GitServer, tmp_path: Path
+) -> None:
+    one = await installation.gateway()
+    await agent_at_work(one, Operator(one, resolved(upstream)))
+    tree = await worktree(one, tmp_path, "p1")
+    (mirror,) = one.deps.mirrors._root.glob("*/*.git")
+    left = mirror / f"{CHECKPOINTS}.lock"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.touch()
+    os.utime(left, (0, 0))
+    head = await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    assert mirror_refs(one)[CHECKPOINTS] == head
 
 
 def dies_at(monkeypatch: Any, point: Point) -> None:

@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import (
     BadUrl,
     BranchExists,
+    LockHeld,
     NonFastForward,
     NotFound,
     RefMissing,
@@ -181,7 +182,7 @@ class Mirrors:
 
     async def publish(self, key: MirrorKey, staged: Staged) -> None:
         """Move its refs, synced, all or none."""
-        await staging.publish(self._git(key), staged)
+        await self._moved(key, lambda: staging.publish(self._git(key), staged))
 
     async def discard(self, key: MirrorKey, staged: Staged) -> None:
         """Forget a push whose refs don't move; harmless where they did."""
@@ -205,7 +206,15 @@ class Mirrors:
 
     async def follow(self, key: MirrorKey, moves: Mapping[str, str]) -> None:
         """Move refs to where they were moved elsewhere, synced, all or none."""
-        await staging.follow(self._git(key), moves)
+        await self._moved(key, lambda: staging.follow(self._git(key), moves))
+
+    async def _moved(self, key: MirrorKey, move: Callable[[], Awaitable[None]]) -> None:
+        """Move refs, also where a killed process left its lock on one."""
+        try:
+            await move()
+        except LockHeld:
+            async with self._exclusive(key):
+                await move()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
