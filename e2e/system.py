@@ -19,6 +19,19 @@ MANIFESTS = CHECKOUT / "e2e" / "manifests"
 SANDBOX_IMAGE = "localhost/moorage/sandbox-base:dev"
 
 
+@contextlib.contextmanager
+def cordoned(cluster: Backend, node: str) -> Iterator[None]:
+    """Schedule nothing on a node meanwhile; nothing happens where the cluster has no such node."""
+    if not cluster.kubectl("get", "node", node, "--ignore-not-found", "-o", "name"):
+        yield
+        return
+    cluster.kubectl("cordon", node)
+    try:
+        yield
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
 @dataclass(frozen=True)
 class Installation:
     """One release of the chart; its processes are `operator` and `gateway`."""

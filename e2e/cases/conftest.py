@@ -11,7 +11,7 @@ import pytest
 
 from e2e import upstream
 from e2e.cluster.backend import Backend
-from e2e.system import MANIFESTS, Tenant
+from e2e.system import MANIFESTS, Tenant, cordoned
 from e2e.upstream import Upstream
 
 
@@ -19,8 +19,9 @@ from e2e.upstream import Upstream
 def system(cluster: Backend) -> Upstream:
     """Moorage, installed with Helm from this checkout, and an outside world for it."""
     cluster.load_images(cluster.build_images())
-    cluster.deploy()
-    return upstream.start(cluster, more=MANIFESTS / "model-conversations.yaml")
+    with cordoned(cluster, "node2"):  # which may be cut off later, where the cluster has it
+        cluster.deploy()
+        return upstream.start(cluster, more=MANIFESTS / "model-conversations.yaml")
 
 
 @pytest.fixture

@@ -179,6 +179,12 @@ class SourceCluster:
         """Join a node that was cut off."""
         network.heal(self.layout, self._node(name))
 
+    def containers(self, name: str, pod_uid: str) -> list[str]:
+        """Ids of a pod's containers, as the node has them, whatever the API server says of the pod."""
+        of_pod = f'labels."io.kubernetes.pod.uid"=={pod_uid}'
+        where = ["--address", str(self._node(name).containerd_socket), "--namespace", "k8s.io"]
+        return run([str(self.programs.path("ctr")), *where, "containers", "list", "--quiet", of_pod]).split()
+
     # ── starting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start_control_plane(self) -> None:
