@@ -41,6 +41,22 @@ def test_an_empty_diff_where_a_change_was_asked_is_no_success() -> None:
     assert records(world.plan()) == [("RUN_FAILED", "NoChange")]
 
 
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize(("empty", "end"), [(False, "RUN_SUCCEEDED"), (True, "RUN_FAILED")])
+def test_what_the_result_lacks_is_told_at_the_end_and_bounded(empty: bool, end: str) -> None:
+    world = running()
+    world.spec = world.spec.model_copy(update={"delivery": None, "acceptance": ()} if not empty else {})
+    world.report("end", T.AGENT_FINISHED, {"outcome": "completed", "reason": "Exited", "exit_code": 0})
+    lacks = {"left_out": [f"{n}{'x' * 1000}" for n in range(64)], "left_out_count": 90}
+    told = {"commit": HEAD, "tree": HEAD, "base": HEAD, "empty": empty, "files": 0, **lacks}
+    world.report("result", T.RESULT_PROPOSED, told)
+    (ended,) = [r for r in world.plan().actions if isinstance(r, a.Report)]
+    assert ended.type == end
+    assert "left out of the result: 0x" in ended.payload["message"]
+    assert ended.payload["message"].endswith("; 86 more")
+    assert len(ended.payload["message"]) < 1024
+
+
 @pytest.mark.rule("V3", "S3")
 def test_the_way_to_success_leads_over_verdict_and_push() -> None:
     world = verifying()

@@ -356,7 +356,8 @@ class CheckpointReport(Wire):
 
 
 class ResultReport(Wire):
-    """The agent's end. `outcome` unknown is an end of output without a final event: never success."""
+    """The agent's end. `outcome` unknown is an end of output without a final event: never success. `left_out`: the
+    first of what stands in the tree and not in the commit, each with its reason; `left_out_count` is of all."""
 
     epoch: int
     outcome: Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
@@ -369,6 +370,8 @@ class ResultReport(Wire):
     base: Sha | None = None
     empty: bool = True
     files: int = 0
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = Field(default=0, ge=0)
     recorded_at: int
 
 

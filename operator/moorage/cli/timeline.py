@@ -168,8 +168,17 @@ def _iteration_done(p: Payload) -> str:
 
 
 def _checkpoint(p: Payload) -> str:
-    left_out = p.get("left_out") or ()
-    return f"checkpoint {_short(p.get('commit'))}" + (f", {len(left_out)} files left out" if left_out else "")
+    return f"checkpoint {_short(p.get('commit'))}{_left_out(p)}"
+
+
+def _left_out(p: Payload) -> str:
+    """How much of the agent's tree a commit lacks, and its first paths."""
+    named = p.get("left_out") or ()
+    count = p.get("left_out_count") or len(named)
+    if not count:
+        return ""
+    more = ", …" if count > 2 else ""
+    return f", {count} left out ({', '.join(map(str, named[:2]))}{more})"
 
 
 def _output(p: Payload) -> str:
@@ -188,8 +197,8 @@ def _agent_finished(p: Payload) -> str:
 
 def _proposed(p: Payload) -> str:
     if p.get("empty"):
-        return "proposed no change"
-    return f"proposed {_short(p.get('commit'))}, {p.get('files')} files"
+        return f"proposed no change{_left_out(p)}"
+    return f"proposed {_short(p.get('commit'))}, {p.get('files')} files{_left_out(p)}"
 
 
 def _drift(p: Payload) -> str:

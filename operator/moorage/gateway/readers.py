@@ -18,6 +18,8 @@ from starlette.routing import BaseRoute, Route
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.export import Header, header_line, record_line
 from moorage.core.journal.record import Record, RecordType
+from moorage.core.run.state import RunState
+from moorage.core.run.words import lacking
 from moorage.gateway.errors import NotFound
 from moorage.gateway.gate import Gate, base_of, mirror_key
 from moorage.gateway.http import NDJSON, query_flag
@@ -89,7 +91,7 @@ class ReadersRoom:
             raise NotFound("the run has written nothing yet")
         patch = await self._mirrors.diff(mirror_key(run), base, head)
         headers = {"x-moorage-base": base, "x-moorage-head": head, "x-moorage-truncated": str(patch.truncated).lower()}
-        return Response(patch.data, headers=headers, media_type=DIFF)
+        return Response(_lacking(run.state) + patch.data, headers=headers, media_type=DIFF)
 
     async def _head(self, run: Run) -> str | None:
         state = run.state
@@ -139,3 +141,9 @@ def output_bytes(content: bytes) -> bytes:
         return base64.b64decode(data) if isinstance(data, str) else b""
     except binascii.Error:
         return b""
+
+
+def _lacking(state: RunState) -> bytes:
+    """What the patch lacks, as a line that whoever applies it passes over."""
+    said = " ".join(lacking(state).split())
+    return f"# {said}\n".encode() if said else b""

@@ -43,6 +43,7 @@ from moorage.points import Point, reached
 from moorage.workspace.errors import NotFound
 from moorage.workspace.refs import candidate_ref, checkpoint_ref
 
+MAX_NAME = 4096
 LEFT_OUT_NAMED = 256  # names of left-out files in a record; their number is told whole
 
 
@@ -164,7 +165,9 @@ class SandboxRoom:
             why = f"{body.commit} is not on {ref} here: push it, then report it"
             raise Refusal(why, status=409, reason="CheckpointMissing")
         tree = await self._mirrors.tree_of(key, body.commit)
-        payload = {"commit": body.commit, "tree": tree, "iteration": body.iteration, "ref": ref} | _left_out(body)
+        payload = {"commit": body.commit, "tree": tree, "iteration": body.iteration, "ref": ref} | _left_out(
+            body, len(body.left_out)
+        )
         return _seen(caller, RecordType.CHECKPOINT, f"checkpoint:{body.iteration}", body.recorded_at, payload)
 
     async def _holds(self, run: Run, ref: str, commit: str) -> bool:
@@ -196,6 +199,7 @@ class SandboxRoom:
         files = 0 if empty else len(await self._mirrors.diff_stat(key, base, commit))
         await self._gate.refs.pin(run, caller.epoch, PROPOSAL_PIN, commit)  # the candidate's ref may still move on
         payload = {"commit": commit, "tree": tree, "base": base, "empty": empty, "files": files}
+        payload |= _left_out(body, max(body.left_out_count, len(body.left_out)))
         return _seen(caller, RecordType.RESULT_PROPOSED, "proposal", body.recorded_at, payload)
 
     async def _demand_assigned(self, run: Run, record: ReportedRecord) -> None:
@@ -247,11 +251,11 @@ def _lease(caller: Caller) -> LeaseTarget | None:
     return LeaseTarget(caller.run.tenant, name, caller.epoch) if name else None
 
 
-def _left_out(body: CheckpointReport) -> dict[str, Any]:
-    """What the worktree holds and the checkpoint doesn't: named as far as a record should, counted whole."""
-    if not body.left_out:
+def _left_out(body: CheckpointReport | ResultReport, count: int) -> dict[str, Any]:
+    """What the worktree holds and the commit doesn't: named as far as a record should, counted whole."""
+    if not count:
         return {}
-    return {"left_out": list(body.left_out[:LEFT_OUT_NAMED]), "left_out_count": len(body.left_out)}
+    return {"left_out": [name[:MAX_NAME] for name in body.left_out[:LEFT_OUT_NAMED]], "left_out_count": count}
 
 
 def _iteration(caller: Caller, body: CheckpointReport) -> Draft:

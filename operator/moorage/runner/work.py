@@ -32,6 +32,8 @@ from moorage.workspace.worktree import Drift, Proposal, RunWorktree, WorktreeOpt
 
 DUMMY_KEY = "moorage-dummy"
 MAX_TEXT = 4096
+MAX_LEFT_OUT = 64
+NAMED = 4
 T = TypeVar("T")
 REASONS = {"fenced": "Fenced", "terminal": "RunEnded", "deadline": "DeadlineExceeded"}
 
@@ -272,7 +274,10 @@ class Work:
             if proposal is None:
                 await self._obey(worktree, outcome, watch.stop)
                 return
-            await self._report(outcome, proposal.commit, proposal.tree, empty=proposal.empty, files=proposal.files)
+            if proposal.lost:
+                await self._report(await self._kept(worktree, _unlike(proposal, outcome)))
+            else:
+                await self._report(outcome, proposal)
         if watch.stop is not None and watch.stop.stop == "cancel":
             await self._acknowledge(watch.stop)
 
@@ -280,19 +285,12 @@ class Work:
         delivery = self.assignment.delivery
         message = (delivery.message if delivery else None) or _commit_message(self.assignment, outcome)
         proposal = await worktree.propose(message)
-        if not proposal.empty:
+        if not proposal.empty and not proposal.lost:
             await self.client.patiently(lambda: worktree.push_candidate(proposal))
         return proposal
 
-    async def _report(
-        self,
-        outcome: Outcome,
-        commit: str | None = None,
-        tree: str | None = None,
-        *,
-        empty: bool = True,
-        files: int = 0,
-    ) -> None:
+    async def _report(self, outcome: Outcome, proposal: Proposal | None = None) -> None:
+        left_out = proposal.left_out if proposal else ()
         report = ResultReport(
             epoch=self.assignment.epoch,
             outcome=outcome.outcome,
@@ -300,11 +298,13 @@ class Work:
             message=plain(outcome.message)[:MAX_TEXT],
             summary=plain(outcome.summary)[:MAX_TEXT],
             exit_code=outcome.exit_code,
-            commit=commit,
-            tree=tree,
+            commit=proposal.commit if proposal else None,
+            tree=proposal.tree if proposal else None,
             base=self.assignment.git.base,
-            empty=empty,
-            files=files,
+            empty=proposal.empty if proposal else True,
+            files=proposal.files if proposal else 0,
+            left_out=tuple(plain(str(entry)) for entry in left_out[:MAX_LEFT_OUT]),
+            left_out_count=len(left_out),
             recorded_at=now_ms(),
         )
         reached(Point.RESULT_BEFORE)
@@ -318,6 +318,16 @@ def _leaving(stop: Orders | None) -> Leave:
         return Leave(Exit.TERMINATED, "Terminated", "the sandbox was asked to stop (SIGTERM) before the agent's end")
     code = Exit.FENCED if stop.stop == "fenced" else Exit.NOT_WANTED
     return Leave(code, REASONS.get(stop.stop or "", "Stopped"), stop.message or "told to stop")
+
+
+def _unlike(proposal: Proposal, outcome: Outcome) -> Outcome:
+    """No result: under a name that the repository has it would hold something else than the agent made."""
+    too_large = any(entry.too_large for entry in proposal.lost)
+    advice = "keep large files out of the repository" if too_large else "leave such names as they were"
+    first = "; ".join(plain(str(entry)) for entry in proposal.lost[:NAMED])
+    more = f"; and {len(proposal.lost) - NAMED} more" if len(proposal.lost) > NAMED else ""
+    why = f"the result can't hold what the agent made of {first}{more}; nothing of it is judged or delivered. {advice}"
+    return Outcome("failed", "ResultTooLarge" if too_large else "PathRefused", why, outcome.summary, outcome.exit_code)
 
 
 def _drift(drift: Drift) -> dict[str, object]:

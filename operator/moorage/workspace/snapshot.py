@@ -50,6 +50,7 @@ class LeftOut:
     raw: bytes
     reason: str
     size: int = 0
+    too_large: bool = False
 
     @property
     def path(self) -> str:
@@ -75,18 +76,22 @@ def choose(changes: Sequence[Change], cap: int) -> tuple[list[bytes], list[LeftO
     take, left = [], []
     room = cap
     for change in sorted(changes, key=lambda c: (c.size, c.path)):
-        reason = _unfit(change) or (f"over the cap of {cap} bytes" if change.size > room else None)
+        reason = _unfit(change)
         if reason:
             left.append(LeftOut(change.path, reason, change.size))
-            continue
-        take.append(change.path)
-        room -= change.size
+        elif change.size > room:
+            left.append(LeftOut(change.path, f"over the cap of {cap} bytes", change.size, too_large=True))
+        else:
+            take.append(change.path)
+            room -= change.size
     return take, left
 
 
 def _unfit(change: Change) -> str | None:
     if change.path.endswith(b"/"):
         return "a git repository inside this one"
+    if change.mode and not (stat.S_ISREG(change.mode) or stat.S_ISLNK(change.mode)):
+        return "neither a file nor a link"
     if not change.readable:
         return "not readable"
     if stat.S_ISLNK(change.mode) and os.path.basename(change.path).lower() == b".gitmodules":  # noqa: PTH119  bytes
@@ -151,13 +156,12 @@ class Shadow:
         """The tree of the index."""
         return await self.git.text("write-tree", "--missing-ok")
 
-    async def known(self, paths: Sequence[bytes], tree: str) -> set[bytes]:
-        """Those of the paths that the index or `tree` holds, which a reset to it would therefore touch."""
+    async def known(self, paths: Sequence[bytes], *trees: str) -> set[bytes]:
+        """Those of the paths that the index or one of the trees (or commits) holds: what a reset to it would touch."""
         if not paths:
             return set()
-        inside = await self.git.run("ls-files", "-z", "--", *paths)
-        target = await self.git.run("ls-tree", "-r", "-z", "--name-only", tree, "--", *paths)
-        return set(paths) & {*inside.stdout.split(b"\0"), *target.stdout.split(b"\0")}
+        inside = await self.git.run("ls-files", "-z")
+        return set(paths) & set(inside.stdout.split(b"\0")).union(*[await self._paths_of(tree) for tree in trees])
 
     async def _update(self, paths: Sequence[bytes]) -> list[LeftOut]:
         if not paths:

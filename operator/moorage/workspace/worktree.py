@@ -70,7 +70,8 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The commit to deliver. `empty`: its tree is the base's, and the commit is the base."""
+    """The commit to deliver. `empty`: its tree is the base's, and the commit is the base. `lost`: those of `left_out`
+    that base, agent's commits or index hold: other content, or none, stands under their names."""
 
     commit: str
     tree: str
@@ -78,6 +79,7 @@ class Proposal:
     empty: bool
     files: int
     left_out: tuple[LeftOut, ...] = ()
+    lost: tuple[LeftOut, ...] = ()
 
 
 @dataclass(slots=True)
@@ -206,15 +208,17 @@ class RunWorktree:
         await self.shadow.drop_ignored()
         self._staged = True
         tree = await self.shadow.write_tree()
-        if tree == self.base_tree:
-            return Proposal(self.base, tree, self.base, True, 0, tuple(left))
         commit = parent = await self._deliverable_head()
+        known = await self.shadow.known([entry.raw for entry in left], self.base_tree, parent)
+        told = (tuple(left), tuple(entry for entry in left if entry.raw in known))
+        if tree == self.base_tree:
+            return Proposal(self.base, tree, self.base, True, 0, *told)
         if parent == self.base or await self._tree(parent) != tree:
             commit = self._commit(tree, [parent], message, author)
         write_ref(self.volume.repo, "refs/moorage/candidate", commit)
         flags = ("-r", "-z", "--name-only", "--no-renames")
         changed = await self.shadow.git.run("diff-tree", *flags, self.base_tree, tree)
-        return Proposal(commit, tree, self.base, False, changed.stdout.count(b"\0"), tuple(left))
+        return Proposal(commit, tree, self.base, False, changed.stdout.count(b"\0"), *told)
 
     async def save_drift(self, epoch: int) -> Drift | None:
         """Commit and push what stands in the tree and not in the last checkpoint; None when there is no such thing.

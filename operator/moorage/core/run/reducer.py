@@ -33,6 +33,7 @@ from moorage.core.run.state import (
 
 KEPT_SANDBOXES = 8  # the last ones; all of them stay in the journal
 KEPT_CLOSED_EFFECTS = 16
+KEPT_NAMES, KEPT_NAME = 4, 160  # of what a proposal lacks, and characters of each
 KNOWN = frozenset({"confirmed", "rejected", "compensated"})
 CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
 
@@ -121,6 +122,8 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         attempt_safe_points=0,
         agent_end=None,
         proposal=None,
+        left_out=(),
+        left_out_count=0,
         verification=None,
         progress_at=None,
         verifications_lost=0,
@@ -210,7 +213,9 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
         raise IllegalMove(s.phase, s.phase, f"{proposal.commit} proposed after {s.proposal.commit}")
     if s.agent_end is None or s.agent_end.outcome != "completed":
         raise IllegalMove(s.phase, RunPhase.VERIFYING, "the agent has not completed")
-    return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None)
+    lacks = tuple(name[:KEPT_NAME] for name in p.get("left_out", ())[:KEPT_NAMES])
+    told = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
+    return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
 
 
 def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:

@@ -9,7 +9,7 @@ from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, unsettled, until_stuck
-from moorage.core.run.words import attempt_ended, fail, lost, report
+from moorage.core.run.words import attempt_ended, fail, lacking, lost, report
 
 MAX_VERIFIER_LOSSES = 3
 VERIFIER_SLACK_MS = 600_000  # checkout and set-up, beside the commands' own limits
@@ -34,19 +34,19 @@ def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now:
     delivery = spec.delivery
     if proposal.empty and delivery is not None and not delivery.allow_empty:
         why = "the agent ended without a change; set delivery.allowEmpty if that can be right"
-        return Plan(actions=(fail("NoChange", why),))
+        return Plan(actions=(fail("NoChange", lacking(s, why)),))
     if spec.acceptance:
         unproved = _verify(o, s, spec, proposal, now)
         if unproved is not None:
             return unproved
     if delivery is not None and delivery.push and not proposal.empty:
         return _deliver(o.uid, s, spec, proposal, now)
-    return Plan(actions=(_succeed(proposal),), requeue_ms=1)
+    return Plan(actions=(_succeed(s, proposal),), requeue_ms=1)
 
 
-def _succeed(proposal: Proposal) -> Report:
+def _succeed(s: RunState, proposal: Proposal) -> Report:
     commit = None if proposal.empty else proposal.commit
-    return report(RecordType.RUN_SUCCEEDED, {"reason": "Completed", "message": "", "commit": commit}, "end")
+    return report(RecordType.RUN_SUCCEEDED, {"reason": "Completed", "message": lacking(s), "commit": commit}, "end")
 
 
 def _verify(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan | None:
@@ -55,7 +55,7 @@ def _verify(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now
     if verdict is not None and verdict.commit == proposal.commit and verdict.problem is None:
         if verdict.passed:
             return None
-        return Plan(actions=(fail("AcceptanceFailed", verdict.summary, proposal.commit),), requeue_ms=1)
+        return Plan(actions=(fail("AcceptanceFailed", lacking(s, verdict.summary), proposal.commit),), requeue_ms=1)
     if s.verifications_lost >= MAX_VERIFIER_LOSSES:
         why = _last_trouble(s)
         return Plan(actions=(fail("VerifierLost", f"acceptance could not be run: {why}", proposal.commit),))
@@ -122,7 +122,7 @@ def _deliver(uid: str, s: RunState, spec: ResolvedRun, proposal: Proposal, now: 
     """Push until the remote has said something, for `timeouts.delivery` at most."""
     effect = s.delivered()
     if effect is not None and effect.status == "confirmed":
-        return Plan(actions=(_succeed(proposal),), requeue_ms=1)
+        return Plan(actions=(_succeed(s, proposal),), requeue_ms=1)
     if effect is not None and effect.status == "rejected":
         return Plan(actions=(_rejected(effect, proposal),), requeue_ms=1)
     if s.deferral is None:

@@ -207,6 +207,8 @@ class RunState:
     checkpoint: Checkpoint | None = None
     agent_end: AgentEnd | None = None
     proposal: Proposal | None = None
+    left_out: tuple[str, ...] = ()  # the first of what the proposal lacks, as its runner told, with the reasons
+    left_out_count: int = 0
     verifications_lost: int = 0  # in this epoch
     verifiers_interrupted: int = 0  # in this epoch: their owner died, which says nothing of them
     verifier_trouble: str | None = None

@@ -27,6 +27,15 @@ def fail(reason: str, message: str, commit: str | None = None) -> Report:
     return report(RecordType.RUN_FAILED, {"reason": reason, "message": message, "commit": commit}, "end")
 
 
+def lacking(s: RunState, message: str = "") -> str:
+    """The message, and what the proposal lacks of the agent's tree."""
+    if not s.left_out_count:
+        return message
+    more = s.left_out_count - len(s.left_out)
+    named = "; ".join([*s.left_out, *([f"{more} more"] if more else [])])
+    return "; ".join(filter(None, (message, f"left out of the result: {named}")))
+
+
 def attempt_ended(s: RunState, role: str, reason: str, message: str, serial: int = 0) -> Report:
     """The sandbox of that role and epoch counts as lost from here on."""
     payload = {"epoch": s.epoch, "role": role, "reason": reason, "message": message}
