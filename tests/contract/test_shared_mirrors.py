@@ -414,3 +414,37 @@ async def test_what_a_bucket_didnt_take_isnt_taken(
     installation.blobs.put_file = put  # type: ignore[method-assign]
     assert CHECKPOINTS not in await seen(one, tmp_path)
     await push(tree, f"HEAD:{CHECKPOINTS}")
+
+
+@pytest.mark.rule("W2", "R1")
+@pytest.mark.parametrize("how", ["shallow", "moved on", "rewritten", "ephemeral"])
+async def test_the_base_is_found_again_whatever_became_of_its_branch(
+    installation: Installation, upstream: GitServer, tmp_path: Path, how: str
+) -> None:
+    """It is in no pack: a remote gives it by a branch that holds it, or by its id."""
+    space = resolved(upstream).workspace
+    change = {"depth": 1} if how == "shallow" else {"kind": "ephemeral", "url": None, "ref": None, "credentials": None}
+    spec = resolved(upstream, delivery=None)
+    if how in {"shallow", "ephemeral"}:
+        spec = spec.model_copy(update={"workspace": space.model_copy(update=change)})
+    one = await installation.gateway()
+    await agent_at_work(one, Operator(one, spec))
+    tree = await worktree(one, tmp_path, "p1")
+    head = await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    seed = tmp_path / "seed"
+    if how == "rewritten":
+        await asyncio.to_thread(git, seed, "commit", "--amend", "-qm", "another root")
+        await asyncio.to_thread(git, seed, "push", "-qf", "origin", "main")
+    elif how != "ephemeral":
+        await write(seed, "more")
+        await asyncio.to_thread(git, seed, "push", "-q", "origin", "main")
+    installation.lose(one)
+    two = await installation.gateway()
+    assert (await seen(two, tmp_path))[CHECKPOINTS] == head
+    again = await worktree(two, tmp_path, "p1", "again")
+    await asyncio.to_thread(git, again, "fetch", "-q", "origin", CHECKPOINTS)
+    await asyncio.to_thread(git, again, "checkout", "-q", head)
+    assert (again / "file-1").exists()
+    await write(again, "file-2")
+    await push(again, f"HEAD:{CHECKPOINTS}")
