@@ -171,6 +171,22 @@ def test_an_attempt_has_a_time_of_its_own() -> None:
     assert records(world.plan()) == [("ATTEMPT_ENDED", "AttemptTimeout")]
 
 
+@pytest.mark.rule("F5")
+def test_a_run_at_work_is_looked_at_again_when_its_first_limit_is_over() -> None:
+    world = running()
+    world.now += 600_000
+    moving = Heartbeat(1, 9, world.now, world.now - 1_000)
+    for limits, left in (
+        (ResolvedTimeouts(), 40_000),
+        (ResolvedTimeouts(no_progress_ms=15_000), 14_000),
+        (ResolvedTimeouts(no_progress_ms=15_000, attempt_ms=world.now - START + 5_000), 5_000),
+    ):
+        world.spec = a_spec(timeouts=limits)
+        plan = decide(observed(world, heartbeat=moving), world.now)
+        assert records(plan) == []
+        assert 0 < (plan.requeue_ms or 0) <= left
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

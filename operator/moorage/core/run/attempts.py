@@ -99,7 +99,17 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     if o.spec is None:
         return Plan()
     checks = (_attempt_timeout(o.spec, s, now), _owner_lost(o, s, view, now), _no_progress(o, o.spec, s, now))
-    return next((p for p in checks if p is not None), Plan(requeue_ms=o.lease.duration_ms if o.lease else LEASE_MS))
+    return next((p for p in checks if p is not None), Plan(requeue_ms=_next_look(o, o.spec, s, now)))
+
+
+def _next_look(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> int:
+    """In how many ms the first limit is over, if nothing is seen until then; a Lease's time at the most."""
+    ends = [now + (o.lease.duration_ms if o.lease else LEASE_MS)]
+    if s.attempt_began_at is not None:
+        ends.append(s.attempt_began_at + spec.timeouts.attempt_ms)
+    if (last := _progressed_at(o, s)) is not None:
+        ends.append(last + spec.timeouts.no_progress_ms)
+    return max(1, min(ends) - now)
 
 
 def _watch_start(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
@@ -149,10 +159,14 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
 
 
 def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
-    limit = spec.timeouts.no_progress_ms
-    beat = o.heartbeat
-    marks = (o.progress_seen_at, beat.progress_at if beat is not None and beat.epoch == s.epoch else None)
-    last = max((m for m in marks if m is not None), default=None)
+    limit, last = spec.timeouts.no_progress_ms, _progressed_at(o, s)
     if last is None or now - last < limit:
         return None
     return Plan(actions=(give_up(s, "NoProgress", f"alive, but nothing new for {limit // 1000} s"),), requeue_ms=1)
+
+
+def _progressed_at(o: Observed, s: RunState) -> int | None:
+    """When the attempt was last seen to do anything, by its journal or its owner's word."""
+    beat = o.heartbeat
+    marks = (o.progress_seen_at, beat.progress_at if beat is not None and beat.epoch == s.epoch else None)
+    return max((m for m in marks if m is not None), default=None)
