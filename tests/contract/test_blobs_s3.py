@@ -149,9 +149,6 @@ async def test_a_server_killed_within_a_put_has_acknowledged_nothing(tmp_path: P
             with pytest.raises(StoreUnavailable):
                 await blobs.put_file("team-a", tmp_path / "big")
             assert [line.split()[0] for line in way.requests][:2] == ["POST", "PUT"]  # it was under way, in parts
-            server.start(int(server.url.rpartition(":")[2]))
-            with pytest.raises(BucketMissing):
-                await blobs.digests("team-a")
 
 
 @pytest.mark.rule("J8")

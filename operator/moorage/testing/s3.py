@@ -1,6 +1,6 @@
 """An S3 server of one's own for tests: moto's, in a process of its own, and a way through which answers go wrong.
 
-What it keeps lies in its memory: killed and started again it is empty, as a bucket that somebody removed.
+What it keeps lies in its memory, and is gone with it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class S3Server:
         self._log.unlink(missing_ok=True)
         self._log.parent.rmdir()
 
-    def start(self, port: int = 0) -> None:
+    def start(self) -> None:
         """Start it, empty, and wait until it listens."""
-        argv = ["setpriv", "--pdeathsig", "KILL", str(program()), "-H", self._host, "-p", str(port)]
+        argv = ["setpriv", "--pdeathsig", "KILL", str(program()), "-H", self._host, "-p", "0"]
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "PYTHONUNBUFFERED": "1",
