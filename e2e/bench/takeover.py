@@ -205,7 +205,7 @@ def _report(found: Found) -> Report:
         ],
         [
             "Local runs, SQLite (WAL, FULL), a command agent in bubblewrap where there is one; the time includes all "
-            "starts of processes. A run that seems at work is looked at every 40 s, the stopped one, too.",
+            "starts of processes, and the stopped runner's its grace."
         ],
         found.__dict__,
     )
