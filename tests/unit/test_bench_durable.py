@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.bench import durable, environments
-from e2e.bench.durable import MOORAGE, MOORAGE_PG, Taken
+from e2e.bench.durable import MOORAGE, MOORAGE_PG, Process, Taken
 from e2e.bench.environments import RECIPES, AbsentError
 from e2e.bench.figures import TIMES
 from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
 
 
 @pytest.mark.parametrize("lock", sorted(RECIPES.glob("*.lock")), ids=lambda path: path.stem)
@@ -39,6 +41,31 @@ def test_a_neighbour_that_cannot_be_had_is_told_by_its_command(tmp_path: Path, m
     ):
         environments.python("dbos", tmp_path, Console())
     assert not list(tmp_path.glob("programs/neighbour-dbos-*"))
+
+
+def contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> Process:
+    monkeypatch.setattr(durable, "ALONE", [])  # namespaces are the superuser's
+    script = f"""
+import sys, turns
+turns.serve({{"somebody": "1.0"}}, lambda steps: turns.Turn([1.0] * steps, [0.5] * steps, {kept}))
+"""
+    return Process([sys.executable, "-c", f"import sys; sys.path.append({str(RECIPES)!r})\n{script}"], tmp_path / "log")
+
+
+def test_a_contender_takes_turns_until_it_isnt_asked_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contender(tmp_path, monkeypatch, kept=3) as process:
+        assert process.versions == {"somebody": "1.0"}
+        assert process.take(3)["steps"] == [1.0, 1.0, 1.0]
+
+
+def test_a_step_that_was_acknowledged_and_is_not_in_the_store_ends_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        contender(tmp_path, monkeypatch, kept=2) as process,
+        pytest.raises(HarnessError, match="2 of 3 acknowledged steps are in the store"),
+    ):
+        process.take(3)
 
 
 def _taken(**p50: float) -> dict[str, Taken]:
