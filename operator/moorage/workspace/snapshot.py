@@ -7,6 +7,8 @@ would change bytes.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
 import re
 import stat
@@ -40,6 +42,7 @@ _OVERRULED = (
     ("filter.lfs.required", "false"),
     ("http.proxy", ""),
 )
+_CHUNK = 1 << 20
 _IGNORING = re.compile(r"^Ignoring path (.*)$", re.MULTILINE)
 
 
@@ -63,12 +66,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A path that differs from the last picture, as it is now. `mode` 0: it is gone. `size` in bytes."""
+    """A path that differs from the last picture, as it is now. `mode` 0: it is gone. `size` in bytes. `was`: mode
+    (octal) and blob that the picture has under its name, empty for a new one."""
 
     path: bytes
     mode: int
     size: int
     readable: bool = True
+    was: tuple[bytes, bytes] = (b"", b"")
+
+    @property
+    def file_mode(self) -> bytes:
+        """A regular file's mode as git has it, octal."""
+        return b"100755" if self.mode & stat.S_IXUSR else b"100644"
 
 
 def choose(changes: Sequence[Change], cap: int) -> tuple[list[bytes], list[LeftOut]]:
@@ -126,23 +136,37 @@ class Shadow:
 
     async def changes(self) -> list[Change]:
         """What differs from the index: one look at every file's stat."""
-        flags = ("--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=all")
+        flags = ("--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=all")
         out = await self.git.run("status", *flags)
-        entries = [entry for entry in out.stdout.split(b"\0") if entry]
-        gone = {entry[3:] for entry in entries if entry[1:2] == b"D"}  # also where a link leads to one of its name
-        paths = [entry[3:] for entry in entries if entry[1:2] != b" "]
-        return [Change(path, 0, 0) if path in gone else _look(self.tree, path) for path in paths]
+        found = [_entry(entry) for entry in out.stdout.split(b"\0") if entry]
+        gone = {path for path, state, _ in found if state == b"D"}  # also where a link leads to one of its name
+        told = [(path, was) for path, state, was in found if state != b"."]
+        return [Change(path, 0, 0) if path in gone else _look(self.tree, path, was) for path, was in told]
 
     async def stage(self, cap: int) -> tuple[bool, list[LeftOut]]:
         """Bring the index to the tree's state. False: it was there already."""
-        changes = await self.changes()
+        found = await self.changes()
+        unwritten = [change for change in found if await asyncio.to_thread(_unwritten, self.tree, change)]
+        moded = await self._take_modes(unwritten)
+        changes = [change for change in found if change not in unwritten]
         beyond = {change.path for change in changes if not change.mode and _beyond_link(self.tree, change.path)}
         await self._forget(beyond)
         take, left = choose([change for change in changes if change.path not in beyond], cap)
         left += await self._update(take)
         if any(path == b".gitignore" or path.endswith(b"/.gitignore") for path in take):
             await self.drop_ignored()
-        return bool(take or beyond), left
+        return bool(take or beyond or moded), left
+
+    async def _take_modes(self, changes: Sequence[Change]) -> bool:
+        """Where no byte was written, the blob stays as it is. False: no mode has changed."""
+        lines = [
+            b"%b %b\t%b\0" % (change.file_mode, change.was[1], change.path)
+            for change in changes
+            if change.file_mode != change.was[0]
+        ]
+        if lines:
+            await self.git.run("update-index", "-z", "--index-info", stdin=b"".join(lines))
+        return bool(lines)
 
     async def drop_ignored(self) -> None:
         """Take out of the index what is ignored by now and in no commit of the agent's or the base."""
@@ -186,7 +210,45 @@ def _beyond_link(tree: Path, path: bytes) -> bool:
     return any(os.path.islink(os.path.join(os.fsencode(tree), *parts[: n + 1])) for n in range(len(parts)))  # noqa: PTH114, PTH118  bytes
 
 
-def _look(tree: Path, path: bytes) -> Change:
+def _entry(entry: bytes) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
+    """Path, state in the tree, and mode and blob in the index, of a line of `status --porcelain=v2`."""
+    if entry.startswith(b"? "):
+        return entry[2:], b"?", (b"", b"")
+    *known, path = entry.split(b" ", 8)
+    return path, known[1][1:2], (known[4], known[7])
+
+
+def _unwritten(tree: Path, change: Change) -> bool:
+    """Its bytes are the picture's: it differs only in what git would make of them today, such as their line ends."""
+    was_file = change.was[0] in {b"100644", b"100755"}
+    if not was_file or not stat.S_ISREG(change.mode) or not change.readable:
+        return False
+    if not _attributed(tree, change.path):  # then nothing is converted, and what differs was written
+        return False
+    return _blob_of(tree, change) == change.was[1]
+
+
+def _attributed(tree: Path, path: bytes) -> bool:
+    """Some .gitattributes is above it."""
+    folders = path.split(b"/")[:-1]
+    above = (os.path.join(os.fsencode(tree), *folders[:n], b".gitattributes") for n in range(len(folders) + 1))  # noqa: PTH118  bytes
+    return any(os.path.isfile(each) for each in above)  # noqa: PTH113  bytes
+
+
+def _blob_of(tree: Path, change: Change) -> bytes:
+    """The id of the file's own bytes, unconverted; none where it can't be read."""
+    kind = hashlib.sha256 if len(change.was[1]) == 64 else hashlib.sha1
+    digest = kind(b"blob %d\0" % change.size, usedforsecurity=False)
+    try:
+        with open(os.path.join(os.fsencode(tree), change.path), "rb") as file:  # noqa: PTH118, PTH123  bytes
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError:
+        return b""
+    return digest.hexdigest().encode()
+
+
+def _look(tree: Path, path: bytes, was: tuple[bytes, bytes]) -> Change:
     full = os.path.join(os.fsencode(tree), path)  # noqa: PTH118  bytes: names need not be UTF-8
     try:
         found = os.lstat(full)
@@ -195,4 +257,4 @@ def _look(tree: Path, path: bytes) -> Change:
     if stat.S_ISDIR(found.st_mode):
         return Change(path, found.st_mode if path.endswith(b"/") else 0, 0)
     readable = stat.S_ISLNK(found.st_mode) or os.access(full, os.R_OK)
-    return Change(path, found.st_mode, found.st_size, readable)
+    return Change(path, found.st_mode, found.st_size, readable, was)
