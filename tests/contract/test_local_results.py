@@ -36,3 +36,18 @@ def test_a_run_that_delivers_nothing_says_where_its_commit_can_be_seen(
     assert len(result["result"]["commit"]) == 40
     assert git(machine.repository, "branch", "--list", BRANCH) == ""
     assert "+++ b/one.txt" in moorage(machine, "diff", result["uid"]).stdout
+
+
+def test_a_run_that_is_out_of_time_says_only_that(machine: Machine) -> None:
+    machine.write(agent="sleep 50", constraints={"wallClock": "2s"})
+    code, result, err = machine.run()
+    assert (code, result["phase"], result["reason"]) == (1, "Failed", "WallClockExceeded")
+    assert not [word for word in ("Traceback", "ASGI", "uvicorn") if word in err], err
+
+
+def test_a_run_whose_output_has_nowhere_to_go_ends_as_it_ends(machine: Machine) -> None:
+    machine.write(**ONE)
+    command = [str(MOORAGE), "--state", str(machine.state), "run", "-f", str(machine.manifest)]
+    closed = ["sh", "-c", '"$@" >&- 2>&-', "sh", *command]
+    assert subprocess.run(closed, env=machine.env, check=False, timeout=50).returncode == 0
+    assert git(machine.repository, "show", f"{BRANCH}:one.txt") == "1"

@@ -3,6 +3,10 @@
 import contextlib
 import io
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +41,7 @@ from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
 
+MOORAGE = Path(sys.executable).parent / "moorage"
 UID = "11111111-2222-3333-4444-555555555555"
 COMMIT = "a" * 40
 IDENTITY = RunIdentity(tenant="local", run_uid=UID, session_id="s1")
@@ -404,6 +409,22 @@ def test_the_two_processes_are_started_by_name(program: Program) -> None:
     assert program("operator") == Exit.OK
     assert program("gateway") == Exit.OK
     assert program.composition.started == ["operator", "gateway"]
+
+
+@pytest.mark.parametrize("process", ["operator", "gateway"])
+def test_a_process_without_its_settings_says_what_is_missing(process: str) -> None:
+    alone = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    ended = subprocess.run([str(MOORAGE), process], env=alone, capture_output=True, text=True, check=False)
+    assert ended.returncode == Exit.USAGE
+    assert re.fullmatch(r"error: MOORAGE_\w+ is not set\nhint: the chart starts it, .*\n", ended.stderr)
+
+
+def test_a_full_disk_below_the_output_is_told_and_a_closed_output_is_no_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([str(MOORAGE), "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (Exit.FAILED, "error: No space left on device\n")
+    closed = ["sh", "-c", '"$0" version >&- 2>&-', str(MOORAGE)]
+    assert subprocess.run(closed, check=False).returncode == Exit.OK
 
 
 def test_help_names_the_exit_codes_and_no_arguments_are_a_question(

@@ -9,7 +9,7 @@ import yaml
 
 from moorage.api.wire import SecretRef
 from moorage.app.manifest import Manifest, read_manifest
-from moorage.cli.ports import ManifestRefused
+from moorage.cli.ports import ManifestRefused, RunRefused
 from moorage.gateway.ports import SecretMissing
 
 RUN: dict[str, Any] = {
@@ -103,3 +103,16 @@ def test_an_agent_run_without_metadata_or_driver_is_refused(folder: Path) -> Non
         read(folder, {**RUN, "metadata": None})
     with pytest.raises(ManifestRefused, match="isn't installed"):
         read(folder, {**RUN, "spec": {**RUN["spec"], "agent": {"driver": "nothing"}}})
+
+
+def test_a_machine_without_git_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(RunRefused, match="git was not found"):
+        read(folder, RUN)
+
+
+def test_a_key_that_is_there_twice_is_refused_by_name(folder: Path) -> None:
+    file = folder / "run.yaml"
+    file.write_text("kind: AgentRun\nmetadata:\n  name: a\n  name: b\n")
+    with pytest.raises(ManifestRefused, match="line 4: name is there a second time, after line 3"):
+        read_manifest(file)

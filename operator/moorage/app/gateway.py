@@ -11,13 +11,14 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from kubernetes.aio import client, config
+from kubernetes.aio import client
 from prometheus_client import CollectorRegistry
 
 from moorage.api.quantity import duration_ms
 from moorage.app.apiclient import api_client
 from moorage.app.keys import head_key
 from moorage.app.peers import open_peers
+from moorage.app.settings import in_cluster, settings_read
 from moorage.app.stores import open_stores
 from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
@@ -90,7 +91,9 @@ class Environment:
 
 def main() -> None:
     """Serve until SIGTERM."""
-    asyncio.run(_serve(Environment.read(os.environ)))
+    with settings_read():
+        env = Environment.read(os.environ)
+    asyncio.run(_serve(env, in_cluster()))
 
 
 def _bucket(env: Mapping[str, str]) -> Bucket | None:
@@ -112,7 +115,7 @@ def _authenticator(env: Environment, api: client.ApiClient, clock: Clock, settin
     return TokenReviewAuthenticator(api, clock, settings)
 
 
-async def _serve(env: Environment) -> None:
+async def _serve(env: Environment, configuration: client.Configuration) -> None:
     log = start_logging("gateway", env.log_level, sys.stdout)
     clock = SystemClock()
     settings = GatewaySettings(
@@ -123,8 +126,6 @@ async def _serve(env: Environment) -> None:
         journal_retention_ms=env.journal_retention_ms,
     )
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
-    configuration = client.Configuration()
-    config.load_incluster_config(client_configuration=configuration)
     async with (
         api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,

@@ -1,8 +1,8 @@
 """Runs on this machine: gateway, store and controller in this process, sandboxes as processes below it.
 
 State lies below one folder: `gateway/` (journal, blobs, mirrors), `runs/` (volumes while a run lives, and after a
-failure) and `owners/` (one locked file per run that has not been told as ended). The gateway listens on a Unix socket
-that only this user and the sandboxes can reach.
+failure), `owners/` (one locked file per run that has not been told as ended) and `log`. The gateway listens on a Unix
+socket that only this user and the sandboxes can reach.
 
 A run outlives its process: whatever kills that, the same manifest again goes on with the run (see `interrupted`).
 """
@@ -117,7 +117,7 @@ async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
         with _machine_fit():
             kept = await stack.enter_async_context(open_stores(state / "gateway", clock))
         outside = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside, isolated=True)
+        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside, log=quiet(), isolated=True)
         headers = {"authorization": f"Bearer {tokens.reader}"}
         transport = httpx.ASGITransport(app=app)
         client = httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
@@ -339,7 +339,7 @@ async def _run_of(
         machine.gateway,
         clock=machine.clock,
         metrics=OperatorMetrics(CollectorRegistry()),
-        log=quiet(),
+        log=machine.log,
         drivers=frozenset(known()),
         told=lambda status: told(_progress(status)) if told else None,
     )

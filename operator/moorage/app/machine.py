@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import shutil
 import subprocess
@@ -36,7 +37,10 @@ from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.ports import NoLeases
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
+from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
+
+LOG = "log"  # below the state folder: what of this machine's gateways isn't for the terminal
 
 
 class Tokens:
@@ -68,6 +72,7 @@ class Machine:
     gateway: GatewayClient
     isolated: bool
     listener: Listener
+    log: Any
 
     @property
     def grade(self) -> str:
@@ -99,16 +104,17 @@ async def open_machine(
     `resolve`: where hosts are that agents reach.
     """
     clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
-    async with (
-        open_stores(state / "gateway", clock, dsn) as kept,
-        httpx.AsyncClient(trust_env=False) as outside,
-        _listening(
-            gateway_of(kept, clock, tokens, given, outside, isolated=isolated, resolve=resolve), folder
-        ) as socket,
-        session(aiohttp.UnixConnector(str(socket))) as http,
-    ):
-        gateway = GatewayClient(http, "http://gateway", lambda: tokens.operator)
-        yield Machine(state, kept, clock, tokens, socket, gateway, isolated, listener)
+    with _logging(state / LOG) as log:
+        async with (
+            open_stores(state / "gateway", clock, dsn) as kept,
+            httpx.AsyncClient(trust_env=False) as outside,
+            _listening(
+                gateway_of(kept, clock, tokens, given, outside, log=log, isolated=isolated, resolve=resolve), folder
+            ) as socket,
+            session(aiohttp.UnixConnector(str(socket))) as http,
+        ):
+            gateway = GatewayClient(http, "http://gateway", lambda: tokens.operator)
+            yield Machine(state, kept, clock, tokens, socket, gateway, isolated, listener, log)
 
 
 def gateway_of(
@@ -118,6 +124,7 @@ def gateway_of(
     given: ManifestSecrets,
     outside: httpx.AsyncClient,
     *,
+    log: Any,
     isolated: bool,
     resolve: Resolve = resolved,
 ) -> Starlette:
@@ -134,7 +141,7 @@ def gateway_of(
             clock=clock,
             head_key=kept.head_key,
             metrics=GatewayMetrics(CollectorRegistry()),
-            log=quiet(),
+            log=log,
             resolve=resolve,
             settings=GatewaySettings(
                 mirrors_borrowed=True,
@@ -145,8 +152,21 @@ def gateway_of(
     )
 
 
+@contextlib.contextmanager
+def _logging(path: Path) -> Iterator[Any]:
+    """Warnings and worse, the libraries' too, go to a file: the terminal belongs to the run's progress."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with path.open("a", buffering=1) as file:
+        try:
+            yield start_logging("local", "warning", file)
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+
 def quiet() -> Any:
-    """Only warnings and worse, on standard error: the terminal belongs to the run's progress."""
+    """Only warnings and worse, on standard error: for those who read what is kept, and write nothing."""
     return structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger("warning"),

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from moorage.api.agentrun import AgentRun
 from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.wire import SecretRef
-from moorage.cli.ports import ManifestRefused
+from moorage.app.documents import Refused, read_documents
+from moorage.cli.ports import ManifestRefused, RunRefused
 from moorage.drivers.registry import known
 from moorage.gateway.ports import Secret, SecretMissing
 
@@ -38,7 +37,9 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The one AgentRun of a file and the objects beside it. Raises ManifestRefused with what to change."""
+    """The one AgentRun of a file and the objects beside it. Raises ManifestRefused with what to change, RunRefused
+    where this machine lacks git.
+    """
     documents = _documents(path)
     runs = [each for each in documents if each["kind"] == "AgentRun"]
     if len(runs) != 1:
@@ -54,8 +55,8 @@ def read_manifest(path: Path) -> Manifest:
 
 def _documents(path: Path) -> list[Document]:
     try:
-        found = [each for each in yaml.safe_load_all(path.read_text()) if each is not None]
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        found = read_documents(path.read_text())
+    except (Refused, UnicodeDecodeError, OSError) as error:
         raise ManifestRefused(f"it can't be read as YAML: {error}") from error
     taken: set[tuple[str, str]] = set()
     for number, each in enumerate(found, 1):
@@ -100,12 +101,11 @@ def _located(run: Document, folder: Path) -> Document:
 def _repository(path: Path) -> Path:
     if not path.is_dir():
         raise ManifestRefused(f"{PATH}: there is no folder {path}; a relative path counts from the manifest's folder")
-    asked = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", "--show-toplevel"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", "--show-toplevel"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise RunRefused("git was not found", "install git; `moorage doctor` looks at this machine") from None
     if asked.returncode:
         raise ManifestRefused(f"{PATH}: {path} is no git repository; `git init` makes one")
     return Path(asked.stdout.rstrip("\n"))

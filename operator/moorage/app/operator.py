@@ -9,11 +9,11 @@ import socket
 import sys
 from random import Random
 
-from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 from prometheus_client import CollectorRegistry
 
 from moorage.app.apiclient import api_client
+from moorage.app.settings import in_cluster, settings_read
 from moorage.clock import SystemClock
 from moorage.controller.definitions import await_definitions
 from moorage.controller.election import Deposed, Election
@@ -32,10 +32,9 @@ from moorage.telemetry.metrics import OperatorMetrics
 
 def main() -> None:
     """Work until SIGTERM. Exits with 1 where another one leads now: whoever starts it again has a standby."""
-    configuration = Configuration()
-    config.load_incluster_config(client_configuration=configuration)
-    settings = OperatorSettings.from_environment(os.environ)
-    asyncio.run(operate(settings, configuration, token_file(settings.gateway_token_file)))
+    with settings_read():
+        settings = OperatorSettings.from_environment(os.environ)
+    asyncio.run(operate(settings, in_cluster(), token_file(settings.gateway_token_file)))
 
 
 async def operate(

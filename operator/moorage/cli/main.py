@@ -79,11 +79,21 @@ def invoke(argv: Sequence[str], session: Session) -> int:
         session.terminal.fault(error)
         return error.code
     except BrokenPipeError:  # the reader of our output has gone: `moorage logs … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return Exit.OK
+    except OSError as error:  # a full disk below our output, a folder that can't be read
+        _drop_output()
+        what = f"{error.filename}: " if error.filename else ""
+        session.terminal.fault(CliError(f"{what}{error.strerror or error}"))
+        return Exit.FAILED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Exit.OK if end.code is None else Exit.FAILED
     return Exit.OK
+
+
+def _drop_output() -> None:
+    """What couldn't be written isn't tried again at the process's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

@@ -92,6 +92,10 @@ class ManifestRefused(ValueError):
     """The manifest isn't a run that can be started here; the message says what to change. Raised by `run_local`."""
 
 
+class SettingsRefused(ValueError):
+    """A process isn't set up to start; the message says what is wrong. Raised by `run_operator`, `run_gateway`."""
+
+
 class RunRefused(RuntimeError):
     """The run can't be started now; `hint` says what to do. Raised by `run_local`."""
 
@@ -153,7 +157,7 @@ class App(Protocol):
         """
 
     def run_operator(self) -> None:
-        """Be the operator until told to stop; settings come from MOORAGE_* variables."""
+        """Be the operator until told to stop; settings come from MOORAGE_* variables. Raises SettingsRefused."""
 
     def run_gateway(self) -> None:
-        """Be the gateway until told to stop; settings come from MOORAGE_* variables."""
+        """Be the gateway until told to stop; settings come from MOORAGE_* variables. Raises SettingsRefused."""

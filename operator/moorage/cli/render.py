@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import textwrap
@@ -59,14 +60,15 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Tell a person something beside the result."""
-        with contextlib.suppress(BrokenPipeError):  # O1: a reader that has gone ends no run
+        with contextlib.suppress(OSError):  # O1: a reader that has gone ends no run, nor does a full disk
             self.err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
 
     def fault(self, error: CliError) -> None:
         """Say what went wrong and what to do."""
-        self.err.print(Text.assemble(("error: ", "bold red"), error.message), highlight=False, soft_wrap=True)
-        if error.hint:
-            self.err.print(Text.assemble(("hint: ", "bold"), error.hint), highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the exit code says it, too
+            self.err.print(Text.assemble(("error: ", "bold red"), error.message), highlight=False, soft_wrap=True)
+            if error.hint:
+                self.err.print(Text.assemble(("hint: ", "bold"), error.hint), highlight=False, soft_wrap=True)
 
     def aside(self) -> Terminal:
         """The same, with results on standard error: standard output may be what was asked to be written to."""
@@ -106,14 +108,35 @@ class Terminal:
         details += [seen.message] if seen.message else []
         if details:
             parts.append(Text("  " + " · ".join(details)))
-        with contextlib.suppress(BrokenPipeError):  # O1: a reader that has gone ends no run
+        with contextlib.suppress(OSError):  # O1: as in `note`
             self.err.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
 
+class _Console(Console):
+    """One that leaves the end of its process to others."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what is being handled, instead of SystemExit: a reader of standard error may go, and a run goes on."""
+        raise  # noqa: PLE0704  rich calls this within its handler
+
+
 def terminal() -> Terminal:
-    """This process's own streams."""
+    """This process's own streams; a stream that was closed at its start is `/dev/null`."""
+    _open_closed()
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    return Terminal(Console(width=width), Console(stderr=True), sys.stdout.buffer)
+    return Terminal(_Console(width=width), _Console(stderr=True), sys.stdout.buffer)
+
+
+def _open_closed() -> None:
+    """No file that is opened later may get the number of a standard stream: what is printed would go into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free is this one
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _item(value: Mapping[str, Any], output: Output, *, first: bool) -> str:

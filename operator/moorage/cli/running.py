@@ -10,7 +10,7 @@ import typer
 
 from moorage import __version__
 from moorage.cli.exits import CliError, Exit, NotFound, Usage
-from moorage.cli.ports import LocalResult, ManifestRefused, RunRefused
+from moorage.cli.ports import LocalResult, ManifestRefused, RunRefused, SettingsRefused
 from moorage.cli.render import Output, Terminal, result_data, result_text
 from moorage.cli.session import Format, Session, State, session_of, state_folder, wait
 
@@ -101,16 +101,25 @@ async def _torture(session: Session, file: Path, kills: int, seed: int, shots: s
         return await session.app().torture(file, kills=kills, seed=seed, shots=shots, same_tree=same_tree, tell=tell)
     except ManifestRefused as error:
         raise Usage(f"{file}: {error}") from None
+    except RunRefused as error:
+        raise CliError(error.message, error.hint) from None
 
 
 def operator(ctx: typer.Context) -> None:
     """Be the operator; settings come from MOORAGE_* variables, as the chart sets them."""
-    session_of(ctx).app().run_operator()
+    _process(session_of(ctx).app().run_operator)
 
 
 def gateway(ctx: typer.Context) -> None:
     """Be the gateway; settings come from MOORAGE_* variables, as the chart sets them."""
-    session_of(ctx).app().run_gateway()
+    _process(session_of(ctx).app().run_gateway)
+
+
+def _process(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except SettingsRefused as error:
+        raise Usage(str(error), "the chart starts it, and sets what it needs; `moorage run` needs neither") from None
 
 
 def version(ctx: typer.Context) -> None:
