@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from moorage.testing.trees import git
 
 OLD = b"one\r\ntwo\r\n"

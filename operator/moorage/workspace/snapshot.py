@@ -146,7 +146,7 @@ class Shadow:
     async def stage(self, cap: int) -> tuple[bool, list[LeftOut]]:
         """Bring the index to the tree's state. False: it was there already."""
         found = await self.changes()
-        unwritten = [change for change in found if await asyncio.to_thread(_unwritten, self.tree, change)]
+        unwritten = [change for change in found if await self._unwritten(change)]
         moded = await self._take_modes(unwritten)
         changes = [change for change in found if change not in unwritten]
         beyond = {change.path for change in changes if not change.mode and _beyond_link(self.tree, change.path)}
@@ -156,6 +156,16 @@ class Shadow:
         if any(path == b".gitignore" or path.endswith(b"/.gitignore") for path in take):
             await self.drop_ignored()
         return bool(take or beyond or moded), left
+
+    async def _unwritten(self, change: Change) -> bool:
+        """Its bytes are the picture's: it differs only in what git would make of them today, such as their line ends.
+
+        Without attributes nothing is converted, and what differs was written.
+        """
+        files = change.was[0] in {b"100644", b"100755"} and stat.S_ISREG(change.mode) and change.readable
+        if not files or not _attributed(self.tree, change.path):
+            return False
+        return await asyncio.to_thread(_blob_of, self.tree, change) == change.was[1]
 
     async def _take_modes(self, changes: Sequence[Change]) -> bool:
         """Where no byte was written, the blob stays as it is. False: no mode has changed."""
@@ -216,16 +226,6 @@ def _entry(entry: bytes) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
         return entry[2:], b"?", (b"", b"")
     *known, path = entry.split(b" ", 8)
     return path, known[1][1:2], (known[4], known[7])
-
-
-def _unwritten(tree: Path, change: Change) -> bool:
-    """Its bytes are the picture's: it differs only in what git would make of them today, such as their line ends."""
-    was_file = change.was[0] in {b"100644", b"100755"}
-    if not was_file or not stat.S_ISREG(change.mode) or not change.readable:
-        return False
-    if not _attributed(tree, change.path):  # then nothing is converted, and what differs was written
-        return False
-    return _blob_of(tree, change) == change.was[1]
 
 
 def _attributed(tree: Path, path: bytes) -> bool:
