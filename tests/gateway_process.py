@@ -27,17 +27,18 @@ async def serve(root: Path, port: int, password: str) -> None:
     dsn, clock, key = os.environ.get(DSN), SystemClock(), head_key(root / "head.key")
     store = await PostgresStore.open(dsn) if dsn else SqliteStore(root / "journal.db")
     async with open_peers(dsn, clock, key) as peers:
-        gateway = made(root, password, store=store, peers=peers, clock=clock, head_key=key)
+        own = root / f"gateway-{port}" if dsn else root  # of several, each has a mirror of its own
+        gateway = made(root, own, password, store=store, peers=peers, clock=clock, head_key=key)
         config = uvicorn.Config(create_app(gateway.deps), port=port, log_level="critical", ws="none")
         await uvicorn.Server(config).serve()
 
 
-def made(root: Path, password: str, **deps: Any) -> LocalGateway:
+def made(root: Path, own: Path, password: str, **deps: Any) -> LocalGateway:
     blobs = FileBlobs(root / "blobs", lambda: 1_800_000_000_000)
     often = int(os.environ.get(SNAPSHOTS, GatewaySettings.snapshot_records))
-    settings = GatewaySettings(egress_private=("127.0.0.0/8",), snapshot_records=often)
+    settings = GatewaySettings(egress_private=("127.0.0.0/8",), snapshot_records=often, mirrors_shared=own != root)
     hosts = {"api.example.com": "127.0.0.1"}
-    gateway = LocalGateway(root, blobs=blobs, settings=settings, hosts=hosts, **deps)
+    gateway = LocalGateway(own, blobs=blobs, settings=settings, hosts=hosts, **deps)
     gateway.secrets.give("team-a", "git", username="ada", password=password)
     for pod in ("p1", "p2", "v1"):
         gateway.token_for_pod(pod, "team-a")
