@@ -1,6 +1,8 @@
-"""An installation for named namespaces alone, with no right beyond them, whose journal is in PostgreSQL.
+"""An installation for named namespaces alone, with no right beyond them: two operators, and two gateways whose journal
+is in PostgreSQL, whose blobs are in a bucket, and which keep nothing of their own.
 
-It takes the place of the cluster-wide operator meanwhile: two of them over the same runs would fence each other off.
+It takes the place of the cluster-wide operator meanwhile: two installations over the same runs would fence each other
+off.
 """
 
 import json
@@ -19,10 +21,20 @@ from e2e.cluster.postgres import Database
 from e2e.cluster.source import SourceCluster
 from e2e.system import Installation, Tenant, shell
 from e2e.upstream import Upstream
+from moorage.core.journal.heads import SigningKey
+from moorage.testing.s3 import S3Server
 
 ITERATION = 'echo \'{"moorage": {"event": "iteration"}}\''
-SLOW = f"echo 1 > step-1; {ITERATION}; sleep 8; {ITERATION}; sh agent.sh"
+SLOW = f"echo 1 > step-1; {ITERATION}; sleep 12; {ITERATION}; sh agent.sh"
 RECORDS = "SELECT e.body FROM execution_events e JOIN executions x ON x.run = e.run WHERE x.run_uid = %s ORDER BY e.seq"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What the gateways keep all in: a database and a bucket on this machine, outside of the cluster."""
+
+    database: Database
+    bucket: S3Server
 
 
 @dataclass(frozen=True)
@@ -32,22 +44,23 @@ class Own:
     moorage: Installation
     team: Tenant
     stranger: Tenant
-    database: Database | None
+    outside: Outside | None
 
 
 @pytest.fixture(scope="module")
-def database(cluster: Backend) -> Iterator[Database | None]:
-    """A PostgreSQL server on this machine, outside of the cluster; None where pods don't reach this machine."""
+def outside(cluster: Backend) -> Iterator[Outside | None]:
+    """None where pods don't reach this machine."""
     if not isinstance(cluster, SourceCluster):
         yield None
         return
     postgres.ensure_postgres(cluster.console, cluster.programs.cache)
-    with postgres.database(cluster.layout.host_address) as made:
-        yield made
+    address = cluster.layout.host_address
+    with postgres.database(address) as database, S3Server(address) as bucket:
+        yield Outside(database, bucket)
 
 
 @pytest.fixture(scope="module")
-def own(cluster: Backend, system: Upstream, database: Database | None) -> Iterator[Own]:
+def own(cluster: Backend, system: Upstream, outside: Outside | None) -> Iterator[Own]:
     """All of it, and nothing of it afterwards."""
     tag = uuid4().hex[:8]
     names = [f"{part}-{tag}" for part in ("own", "team", "stranger")]
@@ -56,7 +69,7 @@ def own(cluster: Backend, system: Upstream, database: Database | None) -> Iterat
         wide.ended("operator")
         try:
             team, stranger = (Tenant.create(cluster, system, name) for name in names[1:])
-            made = Own(Installation(cluster, names[0]), team, stranger, database)
+            made = Own(Installation(cluster, names[0]), team, stranger, outside)
             install(made)
             yield made
             cluster.helm(names[0]).uninstall()
@@ -69,10 +82,29 @@ def install(own: Own) -> None:
     cluster.kubectl("create", "namespace", namespace)
     cluster.kubectl("label", "namespace", namespace, f"{LABEL}=true", "pod-security.kubernetes.io/enforce=restricted")
     settings = ["crds.install=false", "tenancy.namespaced=true", f"tenancy.namespaces={{{own.team.namespace}}}"]
-    if own.database:
-        own.moorage.kubectl("create", "secret", "generic", "journals", f"--from-literal=dsn={own.database.dsn}")
-        settings.append("store.postgres.dsnSecretRef.name=journals")
-    cluster.helm(namespace).install(settings)
+    if own.outside:
+        settings += keep_outside(own.moorage, own.outside)
+    cluster.helm(namespace).install([*settings, "operator.replicas=2"])
+
+
+def keep_outside(moorage: Installation, outside: Outside) -> list[str]:
+    """Give the installation its Secrets; return the values that name them."""
+    secrets = {
+        "journals": {"dsn": outside.database.dsn},
+        "blobs": {"access-key": "any", "secret-key": "any"},
+        "heads": {"key.pem": SigningKey.new().pem.decode()},
+    }
+    for name, data in secrets.items():
+        literals = [f"--from-literal={key}={value}" for key, value in data.items()]
+        moorage.kubectl("create", "secret", "generic", name, *literals)
+    return [
+        "gateway.replicas=2",
+        "gateway.headKeySecretRef.name=heads",
+        "store.postgres.dsnSecretRef.name=journals",
+        "store.blobs.s3.secretRef.name=blobs",
+        f"store.blobs.s3.bucket={outside.bucket.bucket()}",
+        f"store.blobs.s3.endpoint={outside.bucket.url}",
+    ]
 
 
 @pytest.mark.rule("T7")
@@ -119,34 +151,64 @@ def test_doctor_and_the_charts_own_test_find_nothing_to_mend(own: Own, moorage: 
     assert {check["state"] for check in checks} == {"ok"}, checks
 
 
-@pytest.mark.rule("R7", "E6")
-@pytest.mark.parametrize("killed", ["gateway", "database"])
-def test_a_run_ends_once_though_the_gateway_or_its_postgresql_is_killed(
+def kill(own: Own, outside: Outside, what: str) -> None:
+    """One of them, or one after the other."""
+    match what:
+        case "gateways":
+            for pod in pods(own, "gateway"):
+                kill_pod(own, pod)
+                own.moorage.settled("gateway")
+        case "leader":
+            kill_pod(own, leader(own))
+        case "database":
+            outside.database.server.kill()
+            outside.database.server.start()
+
+
+def pods(own: Own, app: str) -> list[str]:
+    """Names of a process's pods."""
+    listed = own.moorage.kubectl("get", "pods", "-l", f"app.kubernetes.io/component={app}", "-o", "name").split()
+    return [name.removeprefix("pod/") for name in listed]
+
+
+def kill_pod(own: Own, name: str) -> None:
+    own.moorage.kubectl("delete", "pod", name, "--grace-period=0", "--force")
+
+
+def leader(own: Own) -> str:
+    """The pod that leads."""
+    return own.moorage.kubectl("get", "lease", "moorage-operator", "-o", "jsonpath={.spec.holderIdentity}")
+
+
+@pytest.mark.rule("R7", "E6", "F7")
+@pytest.mark.parametrize("killed", ["gateways", "leader", "database"])
+def test_a_run_ends_once_though_its_gateways_their_postgresql_or_the_leading_operator_are_killed(
     own: Own, moorage: Callable[..., str], killed: str
 ):
-    if own.database is None:
+    outside = own.outside
+    if outside is None:
         pytest.skip("pods reach a server on this machine only in a network of the harness's: docs/not-run-here.md")
-    team, name = own.team, f"slow-{killed}"
+    team, name, led = own.team, f"slow-{killed}", leader(own)
+    assert led in pods(own, "operator")
     team.run(name, agent=shell(SLOW))
     team.until(name, lambda s: s.get("iteration", 0) >= 1)
-    if killed == "gateway":
-        own.moorage.kill("gateway")
-    else:
-        own.database.server.kill()
-        own.database.server.start()
+    kill(own, outside, killed)
     status = team.ended(name)
     own.moorage.settled("gateway")
+    assert (leader(own) != led) == (killed == "leader")
     assert (status["phase"], status["attempt"]) == ("Succeeded", 1)
     branch = f"moorage/{team.namespace}-{name}"
     assert team.world.branch(branch) == status["result"]["commit"]
     assert [each["ref"] for each in team.world.git_log()["updates"]].count(f"refs/heads/{branch}") == 1
-    records = journal(own.database, team.get("ar", name)["metadata"]["uid"])
+    records = journal(outside.database, team.get("ar", name)["metadata"]["uid"])
     assert records[0] == "RUN_ADMITTED"
     assert (records.count("EFFECT_DISPATCHED"), records.count("RUN_SUCCEEDED")) == (1, 1)
     system = ("--system-namespace", own.moorage.namespace)
     assert "intact" in moorage("verify", name, "-n", team.namespace, *system)
-    assert "moorage.db" not in own.moorage.kubectl("exec", "deploy/moorage-gateway", "--", "ls", "/var/lib/moorage")
-    assert own.database.password not in own.moorage.kubectl("logs", "deploy/moorage-gateway")
+    held = own.moorage.kubectl("exec", "deploy/moorage-gateway", "--", "ls", "/var/lib/moorage").split()
+    assert not {"moorage.db", "blobs"} & set(held), held
+    assert own.moorage.kubectl("get", "pvc", "-o", "name") == ""
+    assert outside.database.password not in own.moorage.kubectl("logs", "deploy/moorage-gateway")
 
 
 def journal(database: Database, uid: str) -> list[str]:
