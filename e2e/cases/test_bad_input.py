@@ -85,7 +85,7 @@ def test_long_names_with_dots_work(tenant: Tenant, length: int):
 
 def test_two_runs_asking_for_one_branch(tenant: Tenant):
     branch = {"branch": f"moorage/{tenant.namespace}-shared", "push": True}
-    tenant.run("first", agent=shell("sleep 5; sh agent.sh"), delivery=branch)
+    tenant.run("first", agent=shell("sleep 50; sh agent.sh"), delivery=branch)
     tenant.running("first")
     tenant.run("second", delivery=branch)
     status = tenant.ended("second")

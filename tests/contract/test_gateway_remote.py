@@ -1,5 +1,8 @@
 """The first contact with a workspace's remote: what it refuses ends the run by name, what may pass is waited for."""
 
+import asyncio
+from typing import Self
+
 import pytest
 from tests.gateway_script import (
     PASSWORD,
@@ -7,9 +10,12 @@ from tests.gateway_script import (
     ok,
     refused,
     resolved,
+    told,
 )
 
 from moorage.api.wire import ResolvedDelivery, SecretRef
+from moorage.gateway.settings import GatewaySettings
+from moorage.testing.gateway import LocalGateway
 
 # --- the remote -------------------------------------------------------------------------------------------------------
 
@@ -52,7 +58,11 @@ async def test_an_unreachable_remote_is_asked_again_for_a_minute(gateway, upstre
     spec = with_workspace(resolved(upstream), url="http://127.0.0.1:9/shop.git")
     operator, answer = await first_contact(gateway, spec)
     refused(answer, 503, "GitUnreachable")
-    assert (await operator.state())["agent_end"] is None
+    state = await operator.state()
+    assert (state["agent_end"], state["deferral"]["reason"], state["deferral"]["tries"]) == (None, "GitUnreachable", 0)
+    assert "given up at" in state["deferral"]["message"]
+    refused(await gateway.sandbox("pod-of-u1", "team-a").get("/v1/self"), 503, "GitUnreachable")
+    assert (await operator.types()).count("EFFECT_DEFERRED") == 1, "who asks often makes no journal longer"
     clock.advance(60_000)
     refused(await gateway.sandbox("pod-of-u1", "team-a").get("/v1/self"), 424, "GitUnreachable")
     assert (await operator.state())["agent_end"]["reason"] == "GitUnreachable"
@@ -86,10 +96,99 @@ async def test_of_two_runs_for_one_branch_the_later_is_refused_by_name(gateway, 
     second = resolved(upstream, "u2", name="second")
     await Operator(gateway, first).admit()
     clock.advance(10)
-    _, later = await first_contact(gateway, second)
-    assert "first" in refused(later, 424, "BranchTaken")
+    operator, later = await first_contact(gateway, second)
+    assert "first" in refused(later, 503, "BranchTaken")
+    assert (await operator.state())["deferral"]["reason"] == "BranchTaken"
     _, earlier = await first_contact(gateway, first)
     assert earlier.status_code == 200
+    clock.advance(30_000)
+    again = await gateway.sandbox("pod-of-u2", "team-a").get("/v1/self")
+    assert "first" in refused(again, 424, "BranchTaken")
+    assert (await operator.state())["agent_end"]["reason"] == "BranchTaken"
+
+
+@pytest.mark.rule("W2")
+async def test_a_run_waits_while_the_other_of_its_branch_is_being_closed(gateway, upstream, clock) -> None:
+    first = Operator(gateway, resolved(upstream, "u1", name="first"))
+    await first.start(pod="pod-of-u1")
+    clock.advance(10)
+    operator, later = await first_contact(gateway, resolved(upstream, "u2", name="second"))
+    refused(later, 503, "BranchTaken")
+    await ok(await first.report(1, "CANCEL_REQUESTED", {"reason": "ObjectDeleted"}))
+    clock.advance(3_600_000)
+    second = gateway.sandbox("pod-of-u2", "team-a")
+    refused(await second.get("/v1/self"), 503, "BranchTaken")
+    assert (await operator.state())["agent_end"] is None
+    await ok(await first.report(1, "CANCEL_QUIESCED", {}))
+    await ok(await first.report(1, "CANCEL_RECONCILED", {"unknown": []}))
+    await ok(await first.report(1, "RUN_CANCELLED", {"reason": "ObjectDeleted"}))
+    assert (await ok(await second.get("/v1/self")))["git"]["base"]
+
+
+class Silent:
+    """A remote that takes connections and says nothing, until it is let go."""
+
+    def __init__(self) -> None:
+        self.connections: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._taken, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.let_go()
+        self._server.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/shop.git"
+
+    def let_go(self) -> None:
+        self._server.close()
+        for writer in self.connections:
+            writer.close()
+
+    async def _taken(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+
+
+async def test_a_remote_that_never_answers_holds_up_no_door_and_ends_the_run(upstream, clock, tmp_path) -> None:
+    """What the sandbox hears meanwhile says that the gateway is there: its heartbeats are its own."""
+    settings = GatewaySettings(assignment_wait_ms=50)
+    async with Silent() as remote, LocalGateway(tmp_path, clock=clock, settings=settings).serving() as gateway:
+        spec = with_workspace(resolved(upstream), url=remote.url, credentials=None)
+        operator, answer = await first_contact(gateway, spec)
+        refused(answer, 503, "WorkspaceFetching")
+        state = await operator.state()
+        assert (state["phase"], state["deferral"]["reason"]) == ("Provisioning", "WorkspaceFetching")
+        remote.let_go()
+        runner = gateway.sandbox("pod-of-u1", "team-a")
+        while (last := (await runner.get("/v1/self"))).json()["reason"] == "WorkspaceFetching":
+            pass
+        refused(last, 503, "GitUnreachable")
+        assert (await operator.state())["deferral"]["reason"] == "GitUnreachable"
+        clock.advance(60_000)
+        while (last := (await runner.get("/v1/self"))).json()["reason"] == "WorkspaceFetching":
+            pass
+        refused(last, 424, "GitUnreachable")
+        state = await operator.state()
+        assert (state["agent_end"]["reason"], state["deferral"]) == ("GitUnreachable", None)
+
+
+async def test_a_fetch_that_takes_long_goes_on_beside_and_is_asked_for_once(upstream, clock, tmp_path) -> None:
+    settings = GatewaySettings(assignment_wait_ms=0)
+    async with LocalGateway(tmp_path, clock=clock, settings=settings).serving() as gateway:
+        gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+        operator, answer = await first_contact(gateway, resolved(upstream))
+        runner = gateway.sandbox("pod-of-u1", "team-a")
+        while answer.status_code != 200:
+            refused(answer, 503, "WorkspaceFetching")
+            answer = await runner.get("/v1/self")
+        base = answer.json()["git"]["base"]
+        assert (await operator.types()).count("EFFECT_DEFERRED") == 1
+        ready = told("WORKSPACE_READY", {"base": base, "branch": answer.json()["git"]["branch"]})
+        await ok(await runner.post("/v1/self/records", json=ready))
+        assert (await operator.state())["deferral"] is None
 
 
 async def test_an_ephemeral_workspace_has_no_remote(gateway, upstream) -> None:

@@ -1,10 +1,14 @@
 """The scan: what one namespace refuses keeps no other from being tidied (T3, R7)."""
 
+import asyncio
+
 import pytest
 import structlog
 
+from moorage.controller import scan as module
+from moorage.controller.gateway_client import GatewayAway
 from moorage.controller.roll import Roll
-from moorage.controller.scan import Scan, pause_s
+from moorage.controller.scan import SOON_S, Scan, pause_s
 from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError
 from moorage.sandbox.port import NameTaken, RunKey
@@ -75,3 +79,24 @@ async def test_where_a_sandbox_still_stands_the_next_look_comes_soon_and_then_le
     assert not await scan_of(Tenants(dying=True)).once()
     assert [pause_s(60, unfinished) for unfinished in (0, 1, 2, 3, 4, 5, 5_000)] == [60, 5, 10, 20, 40, 60, 60]
     assert pause_s(1, 3) == 1
+
+
+class AwayGateway(Gateway):
+    async def pending(self) -> tuple[RunBrief, ...]:
+        raise GatewayAway("connection refused")
+
+
+async def test_a_round_that_could_ask_nobody_is_repeated_soon(monkeypatch) -> None:
+    """Runs that are gone hold their branches until a round has found them."""
+    scan, pauses = scan_of(Tenants()), []
+    scan._gateway = AwayGateway()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await scan.run(600.0)
+    assert pauses == [SOON_S] * 3

@@ -468,3 +468,41 @@ def test_what_a_lost_attempt_left_open_is_settled_before_the_next_one_starts() -
     assert world.state.sandbox(2, "runner") is None
     world.gateway.append("c", T.EFFECT_RECONCILED, closed("e1", "unknown"), 0, world.now)
     assert any(isinstance(action, a.StartSandbox) for action in world.plan().actions)
+
+
+# --- a repository that is away at the start ---------------------------------------------------------------------------
+
+
+def starting() -> World:
+    world = World()
+    world.step()
+    runner = world.sandbox("runner")
+    assert runner
+    world.run_pod(runner)
+    return world
+
+
+def test_a_start_that_waits_for_its_repository_says_why() -> None:
+    world = starting()
+    world.note(T.EFFECT_DEFERRED, {"kind": "git_fetch", "reason": "GitUnreachable", "message": "no answer"})
+    status = told(world)
+    truths = {c.type: (c.status, c.reason) for c in status.conditions}
+    assert (status.phase, status.reason, status.message) == ("Provisioning", "GitUnreachable", "no answer")
+    assert (truths["WorkspaceReady"], truths["Delivered"]) == (("False", "GitUnreachable"), ("False", "NotDelivered"))
+
+
+def test_nothing_of_that_is_left_once_the_worktree_stands() -> None:
+    world = starting()
+    world.note(T.EFFECT_DEFERRED, {"kind": "git_fetch", "reason": "WorkspaceFetching", "message": "on its way"})
+    world.note(T.WORKSPACE_READY, {"base": "b" * 40, "branch": "moorage/fix"})
+    assert world.state.deferral is None
+    world.note(T.EFFECT_DEFERRED, {"kind": "http", "reason": "NoAnswer", "message": ""})
+    world.note(T.WORKSPACE_READY, {"base": "b" * 40, "branch": "moorage/fix"})
+    assert world.state.deferral, "an effect that waits isn't settled by a worktree"
+
+
+def test_a_run_that_is_being_cancelled_waits_for_no_repository() -> None:
+    world = starting()
+    world.note(T.CANCEL_REQUESTED, {"reason": "user"})
+    world.note(T.EFFECT_DEFERRED, {"kind": "git_fetch", "reason": "GitUnreachable", "message": "no answer"})
+    assert world.state.deferral is None

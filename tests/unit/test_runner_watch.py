@@ -21,7 +21,9 @@ TERMINAL = Orders(seq=2, stop="terminal")
 def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int], Awaitable[Orders]]) -> Watch:
     assignment: Any = SimpleNamespace(run_uid="u1", epoch=3)
     reporter: Any = SimpleNamespace(progress=7, last_iteration=2)
-    return Watch(beat, orders, assignment, reporter, 0.01)
+    made = Watch(beat, orders, 0.01)
+    made.assigned(assignment, reporter)
+    return made
 
 
 async def never(_: object) -> Orders:

@@ -146,6 +146,7 @@ def gateway_of(
             settings=GatewaySettings(
                 mirrors_borrowed=True,
                 sandboxes_isolated=isolated,
+                branch_patience_ms=0,  # nobody closes another run of this machine meanwhile
                 egress_private=("0.0.0.0/0", "::/0"),  # this machine's user may reach what the machine can
             ),
         )

@@ -59,9 +59,11 @@ class Scan:
         while True:
             try:
                 unfinished = 0 if await self.once() else unfinished + 1
-            except WAITS as e:
+                pause = pause_s(every_s, unfinished)
+            except WAITS as e:  # a gateway that comes up a moment after us: runs that are gone hold branches until then
                 self._log.info("scan_waits", reason=type(e).__name__, message=str(e))
-            await asyncio.sleep(pause_s(every_s, unfinished))
+                pause = min(every_s, SOON_S)
+            await asyncio.sleep(pause)
 
     async def once(self) -> bool:
         """One look at everything; False where a namespace waits for its last sandbox to go.

@@ -77,6 +77,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         yield
         rounds.cancel()
         await asyncio.gather(rounds, return_exceptions=True)
+        await bases.close()
         await gate.heartbeats.close()
 
     return Starlette(

@@ -7,11 +7,13 @@ since no agent of this attempt will.
 
 from __future__ import annotations
 
+from moorage.api.meta import format_time
 from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
+from moorage.core.run.reducer import FETCH
 from moorage.core.run.state import RunState
-from moorage.gateway.bases import Bases, refuse_ended
+from moorage.gateway.bases import Bases, BranchTaken, StillFetching, refuse_ended
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
@@ -39,10 +41,10 @@ class Assignments:
         refuse_ended_attempt(run)
         await self._note_start(caller)
         try:
-            base = await self._bases.base(run)
+            base = await self._bases.soon(run, caller.epoch)
         except (WorkspaceError, UpstreamRefused, Unavailable) as error:
             raise await self._failed(caller, error) from None
-        run.unreachable_since = None
+        run.waits_since = None
         return _assignment(caller, self._git(run, base, _resume(run.state)))
 
     async def _note_start(self, caller: Caller) -> None:
@@ -66,10 +68,10 @@ class Assignments:
         """Ask again for as long as waiting may mend it; then the agent has failed before it began."""
         refusal = refusal_of(error) if isinstance(error, WorkspaceError) else error
         if isinstance(refusal, Unavailable):
-            if refusal.reason not in PASSING or self._patient(caller):
+            if await self._waits(caller, refusal):
                 return refusal
             refusal = UpstreamRefused(refusal.message, reason=refusal.reason)
-        caller.run.unreachable_since = None
+        caller.run.waits_since = None
         payload = {"outcome": "failed", "reason": refusal.reason, "message": refusal.message[:4096]}
         draft = self._gate.ledger.observed(
             RecordType.AGENT_FINISHED, payload, caller.epoch, attempt=caller.run.state.attempt
@@ -77,11 +79,45 @@ class Assignments:
         await self._gate.ledger.append(caller.run, caller.epoch, [draft])
         return refusal
 
-    def _patient(self, caller: Caller) -> bool:
+    async def _waits(self, caller: Caller, refusal: Unavailable) -> bool:
+        """Whether it is waited for; what the run waits for is told then, but for what is the gateway's own trouble."""
+        settings = self._gate.deps.settings
+        match refusal:
+            case StillFetching():
+                if caller.run.state.deferral is None:  # what went wrong the last time says more
+                    await self._tell(caller, refusal, "the repository is being fetched")
+                return True
+            case BranchTaken(closing=True):
+                await self._tell(caller, refusal, f"{refusal.message}; it is being closed")
+                return True
+            case BranchTaken():
+                left = self._left(caller, "branch", settings.branch_patience_ms)
+            case _ if refusal.reason in PASSING:
+                left = self._left(caller, "remote", settings.upstream_patience_ms)
+            case _:
+                return True
+        if left > 0:
+            until = format_time(self._gate.deps.clock.now_ms() + left)
+            await self._tell(caller, refusal, f"{refusal.message}; asked again and again, given up at {until}")
+        return left > 0
+
+    def _left(self, caller: Caller, what: str, patience_ms: int) -> int:
+        """Milliseconds that this attempt still waits for it."""
         run, now = caller.run, self._gate.deps.clock.monotonic_ms()
-        if run.unreachable_since is None or run.unreachable_since[0] != caller.epoch:
-            run.unreachable_since = caller.epoch, now
-        return now - run.unreachable_since[1] < self._gate.deps.settings.upstream_patience_ms
+        if run.waits_since is None or run.waits_since[:2] != (caller.epoch, what):
+            run.waits_since = caller.epoch, what, now
+        return run.waits_since[2] + patience_ms - now
+
+    async def _tell(self, caller: Caller, refusal: Unavailable, message: str) -> None:
+        """Once per reason: who asks often makes no journal longer."""
+        state = caller.run.state
+        if state.deferral is not None and (state.deferral.reason, state.deferral.of_start) == (refusal.reason, True):
+            return
+        payload = {"kind": FETCH, "reason": refusal.reason, "message": message[:4096]}
+        draft = self._gate.ledger.observed(
+            RecordType.EFFECT_DEFERRED, payload, caller.epoch, state.offset, attempt=state.attempt
+        )
+        await self._gate.ledger.append(caller.run, caller.epoch, [draft])
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ it is tried again when the sandbox asks, and answered then.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from moorage.api.wire import ResolvedRun
+from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
-from moorage.gateway.errors import Refusal, UpstreamRefused
+from moorage.core.run.phases import RunPhase
+from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.upstream import upstream_of
@@ -20,12 +23,65 @@ from moorage.store.specs import stored_spec
 from moorage.workspace.errors import NotFound, WorkspaceError
 
 
+class StillFetching(Unavailable):
+    """The base is on its way, and nothing is wrong: ask again."""
+
+    reason = "WorkspaceFetching"
+
+
+class BranchTaken(Unavailable):
+    """W2: another live run delivers to the branch. `closing`: that one only waits for its end."""
+
+    reason = "BranchTaken"
+
+    def __init__(self, message: str, *, closing: bool) -> None:
+        self.closing = closing
+        super().__init__(message)
+
+
 class Bases:
     """Finds and fixes base commits. Shared by the door that registers pods and the one that answers them."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._mirrors = gate.deps.mirrors
+        self._under_way: set[asyncio.Task[str]] = set()
+
+    async def soon(self, run: Run, epoch: int) -> str:
+        """The base, for a sandbox of that epoch. What takes longer than `assignment_wait_ms` goes on beside, and its
+        end, good or bad, is the answer to who asks next.
+
+        Raise StillFetching, and as `base`.
+        """
+        task = self._fetching(run, epoch)
+        await asyncio.wait({task}, timeout=self._gate.deps.settings.assignment_wait_ms / 1000)
+        if not task.done():
+            raise StillFetching("the repository is being fetched: ask again")
+        if run.fetching is not None and run.fetching[1] is task:
+            run.fetching = None
+        return task.result()
+
+    def _fetching(self, run: Run, epoch: int) -> asyncio.Task[str]:
+        """What is under way already, also for an earlier attempt; but how that one's ended is no answer to this one."""
+        if run.fetching is not None and (run.fetching[0] == epoch or not run.fetching[1].done()):
+            return run.fetching[1]
+        task = asyncio.create_task(self.base(run))
+        run.fetching = epoch, task
+        self._under_way.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[str]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to who asks next, and nobody may
+
+    async def close(self) -> None:
+        """Stop what is still being fetched."""
+        tasks = tuple(self._under_way)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ahead(self, run: Run) -> None:
         """Prepare the base before it is asked for, unless an attempt has started from it already."""
@@ -40,7 +96,7 @@ class Bases:
     async def base(self, run: Run) -> str:
         """The base, its objects in the mirror. The remote is asked only where they aren't there yet.
 
-        Raise UpstreamRefused, Unavailable, WorkspaceError.
+        Raise UpstreamRefused, BranchTaken, Unavailable, WorkspaceError.
         """
         async with run.preparing:
             refuse_ended(run)
@@ -79,7 +135,9 @@ class Bases:
             return False
 
     async def _refuse_taken(self, run: Run) -> None:
-        """W2: one writer per branch. Of two live runs, the one that was admitted later is refused."""
+        """W2: one writer per branch. Of two live runs, the one that was admitted later waits; the end of that is its
+        caller's to say.
+        """
         if run.spec.delivery is None or not run.spec.delivery.push:
             return
         for row in await self._gate.deps.store.list_pending(run.tenant):
@@ -90,7 +148,15 @@ class Bases:
             if other is not None and other.contends_with(run.spec):
                 branch = run.spec.delivery.branch
                 why = f"run {other.name} delivers to {branch} already: name another branch, or wait for its end"
-                raise UpstreamRefused(why, reason="BranchTaken")
+                raise BranchTaken(why, closing=await self._closing(row.run_uid))
+
+    async def _closing(self, uid: str) -> bool:
+        """Nothing new comes of that run. A journal that can't be read says no such thing."""
+        try:
+            phase = (await self._gate.ledger.open(uid)).state.phase
+        except JournalError:
+            return False
+        return phase is RunPhase.CANCELLING or phase.terminal
 
     async def _readable(self, uid: str) -> ResolvedRun | None:
         """None for one that no gateway of this version can push on: should another, the push compares first (E5)."""

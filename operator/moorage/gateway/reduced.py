@@ -44,7 +44,8 @@ class Run:
     uid: str
     spec: ResolvedRun
     at: Reduced | None = None
-    unreachable_since: tuple[int, int] | None = None  # the epoch, and when it first missed its remote (monotonic ms)
+    waits_since: tuple[int, str, int] | None = None  # the epoch, what its start misses, since when (monotonic ms)
+    fetching: tuple[int, asyncio.Task[str]] | None = None  # the epoch whose sandbox asked, and the base on its way
     grown: Grown = field(default_factory=Grown)  # since the last snapshot
     segment_bytes: int = 0  # of the present segment, as far as this process has seen them
     bell: Bell = field(default_factory=Bell)

@@ -69,6 +69,15 @@ class GatewaySettings:
     upstream_patience_ms: int = 60_000
     """An upstream that can't be reached is tried again this long before the run is told to fail."""
 
+    branch_patience_ms: int = 30_000
+    """A run whose branch another live one delivers to waits this long for the other's end: the operator may be about to
+    close it, since its AgentRun is gone, and does so seconds after its own start. One that is being closed is waited
+    for without a limit."""
+
+    assignment_wait_ms: int = 10_000
+    """How long a sandbox that asks what to do is kept waiting for its repository before it is told to ask again: below
+    any proxy's patience, and a cancelled sandbox hears of it well within its grace."""
+
     cancel_grace_ms: int = 30_000
     """X2: what a cancelled agent has between SIGTERM and SIGKILL."""
 

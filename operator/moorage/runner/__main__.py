@@ -19,6 +19,7 @@ from moorage.runner.processes import become_subreaper, kill_everything, reap_orp
 from moorage.runner.relay import Relay
 from moorage.runner.settings import RunnerSettings, termination_log
 from moorage.runner.verify import Verification
+from moorage.runner.watch import Watch, background
 from moorage.runner.work import Leave, Work
 from moorage.workspace.errors import DiskFull, WorkspaceError
 
@@ -105,12 +106,14 @@ async def _serve(settings: RunnerSettings) -> None:
     relay = Relay(settings.gateway, settings.token_file)
     await relay.start()
     reaper = asyncio.create_task(reap_orphans())
+    watch = Watch(client.heartbeat, client.orders, settings.heartbeat_s)
     try:
-        assignment = await _until(terminated, client.assignment())
+        async with background(watch.heartbeats()):
+            assignment = await _until(terminated, client.assignment())
+            if assignment.role is Role.RUNNER:
+                await Work(settings, client, assignment, relay, terminated, watch).run()
         if assignment.role is Role.VERIFIER:
             await _until(terminated, Verification(settings, client, assignment, relay).run())
-        else:
-            await Work(settings, client, assignment, relay, terminated).run()
     finally:
         reaper.cancel()
         await relay.stop()

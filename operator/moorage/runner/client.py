@@ -57,6 +57,10 @@ class NotWanted(GatewayError):
     """The run has ended or is being cancelled, or its workspace's remote refuses: this attempt has nothing to do."""
 
 
+class StillFetching(GatewayError):
+    """The gateway is there, and fetches what the assignment takes."""
+
+
 class TokenUnreadable(RuntimeError):
     """The projected token isn't there at this moment."""
 
@@ -73,8 +77,14 @@ class GatewayClient:
         self._patience_s = patience_s
 
     async def assignment(self) -> Assignment:
-        """What this sandbox is for; waits until it is registered (425)."""
-        return await self._call(Assignment, "GET", "/v1/self")
+        """What this sandbox is for; waits until it is registered (425), and while its repository is on its way: that is
+        no outage.
+        """
+        while True:
+            try:
+                return await self._call(Assignment, "GET", "/v1/self")
+            except StillFetching:
+                await asyncio.sleep(FIRST_PAUSE_S)
 
     async def decision(self) -> bytes:
         """The model request, as it was sent, whose recorded answer this attempt begins with."""
@@ -141,7 +151,7 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
         try:
             return await call()
         except GatewayError as error:
-            if error.status not in PASSING:
+            if error.status not in PASSING or isinstance(error, StillFetching):
                 raise
             why = str(error)
         except (NoAnswer, NetworkUnreachable, TokenUnreadable) as error:
@@ -160,6 +170,8 @@ def _refusal(response: Answer) -> GatewayError:
     kind: type[GatewayError] = GatewayError
     if body.reason == "Fenced":
         kind = Fenced
+    elif body.reason == "WorkspaceFetching":
+        kind = StillFetching
     elif body.reason in ENDED or response.status == HTTPStatus.FAILED_DEPENDENCY:
         kind = NotWanted
     return kind(response.status, body.reason, body.message)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 from moorage.api.wire import Assignment, Heartbeat, Orders
 from moorage.runner.client import Fenced, GatewayError, TokenUnreadable
@@ -14,33 +16,44 @@ RETRY_S = 0.5
 
 
 class Watch:
-    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it."""
+    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it.
+
+    Heartbeats begin before the assignment is known: the gateway knows the sandbox by its token, and the answer may have
+    to wait for a repository for longer than a Lease lasts.
+    """
 
     def __init__(
         self,
         beat: Callable[[Heartbeat], Awaitable[Orders]],
         orders: Callable[[int], Awaitable[Orders]],
-        assignment: Assignment,
-        reporter: Reporter,
         interval_s: float,
     ) -> None:
-        self._beat, self._orders, self._assignment, self._reporter = beat, orders, assignment, reporter
-        self._interval_s = interval_s
+        self._beat, self._orders, self._interval_s = beat, orders, interval_s
+        self._work: tuple[Assignment, Reporter] | None = None
         self.stop: Orders | None = None
         self.stopped = asyncio.Event()
 
     async def heartbeats(self) -> None:
         """Every interval, whatever happened to the last one."""
         while True:
-            beat = Heartbeat(
-                work_id=self._assignment.run_uid,
-                epoch=self._assignment.epoch,
-                progress_seq=self._reporter.progress,
-                last_checkpoint=self._reporter.last_iteration,
-                observed_at=now_ms(),
-            )
-            await self._heard(self._beat(beat))
+            await self._heard(self._beat(self._sign()))
             await asyncio.sleep(self._interval_s)
+
+    def assigned(self, assignment: Assignment, reporter: Reporter) -> None:
+        """From now on heartbeats tell of this work."""
+        self._work = assignment, reporter
+
+    def _sign(self) -> Heartbeat:
+        if self._work is None:
+            return Heartbeat(work_id="", epoch=0, progress_seq=0, observed_at=now_ms())
+        assignment, reporter = self._work
+        return Heartbeat(
+            work_id=assignment.run_uid,
+            epoch=assignment.epoch,
+            progress_seq=reporter.progress,
+            last_checkpoint=reporter.last_iteration,
+            observed_at=now_ms(),
+        )
 
     async def long_poll(self) -> None:
         """Hear orders at once."""
@@ -63,3 +76,21 @@ class Watch:
             self.stop = orders
             self.stopped.set()
         return orders
+
+
+@contextlib.asynccontextmanager
+async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run helpers beside the body; when one of them fails, the body is cancelled and the failure raised.
+
+    What is raised is the first failure itself: who calls knows Leave and DiskFull, not groups of them.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in coroutines]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -7,9 +7,8 @@ proposed before the agent's whole tree is gone; nothing is reported before its o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
 from moorage.runner.report import Reporter, now_ms, plain
 from moorage.runner.settings import RunnerSettings
-from moorage.runner.watch import Watch
+from moorage.runner.watch import Watch, background
 from moorage.workspace.errors import DiskFull, WorkspaceError
 from moorage.workspace.worktree import Drift, Proposal, RunWorktree, WorktreeOptions
 
@@ -55,6 +54,7 @@ class Work:
     assignment: Assignment
     relay: Relay
     terminated: asyncio.Event
+    watch: Watch
     reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,12 +63,11 @@ class Work:
     async def run(self) -> None:
         """Do the attempt's work. Raises Leave where it ends without a result.
 
-        Heartbeats begin before anything that takes time: a large repository must not cost the Lease.
+        Its caller lets the watch's heartbeats go on meanwhile: a large repository must not cost the Lease.
         """
-        watch = Watch(
-            self.client.heartbeat, self.client.orders, self.assignment, self.reporter, self.settings.heartbeat_s
-        )
-        async with _background(watch.heartbeats(), watch.long_poll()):
+        watch = self.watch
+        watch.assigned(self.assignment, self.reporter)
+        async with background(watch.long_poll()):
             match await self._unless_told(self._prepare(), watch.stopped, self.terminated):
                 case None:
                     await self._end_early(watch.stop)
@@ -148,7 +147,7 @@ class Work:
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
         host.tell_remaining()
-        async with _background(host.log.pump()):
+        async with background(host.log.pump()):
             await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
             await kill_everything()
@@ -346,21 +345,3 @@ def _commit_message(assignment: Assignment, outcome: Outcome) -> str:
     said = plain(outcome.summary).strip() or plain(assignment.goal).strip() or assignment.name
     first = said.splitlines()[0][:72]
     return f"{first}\n\nMoorage-Run: {assignment.tenant}/{assignment.name}\nMoorage-Run-Uid: {assignment.run_uid}\n"
-
-
-@contextlib.asynccontextmanager
-async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run helpers beside the body; when one of them fails, the body is cancelled and the failure raised.
-
-    What is raised is the first failure itself: who calls knows Leave and DiskFull, not groups of them.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in coroutines]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None

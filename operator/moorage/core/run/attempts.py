@@ -99,7 +99,13 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     if o.spec is None:
         return Plan()
     checks = (_attempt_timeout(o.spec, s, now), _owner_lost(o, s, view, now), _no_progress(o, o.spec, s, now))
-    return next((p for p in checks if p is not None), Plan(requeue_ms=_next_look(o, o.spec, s, now)))
+    return next((p for p in checks if p is not None), _watched(s, _next_look(o, o.spec, s, now)))
+
+
+def _watched(s: RunState, look_ms: int) -> Plan:
+    """All is well. What an attempt's start waits for is told."""
+    waits = s.deferral if s.deferral is not None and s.deferral.of_start else None
+    return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")
 
 
 def _next_look(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> int:

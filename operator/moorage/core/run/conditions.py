@@ -56,7 +56,8 @@ def _admitted(o: Observed, s: RunState, told: Plan) -> Condition:
 def _workspace_ready(s: RunState, told: Plan) -> Condition:
     if s.workspace_base is not None:
         return _truth("WorkspaceReady", "True", "Ready", f"worktree at {s.workspace_base}")
-    if told.reason.startswith("Workspace"):
+    waits = s.deferral is not None and s.deferral.of_start and s.deferral.reason == told.reason
+    if waits or told.reason.startswith("Workspace"):
         return _truth("WorkspaceReady", "False", told.reason, told.message)
     return _truth("WorkspaceReady", "False", "NotReady")
 
@@ -133,7 +134,7 @@ def _delivered(o: Observed, s: RunState, told: Plan) -> Condition:
     kind, push = "Delivered", s.delivered()
     if push is not None:
         return _pushed(s, push, told)
-    if s.deferral is not None:
+    if s.deferral is not None and not s.deferral.of_start:
         return _truth(kind, "False", s.deferral.reason, told.message or s.deferral.message)
     delivery = o.spec.delivery if o.spec else None
     if o.spec is not None and delivery is None:

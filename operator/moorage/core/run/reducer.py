@@ -37,6 +37,7 @@ KEPT_NAMES, KEPT_NAME = 4, 160  # of what a proposal lacks, and characters of ea
 KNOWN = frozenset({"confirmed", "rejected", "compensated"})
 CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
 
+FETCH = "git_fetch"  # the kind of what an attempt's start waits for
 REPAIRED = "JournalRepaired"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})  # statuses of a store's row (S4)
 
@@ -150,7 +151,12 @@ def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
 
 
 def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return changed(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at)
+    return _fetched(changed(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at))
+
+
+def _fetched(s: RunState) -> RunState:
+    """Nothing waits for the repository any more: it is there, or there is nobody left to wait."""
+    return changed(s, deferral=None) if s.deferral is not None and s.deferral.of_start else s
 
 
 def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -202,7 +208,7 @@ def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     end = AgentEnd(
         p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
     )
-    return changed(s, agent_end=end, progress_at=r.recorded_at)
+    return _fetched(changed(s, agent_end=end, progress_at=r.recorded_at))
 
 
 def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
@@ -296,7 +302,9 @@ def _with_effect(s: RunState, r: Record, known: Effect, status: str, detail: str
 
 def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     """A try that came to nothing yet. A push that waits for its remote is a delivery under way."""
-    last = s.deferral
+    if p["kind"] == FETCH:
+        return _fetch_deferred(s, r, p)
+    last = None if s.deferral is None or s.deferral.of_start else s.deferral
     since, tries = (last.since, last.tries) if last else (r.recorded_at, 0)
     after = changed(s, deferral=Deferral(p["reason"], p.get("message", ""), tries + 1, since, r.recorded_at))
     if p["kind"] != "git_push":
@@ -304,6 +312,14 @@ def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     if s.proposal is None:
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "nothing was proposed")
     return _to(after, RunPhase.DELIVERING, r.type)
+
+
+def _fetch_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    """Only a start waits for its repository."""
+    if s.phase is not RunPhase.PROVISIONING:
+        return s
+    since = s.deferral.since if s.deferral is not None and s.deferral.of_start else r.recorded_at
+    return changed(s, deferral=Deferral(p["reason"], p.get("message", ""), 0, since, r.recorded_at))
 
 
 def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:

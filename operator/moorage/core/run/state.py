@@ -125,7 +125,8 @@ class Effect:
 @dataclass(frozen=True)
 class Deferral:
     """Why an effect could not be made or settled at the last try, and how long that has lasted. Times are those of the
-    records (ms): a restart loses none of them.
+    records (ms): a restart loses none of them. `tries` is 0 where it isn't an effect that waits, but the attempt's
+    start, for its repository.
     """
 
     reason: str
@@ -133,6 +134,11 @@ class Deferral:
     tries: int
     since: int
     at: int
+
+    @property
+    def of_start(self) -> bool:
+        """The attempt can't start yet; no effect has been tried."""
+        return self.tries == 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ class RunState:
     sandboxes: tuple[SandboxRef, ...] = ()
     placements: tuple[Placement, ...] = ()
     effects: tuple[Effect, ...] = ()
-    deferral: Deferral | None = None  # until the effect is closed
+    deferral: Deferral | None = None  # until the effect is closed, or the workspace stands
     usage: Usage = field(default_factory=Usage)
     cancel_reason: str | None = None
     cancel_stage: str | None = None  # requested | propagated | acknowledged | quiesced | reconciled
