@@ -113,6 +113,64 @@ async def test_a_branch_that_somebody_made_meanwhile_is_never_overwritten(gatewa
     assert git(tmp_path / "seed", "ls-remote", "origin", BRANCH).split()[0] == theirs
 
 
+@pytest.mark.rule("E5")
+@pytest.mark.parametrize("other", [BRANCH.split("/", maxsplit=1)[0], f"{BRANCH}/deeper"], ids=["above", "below"])
+async def test_a_branch_beside_which_ours_cannot_be_made_ends_it_by_name(
+    gateway, upstream, tmp_path, other: str
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    git(tmp_path / "seed", "push", "-q", "origin", f"HEAD:refs/heads/{other}")
+    view = await ok(await operator.deliver(1, head))
+    effect = view["state"]["effects"][0]
+    assert effect["status"] == "rejected"
+    assert effect["detail"].startswith("BranchExists: ")
+    assert f"beside {other}, which is there" in effect["detail"]
+    assert "EFFECT_DISPATCHED" not in await operator.types()
+
+
+@pytest.mark.rule("E5")
+async def test_a_branch_that_came_in_the_way_between_look_and_push_ends_it_by_name(
+    gateway, upstream, tmp_path, monkeypatch
+) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    look = gateway.deps.mirrors.look_upstream
+
+    async def looked(*args):
+        monkeypatch.undo()
+        seen = await look(*args)
+        git(tmp_path / "seed", "push", "-q", "origin", f"HEAD:refs/heads/{BRANCH}/deeper")
+        return seen
+
+    monkeypatch.setattr(gateway.deps.mirrors, "look_upstream", looked)
+    view = await ok(await operator.deliver(1, head))
+    effect = view["state"]["effects"][0]
+    assert effect["status"] == "rejected"
+    assert f"beside {BRANCH}/deeper, which is there" in effect["detail"]
+    assert "EFFECT_DISPATCHED" in await operator.types()
+
+
+@pytest.mark.rule("E5")
+async def test_what_a_remote_could_not_do_is_final_once_it_has_not_happened(gateway, upstream, clock, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    _, head = await work_done(gateway, operator, tmp_path)
+    await verified(gateway, operator, head)
+    lock = upstream.root / f"shop.git/refs/heads/{BRANCH}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    first = await ok(await operator.deliver(1, head))
+    assert [e["status"] for e in first["state"]["effects"]] == ["unknown"]  # it may be this very push's
+    clock.advance(QUIET_MS)
+    second = await ok(await operator.deliver(1, head))
+    (effect,) = second["state"]["effects"]
+    assert effect["status"] == "rejected"
+    assert effect["detail"].startswith("DeliveryRejected: ")
+    assert f"{BRANCH}.lock" in effect["detail"]
+
+
 @pytest.mark.rule("I5")
 async def test_a_cancelling_run_pushes_nothing_more(gateway, upstream, tmp_path) -> None:
     operator = Operator(gateway, resolved(upstream))

@@ -28,9 +28,9 @@ from moorage.gateway.sending import demand_still
 from moorage.gateway.underway import UnderWay, settling
 from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
 from moorage.points import Point, reached
-from moorage.workspace.errors import BranchExists, WorkspaceError
+from moorage.workspace.errors import BranchExists, RemoteRefused, WorkspaceError
 from moorage.workspace.mirror import PushKind, PushOutcome
-from moorage.workspace.upstream import AnyUpstream, Closure, closure
+from moorage.workspace.upstream import AnyUpstream, Closure, Seen, closure, taken
 
 KIND = "git_push"
 QUIET_MS = 10_000
@@ -87,12 +87,12 @@ class Delivery:
         intent = Intent(self._next_id(run, commit), commit, branch, None)
         try:
             upstream = await self._upstream(run)
-            found = await self._mirrors.query_upstream(upstream, branch)
+            seen = await self._mirrors.look_upstream(upstream, branch)
             await self._gate.refs.current(run)
         except (WorkspaceError, Refusal, OSError) as error:
             await self._hindered(run, epoch, intent, trouble_of(error))
             return
-        foreseen = _foreseen(found, intent)
+        foreseen = _foreseen(seen, intent)
         if foreseen is not None:
             await self._log.append(
                 run, epoch, self._meant(run, intent), self._log.closed(run, intent.effect_id, *foreseen)
@@ -140,19 +140,23 @@ class Delivery:
         reached(Point.PUSH_AFTER)
 
     async def _verdict(self, intent: Intent, upstream: AnyUpstream, outcome: PushOutcome) -> Verdict:
-        """A conflict with ourselves, whose first answer got lost, is no conflict."""
+        """A conflict with ourselves, whose first answer got lost, is no conflict; what the remote could not do may be
+        what this very push is at."""
+        said = f"{reason_of(outcome.reason)}: {outcome.message}"
         if outcome.kind is PushKind.CONFIRMED:
             return "confirmed", ""
+        if outcome.kind is PushKind.REJECTED:
+            return "rejected", said
+        if outcome.kind is PushKind.UNKNOWN and outcome.reason != RemoteRefused.reason:
+            return "unknown", said
+        try:
+            seen = await self._mirrors.look_upstream(upstream, intent.branch)
+        except (WorkspaceError, OSError) as error:
+            return "unknown", str(trouble_of(error))
         if outcome.kind is PushKind.UNKNOWN:
-            return "unknown", f"{reason_of(outcome.reason)}: {outcome.message}"
-        if outcome.kind is PushKind.CONFLICT:
-            try:
-                found = await self._mirrors.query_upstream(upstream, intent.branch)
-            except (WorkspaceError, OSError) as error:
-                return "unknown", str(trouble_of(error))
-            if found == intent.commit:
-                return "confirmed", "found at the target"
-        return "rejected", f"{reason_of(outcome.reason)}: {outcome.message}"
+            in_the_way = _foreseen(seen, intent) if seen.at is None else None
+            return in_the_way or ("unknown", said)
+        return ("confirmed", "found at the target") if seen.at == intent.commit else ("rejected", said)
 
     async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
         outcome, detail = verdict
@@ -176,8 +180,8 @@ class Delivery:
     async def _ask(self, run: Run, effect: Effect, intent: Intent) -> None:
         try:
             upstream = await self._upstream(run)
-            found = await self._mirrors.query_upstream(upstream, intent.branch)
-            verdict = await self._answer(run, upstream, effect, intent, found)
+            seen = await self._mirrors.look_upstream(upstream, intent.branch)
+            verdict = await self._answer(run, upstream, effect, intent, seen)
         except (WorkspaceError, Refusal, OSError) as error:
             await self._unanswered(run, effect, trouble_of(error))
             return
@@ -185,20 +189,21 @@ class Delivery:
             why = f"{intent.branch} isn't there, but the push may still be on its way"
             await self._unanswered(run, effect, Trouble("EffectUnknown", why, passing=True))
             return
-        await self._settle(run, effect, verdict, found)
+        await self._settle(run, effect, verdict, seen.at)
 
     async def _answer(
-        self, run: Run, upstream: AnyUpstream, effect: Effect, intent: Intent, found: str | None
+        self, run: Run, upstream: AnyUpstream, effect: Effect, intent: Intent, seen: Seen
     ) -> Verdict | None:
         """E5: ref at the target: it happened. Ref where it was: it didn't; None where it is too early to say so. Else
         somebody has moved it: on from our commit, or away from it.
         """
+        found = seen.at
         match closure(found, target=intent.commit, expected_old=intent.old):
             case Closure.RECOVERED:
                 return "confirmed", "found at the target"
             case Closure.AGAIN:
                 early = 0 <= self._gate.deps.clock.now_ms() - effect.at < QUIET_MS
-                return None if early else ("not_dispatched", "the branch is where it was before")
+                return None if early else _not_taken(effect, intent, seen)
         if found is not None and await self._went_on(run, upstream, intent.commit, found):
             return "confirmed", f"found below the branch's head {found}"
         return "rejected", f"DeliveryConflict: {intent.branch} is at {found}, not ours"
@@ -255,13 +260,20 @@ def _open(run: Run, intent: Intent) -> bool:
     return any(effect.effect_id == intent.effect_id for effect in run.state.open_effects)
 
 
-def _foreseen(found: str | None, intent: Intent) -> Verdict | None:
-    """What a push would come to, where the branch is no more as it was meant to be found."""
-    if found == intent.old:
-        return None
-    if found == intent.commit:
+def _foreseen(seen: Seen, intent: Intent) -> Verdict | None:
+    """What a push would come to, where the branch is no more as it was meant to be found, or can't be made."""
+    if seen.at == intent.commit:
         return "confirmed", "found at the target"
-    return "rejected", f"{reason_of(BranchExists.reason)}: {BranchExists(f'{intent.branch} is at {found}')}"
+    if seen.at == intent.old and (seen.at or not seen.obstacle):
+        return None
+    return "rejected", f"{reason_of(BranchExists.reason)}: {BranchExists(taken(intent.branch, seen))}"
+
+
+def _not_taken(effect: Effect, intent: Intent, seen: Seen) -> Verdict:
+    """The branch is where it was before. What the remote could not do is final; what never got there is sent again."""
+    refused = effect.detail if effect.detail.startswith(f"{RemoteRefused.reason}: ") else None
+    again = ("rejected", refused) if refused else ("not_dispatched", "the branch is where it was before")
+    return _foreseen(seen, intent) or again
 
 
 def _demand_deliverable(run: Run, commit: str) -> str:

@@ -86,6 +86,13 @@ class ProtectedBranch(WorkspaceError):
     advice = "the remote protects this branch or a hook of its own declined; deliver to another branch"
 
 
+class RemoteRefused(WorkspaceError):
+    """The remote could not make or move the branch, for a reason of its own."""
+
+    reason = "DeliveryRejected"
+    advice = "the remote did not take the branch: mend there what its words say"
+
+
 class DiskFull(WorkspaceError):
     """No space left, or over quota."""
 

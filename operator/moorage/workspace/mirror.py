@@ -41,7 +41,7 @@ from moorage.workspace.locks import lock
 from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
 from moorage.workspace.shared import Begun, Shared
 from moorage.workspace.staging import Staged
-from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Upstream
+from moorage.workspace.upstream import AnyUpstream, LocalUpstream, PushKind, PushOutcome, Seen, Upstream, taken
 
 __all__ = [
     "LocalUpstream",
@@ -280,16 +280,20 @@ class Mirrors:
             return PushOutcome(PushKind.CONFLICT, branch, expected_old, commit, NonFastForward.reason, words)
         return await far.push(git, upstream, commit, branch, expected_old)
 
-    async def query_upstream(self, upstream: AnyUpstream, branch: str) -> str | None:
-        """What the branch points at upstream, now; with `closure` it settles a push that has no receipt."""
+    async def look_upstream(self, upstream: AnyUpstream, branch: str) -> Seen:
+        """The branch upstream, now; with `closure` it settles a push that has no receipt."""
         self._root.mkdir(parents=True, exist_ok=True)
-        return await far.query(Git(self._root, timeout=self._timeout), upstream, branch)
+        return await far.look(Git(self._root, timeout=self._timeout), upstream, branch)
+
+    async def query_upstream(self, upstream: AnyUpstream, branch: str) -> str | None:
+        """What the branch points at upstream, now."""
+        return (await self.look_upstream(upstream, branch)).at
 
     async def check_branch_free(self, upstream: AnyUpstream, branch: str) -> None:
-        """Raises BranchExists where the branch that a run wants to create is there already."""
-        found = await self.query_upstream(upstream, check_branch(branch))
-        if found:
-            raise BranchExists(f"{branch} is at {found}")
+        """Raises BranchExists where the branch that a run wants to create is there already, or can't be made."""
+        seen = await self.look_upstream(upstream, check_branch(branch))
+        if seen.at or seen.obstacle:
+            raise BranchExists(taken(branch, seen))
 
     async def drop_run(self, key: MirrorKey, run: str) -> int:
         """Remove the run's refs, drift included; how many there were. Objects stay until `gc`."""

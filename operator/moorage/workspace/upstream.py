@@ -11,9 +11,11 @@ from moorage.workspace.errors import (
     AuthFailed,
     BadUrl,
     BranchExists,
+    NetworkUnreachable,
     NonFastForward,
     NotFound,
     ProtectedBranch,
+    RemoteRefused,
     WorkspaceError,
     classify,
 )
@@ -81,15 +83,31 @@ async def default_branch(git: Git, upstream: AnyUpstream) -> str | None:
     return match[1] if match else None
 
 
-async def query(git: Git, upstream: AnyUpstream, branch: str) -> str | None:
-    """What the branch points at upstream, now; None when there is none."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A branch upstream, now. `at` None: it isn't there. `obstacle`: another one beside which it can't be made, since
+    refs are files there: a branch is no folder of branches."""
+
+    at: str | None
+    obstacle: str | None = None
+
+
+def taken(branch: str, seen: Seen) -> str:
+    """What is in the branch's way."""
+    if seen.at:
+        return f"{branch} is at {seen.at}"
+    return f"{branch} can't be made beside {seen.obstacle}, which is there already"
+
+
+async def look(git: Git, upstream: AnyUpstream, branch: str) -> Seen:
+    """Ask for the branch, for those that its name passes through, and for those below it: one request."""
     ref = HEADS + check_branch(branch)
-    out = await _asking(upstream, git).text("ls-remote", *upstream.address("ls-remote"), ref)
-    for line in out.splitlines():
-        sha, _, name = line.partition("\t")
-        if name == ref and is_sha(sha):
-            return sha
-    return None
+    steps = ref.split("/")
+    above = ["/".join(steps[:n]) for n in range(3, len(steps))]
+    out = await _asking(upstream, git).text("ls-remote", *upstream.address("ls-remote"), ref, *above, f"{ref}/*")
+    there = {name: sha for sha, _, name in (line.partition("\t") for line in out.splitlines()) if is_sha(sha)}
+    obstacles = sorted(name for name in there if name in above or name.startswith(f"{ref}/"))
+    return Seen(there.get(ref), obstacles[0].removeprefix(HEADS) if obstacles else None)
 
 
 class PushKind(StrEnum):
@@ -161,9 +179,11 @@ def _refusal(summary: str, stderr: str, expected_old: str | None) -> tuple[PushK
     moved = NonFastForward if expected_old else BranchExists
     if re.search(r"stale info|fetch first|non-fast-forward", summary):
         return PushKind.CONFLICT, moved(summary)
-    if re.search(r"cannot lock ref|already exists|failed to update|remote failure", summary):
+    if "remote failure" in summary:
+        return PushKind.UNKNOWN, NetworkUnreachable(f"{summary}\n{stderr}")
+    if re.search(r"cannot lock ref|already exists|failed to update", summary):
         # libcurl sends a request again when a connection dies under it: what is in the way may be this very push.
-        return PushKind.UNKNOWN, moved(f"{summary}\n{stderr}")
+        return PushKind.UNKNOWN, RemoteRefused(f"{summary}\n{_remote_words(stderr)}")
     return PushKind.REJECTED, ProtectedBranch(f"{summary}\n{_remote_words(stderr)}")
 
 
