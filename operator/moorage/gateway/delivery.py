@@ -28,7 +28,7 @@ from moorage.gateway.sending import demand_still
 from moorage.gateway.underway import UnderWay, settling
 from moorage.gateway.upstream import Trouble, reason_of, trouble_of, upstream_of
 from moorage.points import Point, reached
-from moorage.workspace.errors import BranchExists, RemoteRefused, WorkspaceError
+from moorage.workspace.errors import BranchExists, DeliveryRejected, WorkspaceError
 from moorage.workspace.mirror import PushKind, PushOutcome
 from moorage.workspace.upstream import AnyUpstream, Closure, Seen, closure, taken
 
@@ -147,7 +147,7 @@ class Delivery:
             return "confirmed", ""
         if outcome.kind is PushKind.REJECTED:
             return "rejected", said
-        if outcome.kind is PushKind.UNKNOWN and outcome.reason != RemoteRefused.reason:
+        if outcome.kind is PushKind.UNKNOWN and outcome.reason != DeliveryRejected.reason:
             return "unknown", said
         try:
             seen = await self._mirrors.look_upstream(upstream, intent.branch)
@@ -271,7 +271,7 @@ def _foreseen(seen: Seen, intent: Intent) -> Verdict | None:
 
 def _not_taken(effect: Effect, intent: Intent, seen: Seen) -> Verdict:
     """The branch is where it was before. What the remote could not do is final; what never got there is sent again."""
-    refused = effect.detail if effect.detail.startswith(f"{RemoteRefused.reason}: ") else None
+    refused = effect.detail if effect.detail.startswith(f"{DeliveryRejected.reason}: ") else None
     again = ("rejected", refused) if refused else ("not_dispatched", "the branch is where it was before")
     return _foreseen(seen, intent) or again
 

@@ -86,7 +86,7 @@ class ProtectedBranch(WorkspaceError):
     advice = "the remote protects this branch or a hook of its own declined; deliver to another branch"
 
 
-class RemoteRefused(WorkspaceError):
+class DeliveryRejected(WorkspaceError):
     """The remote could not make or move the branch, for a reason of its own."""
 
     reason = "DeliveryRejected"

@@ -11,11 +11,11 @@ from moorage.workspace.errors import (
     AuthFailed,
     BadUrl,
     BranchExists,
+    DeliveryRejected,
     NetworkUnreachable,
     NonFastForward,
     NotFound,
     ProtectedBranch,
-    RemoteRefused,
     WorkspaceError,
     classify,
 )
@@ -183,7 +183,7 @@ def _refusal(summary: str, stderr: str, expected_old: str | None) -> tuple[PushK
         return PushKind.UNKNOWN, NetworkUnreachable(f"{summary}\n{stderr}")
     if re.search(r"cannot lock ref|already exists|failed to update", summary):
         # libcurl sends a request again when a connection dies under it: what is in the way may be this very push.
-        return PushKind.UNKNOWN, RemoteRefused(f"{summary}\n{_remote_words(stderr)}")
+        return PushKind.UNKNOWN, DeliveryRejected(f"{summary}\n{_remote_words(stderr)}")
     return PushKind.REJECTED, ProtectedBranch(f"{summary}\n{_remote_words(stderr)}")
 
 
