@@ -53,6 +53,9 @@ class Machine:
     async def runs(self) -> Sequence[LocalRun]:
         return [LocalRun("fix", "u1", 1)]
 
+    async def abandoned(self, _: str) -> bool:
+        return False
+
     async def _answer(self, request: Request) -> Response:
         if request.path_params["door"] == "journal":
             return Response(self.exported)

@@ -115,6 +115,9 @@ class Local:
     async def interrupted(self) -> Sequence[InterruptedRun]:
         return [InterruptedRun("half", UID, "2026-11-29 17:00 UTC", Path("/there/half.yaml"))]
 
+    async def abandoned(self, _: str) -> bool:
+        return False
+
 
 SUCCEEDED = LocalResult(
     name="tidy",

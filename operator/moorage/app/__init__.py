@@ -29,7 +29,7 @@ async def run_local(
 
 def open_local(state: Path) -> AbstractAsyncContextManager[LocalRuns]:
     """Open the store of past runs for reading."""
-    from moorage.app.local import open_local as opened  # noqa: PLC0415
+    from moorage.app.past import open_local as opened  # noqa: PLC0415
 
     return opened(state)
 

@@ -15,25 +15,20 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prometheus_client import CollectorRegistry
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ResolvedRun
 from moorage.app import interrupted
 from moorage.app.interrupted import Fate, Interrupted
-from moorage.app.machine import Machine, Tokens, gateway_of, open_machine, quiet
-from moorage.app.manifest import TENANT, Manifest, ManifestSecrets, read_manifest
+from moorage.app.machine import Machine, machine_fit, open_machine
+from moorage.app.manifest import TENANT, Manifest, read_manifest
 from moorage.app.owners import Owner, Owners, new_socket
-from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import InterruptedRun, Listener, LocalResult, LocalRuns, Progress, RunRefused, Truth
-from moorage.cli.ports import LocalRun as PastRun
-from moorage.clock import SystemClock
+from moorage.cli.ports import Listener, LocalResult, Progress, RunRefused, Truth
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
 from moorage.core.run.ending import drops_volume
@@ -44,13 +39,12 @@ from moorage.core.run.view import RunView
 from moorage.drivers.registry import known
 from moorage.gateway.addresses import Resolve, resolved
 from moorage.points import Point, reached
-from moorage.sandbox.port import RunKey, Unavailable
+from moorage.sandbox.port import RunKey
 from moorage.sandbox.process import Handlers, ProcessSubstrate, end_strays
-from moorage.store.errors import StoreError, UnknownRun
+from moorage.store.errors import UnknownRun
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
-ALL = 1_000_000  # more runs than one person makes on one machine
 PUSHED = ("Delivered", "True", "Pushed")  # the condition of a run whose branch is where its workspace came from
 CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the user is told that it can't be
 
@@ -74,11 +68,11 @@ async def run_local(
     """
     asked, uid = read_manifest(manifest), str(uuid.uuid4())
     owner = Owner(os.getpid(), asked.path, new_socket())
-    with _machine_fit():
+    with machine_fit():
         owned = Owners(state / "owners").new(uid, owner)
     mine: Interrupted | None = None
     try:
-        with _machine_fit():
+        with machine_fit():
             async with open_machine(state, owner.socket, asked.secrets, listener, dsn=dsn, resolve=resolve) as machine:
                 mine = await _make_way(machine, asked, fresh=fresh)
                 if mine is not None:
@@ -98,58 +92,6 @@ async def run_local(
     finally:
         owned.let_go()
     return result
-
-
-@contextlib.contextmanager
-def _machine_fit() -> Iterator[None]:
-    """Raises RunRefused for what is wrong with this machine."""
-    try:
-        yield
-    except (StoreError, Unavailable, OSError) as error:
-        raise RunRefused(str(error), "`moorage doctor` looks at this machine") from error
-
-
-@contextlib.asynccontextmanager
-async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
-    """Past runs, read through the gateway's own reader doors, in process. Raises RunRefused."""
-    clock, tokens = SystemClock(), Tokens()
-    async with contextlib.AsyncExitStack() as stack:
-        with _machine_fit():
-            kept = await stack.enter_async_context(open_stores(state / "gateway", clock))
-        outside = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside, log=quiet(), isolated=True)
-        headers = {"authorization": f"Bearer {tokens.reader}"}
-        transport = httpx.ASGITransport(app=app)
-        client = httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
-        yield Past(state, await stack.enter_async_context(client), kept)
-
-
-@dataclass(frozen=True)
-class Past:
-    """Implements cli.ports.LocalRuns."""
-
-    state: Path
-    client: httpx.AsyncClient
-    kept: Stores
-
-    async def runs(self) -> Sequence[PastRun]:
-        """All runs that the store knows, newest first."""
-        told = await self.kept.store.changes(0, ALL)
-        rows = [await self.kept.store.get(change.run_uid) for change in told if change.tenant == TENANT]
-        return [PastRun(row.name, row.run_uid, row.created_at) for row in sorted(rows, key=lambda r: -r.created_at)]
-
-    async def interrupted(self) -> Sequence[InterruptedRun]:
-        """See the port."""
-        owners = Owners(self.state / "owners")
-        async with owners.alone():
-            found = await interrupted.find(self.kept, owners, TENANT, self.state / "runs")
-            for each in found:
-                each.owned.let_go()
-        return [_offered(each) for each in found if each.row.pending]
-
-
-def _offered(found: Interrupted) -> InterruptedRun:
-    return InterruptedRun(found.row.name, found.row.run_uid, found.since, found.manifest, found.trouble)
 
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 from moorage.app.manifest import ManifestSecrets
 from moorage.app.owners import SOCKET, Owners
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import Listener
+from moorage.cli.ports import Listener, RunRefused
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
 from moorage.gateway.addresses import Resolve, resolved
@@ -37,9 +37,13 @@ from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.ports import NoLeases
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
+from moorage.sandbox.port import Unavailable
+from moorage.store.errors import StoreError
+from moorage.store.peers import Alone, Peers
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
 
+LOOK_MS = 300  # between two looks at a store to which another process writes
 LOG = "log"  # below the state folder: what of this machine's gateways isn't for the terminal
 
 
@@ -58,6 +62,15 @@ class Tokens:
         self.known[token] = Identity(
             Kind.SANDBOX, "local", namespace=namespace, pod_uid=pod_uid, pod_name=pod_uid, node="local"
         )
+
+
+@contextlib.contextmanager
+def machine_fit() -> Iterator[None]:
+    """Raises RunRefused for what is wrong with this machine."""
+    try:
+        yield
+    except (StoreError, Unavailable, OSError) as error:
+        raise RunRefused(str(error), "`moorage doctor` looks at this machine") from error
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,10 @@ async def open_machine(
             open_stores(state / "gateway", clock, dsn) as kept,
             httpx.AsyncClient(trust_env=False) as outside,
             _listening(
-                gateway_of(kept, clock, tokens, given, outside, log=log, isolated=isolated, resolve=resolve), folder
+                gateway_of(
+                    kept, clock, tokens, given, outside, log=log, peers=Alone(), isolated=isolated, resolve=resolve
+                ),
+                folder,
             ) as socket,
             session(aiohttp.UnixConnector(str(socket))) as http,
         ):
@@ -125,6 +141,7 @@ def gateway_of(
     outside: httpx.AsyncClient,
     *,
     log: Any,
+    peers: Peers,
     isolated: bool,
     resolve: Resolve = resolved,
 ) -> Starlette:
@@ -143,7 +160,9 @@ def gateway_of(
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log,
             resolve=resolve,
+            peers=peers,
             settings=GatewaySettings(
+                keep_alive_ms=LOOK_MS if peers.shared else GatewaySettings.keep_alive_ms,
                 mirrors_borrowed=True,
                 sandboxes_isolated=isolated,
                 branch_patience_ms=0,  # nobody closes another run of this machine meanwhile

@@ -83,6 +83,21 @@ class Owners:
         there = self._folder.iterdir() if self._folder.is_dir() else ()
         return sorted(each.name for each in there if not each.name.startswith(UNBORN))
 
+    def alive(self, uid: str) -> bool:
+        """Whether somebody owns it at this moment. Asked by one who is `alone`: nobody is kept from taking it."""
+        try:
+            descriptor = os.open(self._folder / uid, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(descriptor)
+
     def clear_unborn(self) -> None:
         """Remove what was left by those who died between making a file and owning a run."""
         there = self._folder.iterdir() if self._folder.is_dir() else ()

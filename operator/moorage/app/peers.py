@@ -11,6 +11,12 @@ from moorage.core.journal.heads import SigningKey
 from moorage.store.peers import Alone, Peers
 
 
+class Reading(Alone):
+    """Of a process that reads a store to which the owners of this machine's runs write, and hears of none of it."""
+
+    shared = True
+
+
 @asynccontextmanager
 async def open_peers(dsn: str | None, clock: Clock, key: SigningKey, log: Any = None) -> AsyncIterator[Peers]:
     """Be one of the gateways of that PostgreSQL, until the end; without `dsn`, of a store of one's own.

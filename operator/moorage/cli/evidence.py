@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,8 @@ from moorage.core.journal.heads import SignedHead
 
 TIMEOUTS = httpx.Timeout(30.0, read=60.0)
 FOLLOWING = httpx.Timeout(30.0, read=None)
+LOOK_S = 1.0  # of silence, after which it is asked whether anybody is left to break it
+GO_ON = "`moorage run -f` of its manifest goes on with it; `moorage doctor` names that"
 
 BROKEN = ("(JournalCorrupted)", "(UnknownCritical)")  # typed reasons, as `_message` ends with them
 
@@ -31,7 +34,8 @@ def no_reason() -> str:
 class Evidence:
     """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP.
 
-    `published` is the head that the run's status names, where there is one (J6); `user` is who is asking.
+    `published` is the head that the run's status names, where there is one (J6); `user` is who is asking; `abandoned`
+    says whether nobody pushes the run on, where its owner may die without another taking over.
     """
 
     client: httpx.AsyncClient
@@ -40,6 +44,7 @@ class Evidence:
     why: Reason = no_reason
     published: SignedHead | None = None
     user: str = ""
+    abandoned: Callable[[], Awaitable[bool]] | None = None
 
     def journal(self) -> AsyncIterator[bytes]:
         """The exported journal, in chunks of any size."""
@@ -47,8 +52,10 @@ class Evidence:
 
     def logs(self, *, follow: bool) -> AsyncIterator[bytes]:
         """The agent's output so far; with `follow` until the run ends."""
-        query = {"follow": "true"} if follow else {}
-        return self._stream("logs", FOLLOWING if follow else TIMEOUTS, query)
+        if not follow:
+            return self._stream("logs", TIMEOUTS)
+        told = self._stream("logs", FOLLOWING, {"follow": "true"})
+        return self._while_pushed_on(told, self.abandoned) if self.abandoned else told
 
     def diff(self) -> AsyncIterator[bytes]:
         """The candidate against its base."""
@@ -101,6 +108,26 @@ class Evidence:
             f"the gateway can't be reached: {self.why() or str(error) or type(error).__name__}",
             "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
         )
+
+    async def _while_pushed_on(
+        self, chunks: AsyncIterator[bytes], abandoned: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
+        """All chunks, as long as there is somebody of whom more may come. Raises CliError where there is nobody."""
+        coming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(chunks, None))
+        try:
+            while True:
+                arrived, _ = await asyncio.wait({coming}, timeout=LOOK_S)
+                if arrived:
+                    chunk = coming.result()
+                    if chunk is None:
+                        return
+                    yield chunk
+                    coming = asyncio.ensure_future(anext(chunks, None))
+                elif await abandoned():
+                    raise CliError(f"{self.name} was interrupted: nobody works on it", GO_ON)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
     async def _stream(
         self, door: str, patience: httpx.Timeout, query: dict[str, str] | None = None

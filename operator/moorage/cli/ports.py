@@ -127,6 +127,9 @@ class LocalRuns(Protocol):
     async def interrupted(self) -> Sequence[InterruptedRun]:
         """Those that nobody pushes on and that have not ended (R7), oldest first."""
 
+    async def abandoned(self, uid: str) -> bool:
+        """Whether that run has not ended, and nobody pushes it on."""
+
 
 class App(Protocol):
     """The module `moorage.app`, as this room sees it."""

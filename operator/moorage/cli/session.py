@@ -167,7 +167,8 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
         raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
     async with past_runs(session, folder) as local:
         name, uid = await _chosen(local, run)
-        yield Evidence(local.client, uid, name, user=session.env.get("USER", ""))
+        abandoned = functools.partial(local.abandoned, uid)
+        yield Evidence(local.client, uid, name, user=session.env.get("USER", ""), abandoned=abandoned)
 
 
 @contextlib.asynccontextmanager
