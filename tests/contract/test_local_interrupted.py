@@ -188,11 +188,15 @@ def test_a_run_that_lives_is_nobody_elses(machine: Machine) -> None:
     first = machine.start()
     while not machine.told("AGENT_STARTED"):
         time.sleep(0.01)
-    code, result, _ = machine.run()
-    assert (code, result["reason"]) == (1, "BranchTaken")
+    code, result, err = machine.run()
+    assert (code, result) == (1, {})
+    assert f"has not ended, and delivers to {BRANCH}, too\nhint: wait for its end: `moorage logs -f " in err
     assert machine.run("--fresh")[0] == 1
     first.communicate(timeout=60)
     assert first.returncode == 0
+    assert machine.run()[0] == 1  # its branch is there now
+    assert machine.told("RUN_ADMITTED") == 1
+    assert "succeeded" in machine.timeline()
 
 
 @pytest.mark.rule("W5")

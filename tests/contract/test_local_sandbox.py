@@ -109,7 +109,10 @@ def test_a_users_own_branch_is_a_conflict_and_their_tree_is_left_alone(machine: 
     machine.write(agent="echo 1 > one.txt", check="test -e one.txt")
     (machine.repository / "README").write_text("the user is writing\n")
     git(machine.repository, "branch", BRANCH)
-    code, result, _ = machine.run()
-    assert (code, result["reason"]) == (1, "BranchExists")
+    code, result, err = machine.run()
+    assert (code, result) == (1, {})
+    assert f"{BRANCH} is at " in err
+    assert f"hint: `git -C {machine.repository} branch -D {BRANCH}` drops it; or name another branch" in err
+    assert machine.told("RUN_ADMITTED") == 0
     assert git(machine.repository, "status", "--porcelain") == "M README"
     assert git(machine.repository, "rev-parse", BRANCH) == git(machine.repository, "rev-parse", "main")

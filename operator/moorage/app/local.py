@@ -28,6 +28,7 @@ from moorage.app.interrupted import Fate, Interrupted
 from moorage.app.machine import Machine, machine_fit, open_machine
 from moorage.app.manifest import TENANT, Manifest, read_manifest
 from moorage.app.owners import Owner, Owners, new_socket
+from moorage.app.taken import refuse_taken
 from moorage.cli.ports import Listener, LocalResult, Progress, RunRefused, Truth
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
@@ -101,9 +102,11 @@ async def _make_way(machine: Machine, asked: Manifest, *, fresh: bool) -> Interr
     """Settle what becomes of every interrupted run; the one to go on with, if there is one. Raises RunRefused."""
     async with machine.owners.alone():
         found = await interrupted.find(machine.kept, machine.owners, TENANT, machine.runs)
-        mine = None
+        resolved, mine = await _resolved(machine, asked), None
         try:
-            mine = await _settle(machine, asked, found, fresh=fresh)
+            mine = await _settle(machine, asked, resolved, found, fresh=fresh)
+            if mine is None and resolved is not None:
+                await refuse_taken(machine.kept, resolved, TENANT)
         finally:
             for each in found:
                 if each is not mine:
@@ -139,9 +142,10 @@ def _bare(uid: str, name: str, created_at: int) -> ManifestObjects:
     return ManifestObjects(admitted_body(body, uid, TENANT, created_at), ())
 
 
-async def _settle(machine: Machine, asked: Manifest, found: list[Interrupted], *, fresh: bool) -> Interrupted | None:
+async def _settle(
+    machine: Machine, asked: Manifest, resolved: ResolvedRun | None, found: list[Interrupted], *, fresh: bool
+) -> Interrupted | None:
     mine: Interrupted | None = None
-    resolved = await _resolved(machine, asked)
     left = []
     for each in found:
         match await _fate(machine, each, resolved, asked, fresh=fresh):
