@@ -9,6 +9,7 @@ that is applied at its death has its sandbox.
 import asyncio
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -75,14 +76,15 @@ async def _measure(cluster: SourceCluster, tenant: Tenant) -> Found:
         for n in range(ROUNDS):
             found.bare.append(await bench.bare(f"bare-{n}"))
             found.sandbox.append(await bench.pause("steps", bench.kill_sandbox))
+            await bench.renewed()
             found.gateway.append(await bench.pause("steps", lambda: bench.kill("gateway"), takes_over=False))
             found.operator.append(await bench.first_pod(f"applied-{n}", lambda: bench.kill("operator")))
-        for _ in range(FROZEN):
-            found.frozen.append(await bench.pause("steps", bench.freeze_sandbox))
         await bench.two_operators()
         for n in range(FROZEN):
             found.leader.append(await bench.first_pod(f"led-{n}", bench.freeze_leader))
         await bench.one_operator()
+        for _ in range(FROZEN):
+            found.frozen.append(await bench.pause("steps", bench.freeze_sandbox))
         bench.prove("steps")
     return found
 
@@ -103,6 +105,15 @@ class _Bench:
         """Apply the run, and let it take some steps."""
         await self._apply(name)
         await self._until(lambda: len(self.steps(name)) >= 5, "five steps")
+
+    async def renewed(self) -> None:
+        """New pods of gateway and operator: a container that dies again soon is held back by the kubelet."""
+        for app in ("gateway", "operator"):
+            await asyncio.to_thread(self.ours.kubectl, "rollout", "restart", f"deploy/moorage-{app}")
+        for app in ("gateway", "operator"):
+            await asyncio.to_thread(self.ours.settled, app)
+        steps = len(await asyncio.to_thread(self.steps, "steps"))
+        await self._until(lambda: len(self.steps("steps")) >= steps + 5, "five steps more")
 
     async def _apply(self, name: str) -> None:
         body = self.tenant.manifest(
@@ -238,14 +249,13 @@ def _usual(steps: list[Record]) -> float:
 
 def _report(found: Found) -> Report:
     lease = [LEASE_S + each for each in found.bare]
+    most = Aim(LEASE_S + 1.5 * statistics.median(found.bare))
     own = [OPERATOR_LEASE_S] * len(found.leader)
     return Report(
         "recovery",
         [
-            Figure("sandbox killed → next step", "s", found.sandbox, found.bare, BARE),
-            Figure(
-                "runner stopped → next step", "s", found.frozen, lease, "the Lease and a bare pod", Aim(1.5, "ratio")
-            ),
+            Figure("sandbox killed → next step", "s", found.sandbox, found.bare, BARE, most),
+            Figure("runner stopped → next step", "s", found.frozen, lease, "the Lease and a bare pod"),
             Figure("gateway killed → next step", "s", found.gateway, found.usual, "between two steps undisturbed"),
             Figure("operator killed, a run applied → its sandbox", "s", found.operator),
             Figure("leader stopped, a run applied → its sandbox", "s", found.leader, own, "the operator's Lease"),
@@ -253,7 +263,10 @@ def _report(found: Found) -> Report:
         ["every step is in the journal once, and its chain is intact"],
         [
             "SIGKILL and SIGSTOP to the containers' processes: the kubelet tells a container's end 1 to 2 s late. "
-            "An operator's or gateway's container is started again in its pod. One node, gVisor, SQLite."
+            "An operator's or gateway's container is started again in its pod. One node, gVisor, SQLite.",
+            "A runner is stopped with its whole gVisor sandbox. It is given up a Lease after its last heartbeat; the "
+            "kubelet takes about half a minute more to end what can't answer it, and until then no other sandbox "
+            "starts on that volume.",
         ],
         found.__dict__,
     )
