@@ -75,6 +75,30 @@ def test_a_type_of_a_newer_version_keeps_its_name() -> None:
         (RecordType.EFFECT_RECEIPT, {"effect_id": "e", "outcome": "unknown"}, "effect e unknown"),
         (RecordType.MODEL_RESPONSE, {"replayed": True}, "recorded answer given again"),
         (RecordType.MODEL_RESPONSE, {"usage": {"input_tokens": 3, "output_tokens": 4}}, "7 tokens"),
+        (
+            RecordType.MODEL_RESPONSE,
+            {"status": 0, "problem": "ConnectError", "usage": {}, "stop_reason": None},
+            "the model gave no answer: ConnectError",
+        ),
+        (RecordType.MODEL_RESPONSE, {"status": 401, "problem": None}, "the model's provider refused with status 401"),
+        (
+            RecordType.MODEL_RESPONSE,
+            {"status": 200, "problem": "EndedEarly", "usage": {"output_tokens": 4}},
+            "the model's answer was cut: EndedEarly, 4 tokens",
+        ),
+        (
+            RecordType.MODEL_RESPONSE,
+            {"status": 200, "problem": None, "stop_reason": "end_turn"},
+            "the model answered (end_turn)",
+        ),
+        (RecordType.TOOL_RESPONSE, {"tool": "read", "ok": False}, "tool read failed"),
+        (RecordType.TOOL_RESPONSE, {"tool": "bash", "exit_code": -9, "timed_out": True}, "tool bash timed out"),
+        (RecordType.TOOL_RESPONSE, {"tool": "bash", "ok": False, "exit_code": 2}, "tool bash answered, exit 2"),
+        (
+            RecordType.DRIFT_SAVED,
+            {"commit": "c" * 40, "pushed": False},
+            "unsaved work kept at cccccccccccc, on its volume alone",
+        ),
         (RecordType.ATTEMPT_ENDED, {"reason": "OOMKilled", "role": "runner"}, "runner sandbox lost (OOMKilled)"),
     ],
 )

@@ -146,7 +146,11 @@ def _tool(p: Payload) -> str:
 
 def _tool_done(p: Payload) -> str:
     code = p.get("exit_code")
-    return _tool(p) + (" answered" if code is None else f" answered, exit {code}")
+    if p.get("timed_out"):
+        return f"{_tool(p)} timed out"
+    if code is None:
+        return f"{_tool(p)} {'answered' if p.get('ok', True) else 'failed'}"
+    return f"{_tool(p)} answered, exit {code}"
 
 
 def _model_request(p: Payload) -> str:
@@ -158,9 +162,20 @@ def _model_response(p: Payload) -> str:
     tokens = sum(
         int(usage.get(k, 0)) for k in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
     )
-    told = "recorded answer given again" if p.get("replayed") else "the model answered"
-    stop = p.get("stop_reason") or p.get("finish_reason") or p.get("error")
-    return told + (f", {tokens} tokens" if tokens else "") + (f" ({stop})" if stop else "")
+    stop = p.get("stop_reason")
+    return _answered(p) + (f", {tokens} tokens" if tokens else "") + (f" ({stop})" if stop else "")
+
+
+def _answered(p: Payload) -> str:
+    """How an exchange with a model ended. Status 0: there was no answer, and `problem` says why."""
+    status, problem = p.get("status", 200), p.get("problem")
+    if p.get("replayed"):
+        return "recorded answer given again"
+    if status == 0:
+        return f"the model gave no answer: {problem}"
+    if not 200 <= status < 300:
+        return f"the model's provider refused with status {status}" + (f": {problem}" if problem else "")
+    return f"the model's answer was cut: {problem}" if problem else "the model answered"
 
 
 def _iteration_done(p: Payload) -> str:
@@ -202,7 +217,9 @@ def _proposed(p: Payload) -> str:
 
 
 def _drift(p: Payload) -> str:
-    return f"unsaved work kept at {p.get('ref') or _short(p.get('commit'))}"
+    return f"unsaved work kept at {_short(p.get('commit'))}" + (
+        "" if p.get("pushed", True) else ", on its volume alone"
+    )
 
 
 def _attempt_ended(p: Payload) -> str:
@@ -247,7 +264,7 @@ def _deferred(p: Payload) -> str:
 
 
 def _fence(p: Payload) -> str:
-    return f"refused epoch {p.get('epoch', p.get('given', '?'))} at {p.get('door', 'a door')}"
+    return f"refused epoch {p.get('epoch', '?')} at {p.get('door', 'a door')}"
 
 
 def _cancel(stage: str) -> Callable[[Payload], str]:
