@@ -206,3 +206,10 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 def test_no_shape_of_a_pod_crashes_the_reading(body: dict[str, Any]) -> None:
     view_of(body)
+
+
+@pytest.mark.parametrize(("status", "unprepared"), [("False", True), ("True", False), (7, False)])
+def test_a_node_says_whether_it_has_set_the_pod_up(status: Any, unprepared: bool) -> None:
+    condition = {"type": "PodReadyToStartContainers", "status": status}
+    assert view_of(pod(phase="Pending", conditions=[condition])).unprepared is unprepared
+    assert view_of(pod(phase="Pending")).unprepared is False

@@ -1,15 +1,18 @@
 """Plans about sandboxes: where they run, that they don't start, that they are lost."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.property.run_world import START, T, World, a_spec
 from tests.run_plans import NO_ACTIONS, WHERE, kinds, observed, provisioning, records, running
 
+from moorage.api.agentrun import AgentRunStatus
 from moorage.core.run import actions as a
 from moorage.core.run.backoff import BACKOFF_CAP_MS, backoff_ms
-from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.observed import SandboxPhase, SandboxView
 from moorage.core.run.plan import decide
+from moorage.core.run.status import project
 
 # --- placement --------------------------------------------------------------------------------------------------------
 
@@ -172,3 +175,42 @@ def test_a_removal_that_a_dead_node_never_confirms_is_forced() -> None:
     (stop,) = world.plan().actions
     assert isinstance(stop, a.StopSandbox)
     assert stop.force
+
+
+# --- a sandbox that its node doesn't start ----------------------------------------------------------------------------
+
+
+def on_its_node(**changes: Any) -> tuple[World, SandboxView]:
+    world = provisioning()
+    view = world.sandbox("runner")
+    assert view
+    world.set_pod(view, node="n1", created_at=world.now, **changes)
+    seen = world.sandbox("runner")
+    assert seen
+    return world, seen
+
+
+def test_what_its_node_is_busy_with_is_told_after_half_a_minute() -> None:
+    world, _ = on_its_node(unprepared=True)
+    early = world.plan()
+    assert (early.reason, early.requeue_ms) == ("Provisioning", 30_000)
+    world.now += 30_000
+    plan = world.plan()
+    assert (plan.reason, plan.actions) == ("SlowStart", ())
+    for part in ("30 s", "node n1", "sandbox, network or volumes", "kubectl describe pod -n "):
+        assert part in plan.message
+    status = project(world.observed(), plan, AgentRunStatus(), world.now)
+    ready = next(c for c in status.conditions if c.type == "SandboxReady")
+    assert (status.reason, ready.status, ready.reason) == ("SlowStart", "False", "SlowStart")
+
+
+def test_a_node_that_has_set_the_pod_up_is_busy_with_its_image() -> None:
+    world, _ = on_its_node()
+    world.now += 30_000
+    assert "image" in world.plan().message
+
+
+def test_what_is_known_by_name_is_told_as_that() -> None:
+    world, _ = on_its_node(reason="ImagePullFailed", message="no such image", unprepared=True)
+    world.now += 30_000
+    assert (world.plan().reason, world.plan().message) == ("ImagePullFailed", "no such image")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moorage.api.constraints import Constraints
 from moorage.api.meta import Conditions, KeyRef, Label, Name, ObjectRef, Resource
-from moorage.api.quantity import Quantity
+from moorage.api.quantity import Memory, Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
 MAX_ARGUMENTS = 64
@@ -169,7 +169,9 @@ class Resources(Fields):
     """What the sandbox may use, as Kubernetes quantities."""
 
     cpu: Quantity | None = Field(default=None, description="Cores, for example 2 or 500m.")
-    memory: Quantity | None = Field(default=None, description="Memory, for example 4Gi. Over it the agent is killed.")
+    memory: Memory | None = Field(
+        default=None, description="Memory, for example 4Gi, and at least 64Mi. Over it the agent is killed."
+    )
     disk: Quantity | None = Field(default=None, description="Size of the worktree's volume, for example 10Gi.")
 
 

@@ -78,9 +78,9 @@ class Delivery(Fields):
 
     branch: BranchName | None = Field(
         default=None,
-        description="Branch that the commit goes to, for example moorage/fix-login. It must not exist, or be an"
-        " ancestor of the result: nothing is overwritten. Default: the Workspace's branchPrefix (moorage/) and the"
-        " run's name.",
+        description="Branch that the commit goes to, for example moorage/fix-login. It must not exist yet at"
+        " the remote: a run has a branch of its own, and overwrites nothing. Default: the Workspace's branchPrefix"
+        " (moorage/) and the run's name.",
     )
     push: bool = Field(
         default=True,

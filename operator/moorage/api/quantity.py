@@ -16,6 +16,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from moorage.api.rules import Rule, broken, cel_matches, with_rules
 
+LEAST_MEMORY = "64Mi"
+
 _DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
 _TOKENS = re.compile(r"([0-9]{1,15})|([0-9]{1,9})([kMG])")
 _DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?")
@@ -70,6 +72,13 @@ def amount(text: str) -> Fraction:
     if value <= 0:
         raise ValueError(text)
     return value
+
+
+def memory(text: str) -> Fraction:
+    """An amount in bytes of LEAST_MEMORY or more. Raises ValueError."""
+    if amount(text) < amount(LEAST_MEMORY):
+        raise ValueError(text)
+    return amount(text)
 
 
 def _positive(value: int, text: str) -> int:
@@ -200,3 +209,14 @@ class Quantity(_Written):
     def amount(self) -> Fraction:
         """As an exact number (cores, bytes)."""
         return amount(self)
+
+
+class Memory(Quantity):
+    """A quantity of memory that a sandbox can start with at all: gVisor's own processes and the runner count too."""
+
+    __slots__ = ()
+    rule = Rule(
+        "must be a Kubernetes quantity of at least 64Mi, such as 512Mi or 4Gi: with less no sandbox starts",
+        f"{_positive_cel(_AMOUNT)} && !quantity(string(self)).isLessThan(quantity('{LEAST_MEMORY}'))",
+        _reads(memory),
+    )

@@ -81,6 +81,7 @@ def view_of(pod: Body) -> SandboxView:
         created_at=_time(meta.get("creationTimestamp")),
         started_at=_started(runner),
         stop_by=_time(meta.get("deletionTimestamp")),
+        unprepared=_unprepared(status),
     )
 
 
@@ -148,6 +149,11 @@ def _why_waiting(status: Body) -> tuple[str, str]:
                 return "", ""
             return ("VolumeUnreachable" if _VOLUME_UNREACHABLE.search(message) else "Unschedulable"), message
     return "", ""
+
+
+def _unprepared(status: Body) -> bool:
+    told = (c for c in _list(status.get("conditions")) if c.get("type") == "PodReadyToStartContainers")
+    return any(c.get("status") == "False" for c in told)
 
 
 def _disruption(status: Body) -> tuple[str, str] | None:

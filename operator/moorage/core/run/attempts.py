@@ -19,7 +19,7 @@ from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.state import RunState
-from moorage.core.run.waiting import stuck, unsettled, until_stuck
+from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
 from moorage.core.run.words import fail, give_up, lost
 
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
@@ -125,10 +125,11 @@ def _watch_start(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     if hopeless is not None or o.spec is None:
         return hopeless or Plan()
     volume: tuple[Action, ...] = () if o.volume else (EnsureVolume(),)
+    reason, message = why_waiting(o.spec, view, now)
     return Plan(
         actions=volume,
-        reason=view.reason or "Provisioning",
-        message=view.message or STARTING,
+        reason=reason or "Provisioning",
+        message=message or STARTING,
         requeue_ms=until_stuck(o.spec, view, now),
     )
 

@@ -74,6 +74,8 @@ def _sandbox_ready(o: Observed, s: RunState, told: Plan) -> Condition:
         return _truth(kind, "False", loss.reason if loss else "NotCreated", loss.message if loss else "")
     if view.phase is SandboxPhase.RUNNING:
         return _truth(kind, "True", view.reason or "Running", view.message or f"pod {view.name}")
+    if view.phase is SandboxPhase.WAITING and not view.reason and told.reason == "SlowStart":
+        return _truth(kind, "False", told.reason, told.message)
     default = "Starting" if view.phase is SandboxPhase.WAITING else "Ended"
     return _truth(kind, "False", view.reason or default, view.message)
 

@@ -39,6 +39,7 @@ class SandboxView:
     created_at: int | None = None
     started_at: int | None = None
     stop_by: int | None = None  # it is being removed, and was to be gone by then (ms)
+    unprepared: bool = False  # its node says that it has neither sandbox nor network yet
 
     @property
     def stopping(self) -> bool:

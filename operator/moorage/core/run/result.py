@@ -8,7 +8,17 @@ from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Rep
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
-from moorage.core.run.waiting import classified, due, explained, next_try, stuck, unknown_of, unsettled, until_stuck
+from moorage.core.run.waiting import (
+    classified,
+    due,
+    explained,
+    next_try,
+    stuck,
+    unknown_of,
+    unsettled,
+    until_stuck,
+    why_waiting,
+)
 from moorage.core.run.words import attempt_ended, fail, lacking, lost, report
 
 MAX_VERIFIER_LOSSES = 3
@@ -108,7 +118,8 @@ def _verifiers(o: Observed, s: RunState) -> list[SandboxView]:
 
 def _await_verdict(s: RunState, spec: ResolvedRun, view: SandboxView, serial: int, now: int) -> Plan:
     if view.started_at is None:
-        return Plan(reason=view.reason or "Verifying", message=view.message, requeue_ms=until_stuck(spec, view, now))
+        reason, message = why_waiting(spec, view, now)
+        return Plan(reason=reason or "Verifying", message=message, requeue_ms=until_stuck(spec, view, now))
     limit = sum(check.timeout_ms for check in spec.acceptance) + VERIFIER_SLACK_MS
     left = view.started_at + limit - now
     if left > 0:

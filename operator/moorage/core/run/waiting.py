@@ -14,6 +14,7 @@ from moorage.core.run.state import Deferral, Effect, RunState
 from moorage.core.run.words import fail, report
 
 STUCK_PATIENCE_MS = 300_000  # what no waiting mends fails the run after this long
+SLOW_START_MS = 30_000  # with its image on the node a sandbox starts within a few seconds
 SHORTEST_WAIT_MS = 500  # between two tries of an effect; bounds their number too
 SETTLE_RETRY_MS = 2_000
 ASK_AGAIN_MS = 60_000  # after the end: first pause before unknown effects are asked about, doubled each time
@@ -39,10 +40,31 @@ def stuck(o: Observed, view: SandboxView, now: int) -> Plan | None:
 
 def until_stuck(spec: ResolvedRun, view: SandboxView, now: int) -> int:
     """Milliseconds until `stuck` may have another answer; events tell everything else."""
-    limit = spec.timeouts.schedule_to_start_ms
+    limits = [spec.timeouts.schedule_to_start_ms]
     if view.reason in STUCK_REASONS:
-        limit = min(limit, STUCK_PATIENCE_MS)
-    return max(1, (view.created_at or now) + limit - now)
+        limits.append(STUCK_PATIENCE_MS)
+    if _silent(view) and now - (view.created_at or now) < SLOW_START_MS:
+        limits.append(SLOW_START_MS)
+    return max(1, (view.created_at or now) + min(limits) - now)
+
+
+def why_waiting(spec: ResolvedRun, view: SandboxView, now: int) -> tuple[str, str]:
+    """Reason and message of a sandbox that hasn't started; empty where there is nothing to say.
+
+    What a node can't do it tells in Events, which we may not read: that it is slow is seen, and where its words are is
+    told.
+    """
+    if not _silent(view) or now - (view.created_at or now) < SLOW_START_MS:
+        return view.reason, view.message
+    lacks = "sandbox, network or volumes" if view.unprepared else "image, or a container's start,"
+    look = f"`kubectl describe pod -n {spec.tenant} {view.name}` has the node's own words"
+    why = f"for {SLOW_START_MS // 1000} s and more node {view.node} is busy with the pod's {lacks}: {look}"
+    return "SlowStart", " ".join(why.split())
+
+
+def _silent(view: SandboxView) -> bool:
+    """It has its node, and nobody says why it doesn't start there."""
+    return view.node is not None and not view.reason
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
