@@ -51,10 +51,10 @@ def test_git_itself_accepts_all_that_we_accept(branch: str) -> None:
     assert git.returncode == 0 or not ours
 
 
-def test_a_goal_is_at_most_256_kib_of_utf8_and_the_refusal_names_goal_from() -> None:
+def test_a_goal_is_at_most_256_kib_of_utf8_and_the_refusal_says_where_to_put_it() -> None:
     assert isinstance(parse_agent_run(manifest("AgentRun", {"goal": "é" * (128 * 1024)})), AgentRun)
     result = parse_agent_run(manifest("AgentRun", {"goal": "é" * (128 * 1024) + "x"}))
-    assert [(path, "goalFrom" in message) for path, message in problems(result)] == [("spec.goal", True)]
+    assert [(path, "file of the repository" in message) for path, message in problems(result)] == [("spec.goal", True)]
 
 
 def test_all_problems_of_a_manifest_are_told_at_once() -> None:

@@ -273,7 +273,7 @@ class AgentRunSpec(Fields):
         _cluster_only("agentRef", "agent_ref", "describe it in agent"),
         _cluster_only("goalFrom", "goal_from", "write the text in goal"),
         Rule(  # here and not at the goal, or the refusal would repeat the whole text
-            "goal must be at most 256 KiB: put a longer one into a ConfigMap and name it in goalFrom",
+            "goal must be at most 256 KiB: put what is longer into a file of the repository, and name it in the goal",
             f"!has(self.goal) || size(bytes(self.goal)) <= {MAX_GOAL_BYTES}",
             lambda spec: spec.goal is None or len(spec.goal.encode()) <= MAX_GOAL_BYTES,
             field="goal",
