@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -73,7 +74,7 @@ class Installation:
 
     def lose(self, gateway: LocalGateway) -> None:
         """Its volume is gone."""
-        shutil.rmtree(gateway.deps.mirrors._root)
+        shutil.rmtree(gateway.deps.mirrors._root, ignore_errors=True)
 
 
 @pytest.fixture
@@ -448,3 +449,39 @@ async def test_the_base_is_found_again_whatever_became_of_its_branch(
     assert (again / "file-1").exists()
     await write(again, "file-2")
     await push(again, f"HEAD:{CHECKPOINTS}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.rule("P5", "K1")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_no_acknowledged_push_is_lost_whatever_dies(
+    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any, seed: int
+) -> None:
+    """Three gateways take pushes by chance, die at points by chance, with their volumes or without."""
+    monkeypatch.setattr("moorage.gateway.mirroring.WHOLE_EVERY", 3)
+    chance, points = random.Random(seed), [point for point in Point if point.startswith(("keep/", "follow/"))]
+    gateways = [await installation.gateway() for _ in range(3)]
+    await agent_at_work(gateways[0], Operator(gateways[0], resolved(upstream)))
+    tree = await worktree(gateways[0], tmp_path, "p1")
+    acknowledged = None
+    for n in range(8):
+        if chance.random() < 0.4:
+            dies_at(monkeypatch, chance.choice(points))
+        if chance.random() < 0.3:
+            lost = chance.choice(gateways)
+            installation.lose(lost)
+            lost.restart()
+        await by_way_of(chance.choice(gateways), tree)
+        head = await write(tree, f"file-{n}")
+        try:
+            await push(tree, f"HEAD:{CHECKPOINTS}")
+        except AssertionError:  # git says that the gateway answered 503
+            pass
+        else:
+            acknowledged = head
+        monkeypatch.setattr(_Armed, "hook", None)
+        told = {(await seen(gateway, tmp_path)).get(CHECKPOINTS) for gateway in gateways}
+        assert len(told) == 1
+        assert told <= {acknowledged, head}
+        acknowledged = told.pop()
+    assert acknowledged is not None
