@@ -38,6 +38,24 @@ def test_new_files_that_a_result_lacks_are_told_by_name_and_reason(machine: Mach
     assert "1 file changed" in applied.stdout
 
 
+SUBMODULE = """printf '[submodule "x"]\\n\\tpath = -x\\n\\turl = http://x/y\\n' > .gitmodules"""
+
+
+@pytest.mark.parametrize("when", ["checkpoint", "result", "commit"])
+def test_content_that_git_refuses_ends_the_run_by_its_path_and_is_not_made_again(machine: Machine, when: str):
+    after = {
+        "checkpoint": """echo '{"moorage": {"event": "iteration"}}'; while sleep 1; do :; done""",
+        "result": "true",
+        "commit": "git add .gitmodules; git commit -qm sub; git rm -q .gitmodules; echo x > x",
+    }
+    machine.write(agent=f"{SUBMODULE}; {after[when]}", check="true")
+    code, end, err = machine.run()
+    assert code != 0, err
+    assert (end["phase"], end["reason"]) == ("Failed", "ContentRefused")
+    assert ".gitmodules: gitmodulesPath: disallowed submodule path: -x" in end["message"]
+    assert machine.told("AGENT_STARTED") == 1
+
+
 @pytest.mark.parametrize(
     ("agent", "reason", "named"),
     [

@@ -156,11 +156,12 @@ async def test_odd_files_are_kept_or_left_out_by_name(place):
     os.mkfifo(worktree.tree / "pipe")
     (worktree.tree / "big").write_bytes(b"x" * 2000)
     (worktree.tree / "git~1").write_text("x")
+    (worktree.tree / ".g\u200cit").write_text("x")
     (worktree.tree / ".gitmodules").symlink_to("a.txt")
     one = await worktree.checkpoint(1, 1, size_cap_bytes=1000)
     await worktree.push_checkpoint(one)
     assert {(entry.path, entry.size) for entry in one.left_out} >= {("big", 2000), ("vendor/nested/", 0)}
-    assert {entry.path for entry in one.left_out} == {"big", "vendor/nested/", "git~1", ".gitmodules"}
+    assert {entry.path for entry in one.left_out} == {"big", "vendor/nested/", "git~1", ".g\u200cit", ".gitmodules"}
     assert all(entry.reason for entry in one.left_out)
     names = git(worktree.tree, "ls-tree", "-r", "-z", "--name-only", one.commit).split("\0")
     assert os.fsdecode(b'caf\xe9 \n\t"x') in names

@@ -142,3 +142,20 @@ def test_the_cap_takes_the_small_files_first_and_names_the_rest():
     take, left = choose([Change(b"\xff/", 0o40755, 0), Change(b"x", 0o100000, 1, readable=False)], 100)
     assert take == []
     assert [str(entry) for entry in left] == ["\\xff/: a git repository inside this one", "x: not readable"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            b"error: object f00: hasDotgit: contains '.git'\nfatal: fsck error in packed object\n",
+            "object f00: hasDotgit: contains '.git'",
+        ),
+        (b"fatal: pack exceeds maximum allowed size (1.00 GiB)\n", "pack exceeds maximum allowed size (1.00 GiB)"),
+        (b"", "unpacker error: index-pack abnormal exit"),
+    ],
+)
+def test_what_git_says_beside_its_report_is_why_nothing_was_taken(said: bytes, why: str):
+    lines = packet(b"unpack index-pack abnormal exit\n") + packet(b"ng refs/heads/x unpacker error\n") + b"0000"
+    answer = (packet(b"\2" + said) if said else b"") + packet(b"\1" + lines) + b"0000"
+    assert parse_report(answer, b"side-band-64k") == ("index-pack abnormal exit", {"refs/heads/x": why})

@@ -26,7 +26,7 @@ from moorage.runner.relay import Relay
 from moorage.runner.report import Reporter, now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.watch import Watch, background
-from moorage.workspace.errors import DiskFull, WorkspaceError
+from moorage.workspace.errors import ContentRefused, DiskFull, WorkspaceError
 from moorage.workspace.worktree import Drift, Proposal, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
@@ -79,10 +79,18 @@ class Work:
     async def _attempt_on(self, worktree: RunWorktree, watch: Watch) -> None:
         try:
             with disk_named():
-                await self._attempt(worktree, watch)
+                await self._attempt_or_refused(worktree, watch)
         except DiskFull as error:
             await kill_everything()
             await self._report(Outcome("failed", "DiskFull", f"{error}; what the last checkpoint holds is kept"))
+
+    async def _attempt_or_refused(self, worktree: RunWorktree, watch: Watch) -> None:
+        """What git refuses once it refuses again: no other attempt is made for it."""
+        try:
+            await self._attempt(worktree, watch)
+        except ContentRefused as error:
+            await kill_everything()
+            await self._report(await self._kept(worktree, Outcome("failed", error.reason, str(error))))
 
     async def _prepare(self) -> RunWorktree | Outcome:
         """T3, then R3: the network shut and the worktree standing, or why there will be none."""

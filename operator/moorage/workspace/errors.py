@@ -122,6 +122,13 @@ class Refused(WorkspaceError):
     advice = "the gateway does not take this push"
 
 
+class ContentRefused(Refused):
+    """Git's own checks refuse what was to be pushed: the same content is refused again."""
+
+    reason = "ContentRefused"
+    advice = "git refuses such content; it has to be taken out of the work, and of the commits that have it"
+
+
 class SubmodulesUnsupported(WorkspaceError):
     """The repository has submodules and the Workspace doesn't say to go on without them."""
 

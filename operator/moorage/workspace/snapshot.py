@@ -25,6 +25,8 @@ _OVERRULED = (
     ("core.safecrlf", "false"),
     ("core.fileMode", "true"),
     ("core.symlinks", "true"),
+    ("core.protectHFS", "true"),  # what the gateway refuses is left out by its name, not found out by a push
+    ("core.protectNTFS", "true"),
     ("core.ignoreCase", "false"),
     ("core.trustctime", "true"),
     ("core.checkStat", "default"),

@@ -160,7 +160,9 @@ def report(results: Sequence[tuple[str, str | None]], capabilities: bytes, unpac
 def parse_report(answer: bytes, capabilities: bytes) -> tuple[str, dict[str, str | None]]:
     """What git answered to a push: the state of unpacking, and per ref None or the refusal."""
     lines = packets(answer)
+    said = b""
     if b"side-band-64k" in capabilities.split():
+        said = b"".join(line[1:] for line in lines if line and line[:1] == b"\2")
         lines = packets(b"".join(line[1:] for line in lines if line and line[:1] == b"\1"))
     unpack = "no report"
     refs: dict[str, str | None] = {}
@@ -173,7 +175,14 @@ def parse_report(answer: bytes, capabilities: bytes) -> tuple[str, dict[str, str
         elif word == "ng":
             ref, _, problem = rest.partition(" ")
             refs[ref] = problem or "refused"
-    return unpack, refs
+    return unpack, refs if unpack == "ok" else dict.fromkeys(refs, _why(said) or f"unpacker error: {unpack}")
+
+
+def _why(said: bytes) -> str:
+    """What git says beside its report of objects that it didn't take; the objects themselves before what follows."""
+    lines = [line.partition(": ")[::2] for line in said.decode("utf-8", "replace").splitlines()]
+    found = {kind: [text.strip() for word, text in lines if word == kind] for kind in ("error", "fatal")}
+    return "; ".join((found["error"] or found["fatal"])[:3])
 
 
 class Reader:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from moorage.points import Point, reached
 from moorage.workspace.errors import (
+    ContentRefused,
     Corrupt,
     GitFailed,
     RefMissing,
@@ -39,6 +40,7 @@ __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "Worktre
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
 _BASE, _LAST, _HEAD = "refs/moorage/base", "refs/moorage/last", "refs/moorage/head"
+_BAD_OBJECT = re.compile(r"object ([0-9a-f]{40,64}): (\w+: [^;)]*)")  # as fsck tells it
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 
 
@@ -195,7 +197,22 @@ class RunWorktree:
         specs = [f"{sign}{commit}:{ref}" for ref, commit in refs.items()]
         out = await self.shadow.git.run("push", "--porcelain", "--no-verify", self.remote_url, *specs, ok=(0, 1))
         if out.code:
-            raise _no(out)
+            raise await self._no(out, tuple(refs.values()))
+
+    async def _no(self, out: Output, commits: tuple[str, ...]) -> WorkspaceError:
+        """Why a push failed. Content that git refuses is named by its path."""
+        error = _no(out)
+        if not isinstance(error, Refused):
+            return error
+        if "pack exceeds maximum" in error.detail:
+            return ContentRefused(error.detail)
+        match = _BAD_OBJECT.search(error.detail)
+        if match is None:
+            return error
+        listed = await self.shadow.git.run("rev-list", "--objects", *commits, "--not", self.base)
+        names = dict(line.split(" ", 1) for line in os.fsdecode(listed.stdout).splitlines() if " " in line)
+        path = printable(os.fsencode(names.get(match[1], match[1]))) or "the top folder"
+        return ContentRefused(f"{path}: {match[2]}")
 
     async def propose(self, message: str, author: str = _MOORAGE, size_cap_bytes: int | None = None) -> Proposal:
         """The commit to deliver: the agent's own commits where they build on the base, and one more for what it did not
