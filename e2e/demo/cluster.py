@@ -26,6 +26,7 @@ DEPLOY = "install the chart with Helm"
 WORLD = "a git remote with a password, and a stand-in model"
 TENANT = "a tenant: credentials, a Workspace, a ModelProvider"
 APPLY = "kubectl apply -f agentrun.yaml; kubectl get ar -w"
+ENDS = frozenset({"Succeeded", "Failed", "Cancelled"})
 _BARE_S = 60.0
 
 
@@ -90,20 +91,25 @@ def _watch(backend: Backend) -> None:
     Raises:
         HarnessError: it ended otherwise than Succeeded, or not at all.
     """
-    argv = backend.kubectl_argv("-n", NAMESPACE, "get", "ar", RUN, "-w")
-    with subprocess.Popen(argv) as watch:
-        stop = threading.Timer(180, watch.terminate)
-        stop.start()
-        try:
-            backend.kubectl(
-                "-n", NAMESPACE, "wait", f"ar/{RUN}", "--for=jsonpath={.status.finishedAt}", "--timeout=180s"
-            )
-        finally:
-            stop.cancel()
-            watch.terminate()
+    show_rows(backend.kubectl_argv("-n", NAMESPACE, "get", "ar", RUN, "-w"), 180)
     phase = backend.kubectl("-n", NAMESPACE, "get", "ar", RUN, "-o", "jsonpath={.status.phase}: {.status.message}")
     if not phase.startswith("Succeeded"):
         raise HarnessError(f"the run ended {phase}")
+
+
+def show_rows(argv: list[str], limit_s: float) -> None:
+    """Print what a watch prints, up to and with the row that tells the end: it is judged by what was seen."""
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watch:
+        stop = threading.Timer(limit_s, watch.terminate)
+        stop.start()
+        try:
+            for row in watch.stdout or ():
+                print(row, end="", flush=True)
+                if not ENDS.isdisjoint(row.split()[1:2]):
+                    return
+        finally:
+            stop.cancel()
+            watch.terminate()
 
 
 def _tell(backend: Backend, world: upstream.Upstream, console: Console) -> None:

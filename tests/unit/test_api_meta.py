@@ -5,6 +5,7 @@ import pytest
 from moorage.api.agentrun import AgentRunStatus, JournalStatus, QueueStatus, RunResult, RunWorkspaceStatus, Usage
 from moorage.api.meta import (
     MAX_CONDITIONS,
+    UNDATED,
     Condition,
     bounded,
     format_time,
@@ -116,3 +117,10 @@ def test_the_fullest_status_stays_under_32_kib() -> None:
         *["workspace", "result", "node", "specHash"]
     }
     assert len(json.dumps(status.wire(), ensure_ascii=False).encode()) < 32 * 1024
+
+
+def test_what_only_a_default_has_told_is_dated_when_somebody_looks() -> None:
+    born = tuple(c.model_copy(update={"last_transition_time": UNDATED}) for c in (condition(), condition(kind="B")))
+    first = set_condition(born, condition(), NOON)
+    assert [c.last_transition_time for c in first] == [format_time(NOON), UNDATED]
+    assert set_condition(first, condition(), NOON + 60_000) == first

@@ -9,7 +9,18 @@ from pydantic import Field
 
 from moorage.api.agent import AgentTemplate, Sandbox
 from moorage.api.constraints import Constraints
-from moorage.api.meta import OBJECT_NAME, Bounded, Conditions, KeyRef, Label, ObjectRef, Resource, Time, kstatus
+from moorage.api.meta import (
+    OBJECT_NAME,
+    UNDATED,
+    Bounded,
+    Conditions,
+    KeyRef,
+    Label,
+    ObjectRef,
+    Resource,
+    Time,
+    kstatus,
+)
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
@@ -404,7 +415,7 @@ BORN = AgentRunStatus(
     reason="Accepted",
     message="accepted by the API server; the operator tells what becomes of it",
     conditions=tuple(
-        condition.model_copy(update={"last_transition_time": "1970-01-01T00:00:00Z"})
+        condition.model_copy(update={"last_transition_time": UNDATED})
         for condition in kstatus("InProgress", "Accepted", "the operator has told nothing yet", 0)
     ),
 )

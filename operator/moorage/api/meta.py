@@ -14,6 +14,8 @@ from pydantic_core import CoreSchema, core_schema
 from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 MAX_CONDITIONS = 16
+UNDATED = "1970-01-01T00:00:00Z"
+"""When a condition changed that a definition's default has told: it knows no time, and a condition needs one."""
 
 Status = Literal["True", "False", "Unknown"]
 _ELLIPSIS = "…"
@@ -164,14 +166,17 @@ Conditions = Annotated[
 
 
 def set_condition(conditions: Iterable[Condition], new: Condition, now: int) -> tuple[Condition, ...]:
-    """The conditions with `new` in the place of its type; `lastTransitionTime` moves only when the status does."""
+    """The conditions with `new` in the place of its type; `lastTransitionTime` moves only when the status does, or from
+    UNDATED.
+    """
     kept = tuple(conditions)
     old = next((c for c in kept if c.type == new.type), None)
-    since = old.last_transition_time if old and old.status == new.status else None
-    dated = new.model_copy(update={"last_transition_time": since or format_time(now)})
+    dated = old is not None and old.last_transition_time != UNDATED
+    since = old.last_transition_time if old and dated and old.status == new.status else None
+    told = new.model_copy(update={"last_transition_time": since or format_time(now)})
     if old is None:
-        return (*kept, dated)[-MAX_CONDITIONS:]
-    return tuple(dated if c.type == new.type else c for c in kept)
+        return (*kept, told)[-MAX_CONDITIONS:]
+    return tuple(told if c.type == new.type else c for c in kept)
 
 
 def set_conditions(conditions: Iterable[Condition], new: Iterable[Condition], now: int) -> tuple[Condition, ...]:
