@@ -414,6 +414,41 @@ def test_the_two_processes_are_started_by_name(program: Program) -> None:
     assert program.composition.started == ["operator", "gateway"]
 
 
+def test_verify_says_of_a_file_that_it_is_no_bundle(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    assert program("verify", "empty") == Exit.NOT_FOUND
+    assert "empty is a file, and no bundle: `moorage verify -f empty`" in program.err
+    assert program("verify", "./empty") == Exit.FAILED
+    assert "the file is empty" in program.err
+    assert program("verify", "./nothing") == Exit.NOT_FOUND
+    assert "there is no file nothing" in program.err
+
+
+def test_a_run_of_this_machine_takes_nothing_of_a_cluster(program: Program, manifest: Path) -> None:
+    assert program("-n", "team-a", "run", "-f", str(manifest)) == Exit.USAGE
+    assert "no namespace, context or kubeconfig" in program.err
+    assert program.composition.started == []
+
+
+def test_a_manifest_may_come_from_standard_input_or_a_fifo(program: Program, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert program("run", "-f", str(tmp_path / "fifo")) == Exit.OK
+    assert program("run", "-f", "-") == Exit.OK
+    assert program.composition.started == [f"fifo {program.state}", f"- {program.state}"]
+
+
+def test_doctor_has_a_row_for_a_state_that_cant_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "moorage.db").write_bytes(b"no database\n" * 1000)
+    asked = [str(MOORAGE), "--state", str(tmp_path), "doctor", "-o", "json"]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (Exit.FAILED, "")
+    assert [each["state"] for each in json.loads(ended.stdout) if each["name"] == "state"] == ["ok", "fail"]
+
+
 @pytest.mark.parametrize("process", ["operator", "gateway"])
 def test_a_process_without_its_settings_says_what_is_missing(process: str) -> None:
     alone = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}

@@ -1,5 +1,6 @@
 """The manifest of a local run: what is wrong with it is said before anything starts, in words that help."""
 
+import io
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,16 @@ def test_an_agent_run_without_metadata_or_driver_is_refused(folder: Path) -> Non
         read(folder, {**RUN, "metadata": None})
     with pytest.raises(ManifestRefused, match="isn't installed"):
         read(folder, {**RUN, "spec": {**RUN["spec"], "agent": {"driver": "nothing"}}})
+
+
+def test_a_path_of_a_manifest_from_standard_input_counts_from_the_shells_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(RUN)))
+    found = read_manifest(Path("-"))
+    assert found.path == Path("-")
+    assert found.run["spec"]["workspace"]["local"]["path"] == str(folder / "repository")
 
 
 def test_a_machine_without_git_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,12 @@ from moorage.api.agentrun import AgentRun
 from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.wire import SecretRef
 from moorage.app.documents import Refused, read_documents
-from moorage.cli.ports import ManifestRefused, RunRefused
+from moorage.cli.ports import STDIN, ManifestRefused, RunRefused
 from moorage.drivers.registry import known
 from moorage.gateway.ports import Secret, SecretMissing
 
 TENANT = "local"
+_ASKED = ("--is-bare-repository", "--show-object-format", "--absolute-git-dir")
 PATH = "spec.workspace.local.path"
 KINDS = ("AgentRun", "Workspace", "Agent", "ModelProvider", "ConfigMap", "Secret")
 
@@ -50,12 +53,12 @@ def read_manifest(path: Path) -> Manifest:
     if isinstance(parsed, InvalidSpec):
         raise ManifestRefused(parsed.message)
     _check_agent(parsed)
-    return Manifest(path.absolute(), run, parsed, others, ManifestSecrets(others))
+    return Manifest(path if path == STDIN else path.absolute(), run, parsed, others, ManifestSecrets(others))
 
 
 def _documents(path: Path) -> list[Document]:
     try:
-        found = read_documents(path.read_text())
+        found = read_documents(sys.stdin.read() if path == STDIN else path.read_text())
     except (Refused, UnicodeDecodeError, OSError) as error:
         raise ManifestRefused(f"it can't be read as YAML: {error}") from error
     taken: set[tuple[str, str]] = set()
@@ -101,14 +104,19 @@ def _located(run: Document, folder: Path) -> Document:
 def _repository(path: Path) -> Path:
     if not path.is_dir():
         raise ManifestRefused(f"{PATH}: there is no folder {path}; a relative path counts from the manifest's folder")
-    command = ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", "--show-toplevel"]
+    command = ["git", "-c", "safe.directory=*", "-C", str(path), "rev-parse", *_ASKED]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # hooks are told of theirs
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        asked = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        top = subprocess.run([*command, "--show-toplevel"], capture_output=True, text=True, check=False, env=env)
     except FileNotFoundError:
         raise RunRefused("git was not found", "install git; `moorage doctor` looks at this machine") from None
     if asked.returncode:
         raise ManifestRefused(f"{PATH}: {path} is no git repository; `git init` makes one")
-    return Path(asked.stdout.rstrip("\n"))
+    bare, ids, folder = asked.stdout.rstrip("\n").split("\n", 2)
+    if ids != "sha1":
+        raise ManifestRefused(f"{PATH}: {path} has {ids} object ids; this version reads repositories with sha1 alone")
+    return Path(folder if bare == "true" else top.stdout.removeprefix(asked.stdout).rstrip("\n"))
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

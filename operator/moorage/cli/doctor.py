@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from moorage.cli.checks import Check, interrupted, machine
-from moorage.cli.exits import Exit, Usage
+from moorage.cli.checks import Check, fail, interrupted, machine
+from moorage.cli.exits import CliError, Exit, Usage
 from moorage.cli.render import CHECK_STYLES, Output, Terminal
 from moorage.cli.session import Format, Session, Where, looking, past_runs, session_of, state_folder, wait
 
@@ -54,8 +54,13 @@ async def _outside(where: Where, *, readers: bool) -> list[Check]:
 
 async def _interrupted(session: Session, folder: Path) -> list[Check]:
     """R7: what was left unfinished on this machine."""
-    async with past_runs(session, folder) as local:
-        return [interrupted(each) for each in await local.interrupted()]
+    try:
+        async with past_runs(session, folder) as local:
+            return [interrupted(each) for each in await local.interrupted()]
+    except CliError as error:
+        return [fail("state", f"{folder}: {error.message}", "name another folder with --state, or mend this one")]
+    except OSError as error:
+        return [fail("state", f"{folder}: {error.strerror}", "name another folder with --state, or mend this one")]
 
 
 async def _inside(session: Session) -> list[Check]:

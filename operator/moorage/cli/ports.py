@@ -14,6 +14,8 @@ from typing import Protocol
 
 import httpx
 
+STDIN = Path("-")  # as a manifest: what standard input holds
+
 
 @dataclass(frozen=True)
 class Progress:

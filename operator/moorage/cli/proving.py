@@ -50,10 +50,12 @@ def verify(
         raise Usage("give either a RUN or -f FILE", "moorage verify RUN, or moorage verify -f exported.journal")
     trusted = _key(key) if key else None
     local = file or Path(run or "")
+    if file is None and "/" in str(run):  # no run has such a name
+        file = local
     if is_bundle(local):
         tell_bundle(session.terminal, check_bundle(local, trusted), output)
     elif file is None:
-        tell_verdict(session.terminal, wait(_stored(session, where, run or "", trusted)), output)
+        tell_verdict(session.terminal, _of_run(session, where, run or "", trusted), output)
     else:
         tell_verdict(session.terminal, _kept(file, trusted), output)
 
@@ -82,6 +84,16 @@ def evidence(
     session.terminal.note(f"wrote {file}: {made.members} members, {made.size} bytes{lacking}")
     if file != STDOUT:
         session.terminal.note(f"check it anywhere: moorage verify {file}")
+
+
+def _of_run(session: Session, where: Where, run: str, trusted: VerifyingKey | None) -> Verdict:
+    try:
+        return wait(_stored(session, where, run, trusted))
+    except NotFound as error:
+        if Path(run).is_file():
+            hint = f"{run} is a file, and no bundle: `moorage verify -f {run}` checks an exported journal"
+            raise NotFound(error.message, hint) from None
+        raise
 
 
 async def _stored(session: Session, where: Where, run: str, trusted: VerifyingKey | None) -> Verdict:

@@ -24,6 +24,7 @@ from moorage.cli.session import (
     wait,
 )
 from moorage.cli.timeline import Row, recap, row
+from moorage.cli.untrusted import Harmless
 from moorage.cli.writing import is_file, writing
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import Malformed
@@ -116,8 +117,12 @@ def export(
 
 
 async def _pass_on(chunks: AsyncIterator[bytes], terminal: Terminal) -> None:
+    """As they are; to a person's terminal, as the text that they show: an agent wrote them."""
+    harmless = Harmless() if terminal.raw.isatty() else None
     async for chunk in chunks:
-        terminal.write(chunk)
+        terminal.write(harmless.feed(chunk) if harmless else chunk)
+    if harmless:
+        terminal.write(harmless.feed(b"", final=True))
 
 
 @contextlib.asynccontextmanager

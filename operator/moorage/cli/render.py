@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import yaml
 from rich.cells import cell_len
@@ -124,7 +124,9 @@ def terminal() -> Terminal:
     """This process's own streams; a stream that was closed at its start is `/dev/null`."""
     _open_closed()
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    return Terminal(_Console(width=width), _Console(stderr=True), sys.stdout.buffer)
+    styled: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would still print bold
+    out, err = _Console(width=width, color_system=styled), _Console(stderr=True, color_system=styled)
+    return Terminal(out, err, sys.stdout.buffer)
 
 
 def _open_closed() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from moorage import __version__
 from moorage.cli.exits import CliError, Exit, NotFound, Usage
-from moorage.cli.ports import LocalResult, ManifestRefused, RunRefused, SettingsRefused
+from moorage.cli.ports import STDIN, LocalResult, ManifestRefused, RunRefused, SettingsRefused
 from moorage.cli.render import Output, Terminal, result_data, result_text
 from moorage.cli.session import Format, Session, State, session_of, state_folder, wait
 
@@ -18,7 +18,7 @@ from moorage.cli.session import Format, Session, State, session_of, state_folder
 def run(
     ctx: typer.Context,
     *,
-    file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Manifest of an AgentRun, - for standard input.")],
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Close interrupted runs of this manifest or its branch, and begin anew.")
     ] = False,
@@ -30,8 +30,9 @@ def run(
     Where an earlier `run` of the same manifest was interrupted, this goes on with it.
     """
     session = session_of(ctx)
-    if not file.is_file():
-        raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
+    if session.where and session.where.names_cluster:
+        raise Usage("a run of this machine has no namespace, context or kubeconfig", "on a cluster: kubectl apply -f")
+    _demand_there(file)
     outer = session.where.state if session.where else None
 
     def tell(result: LocalResult) -> None:
@@ -45,6 +46,12 @@ def run(
 
     if not wait(_run(session, file, state_folder(session, state or outer), tell, fresh=fresh)).succeeded:
         raise typer.Exit(Exit.FAILED)
+
+
+def _demand_there(file: Path) -> None:
+    """A pipe is as good as a file, and `-` is standard input."""
+    if file != STDIN and not file.exists():
+        raise NotFound(f"there is no file {file}", "name the manifest of an AgentRun with -f")
 
 
 async def _run(

@@ -78,8 +78,12 @@ class Where:
 
     def on_cluster(self, session: Session) -> bool:
         """The plugin means the cluster; `moorage` means this machine, until something of a cluster is named."""
-        named = any(each is not None for each in (self.namespace, self.context, self.kubeconfig))
-        return named or (session.plugin and self.state is None)
+        return self.names_cluster or (session.plugin and self.state is None)
+
+    @property
+    def names_cluster(self) -> bool:
+        """Whether anything of a cluster is named."""
+        return any(each is not None for each in (self.namespace, self.context, self.kubeconfig))
 
 
 def looking(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,48 @@
+"""What an agent wrote drives nobody's terminal, however it is cut into chunks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.cli.untrusted import Harmless
+
+
+def shown(*chunks: bytes) -> str:
+    harmless = Harmless()
+    return b"".join([*map(harmless.feed, chunks), harmless.feed(b"", final=True)]).decode()
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("plain\n\ttext ä 漢 🙂\n", "plain\n\ttext ä 漢 🙂\n"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("a\x1b[2J\x1b[Hb", "ab"),
+        ("\x1b]0;title\x07a", "a"),
+        ("\x1b]52;c;cm0gLXJm\x1b\\a", "a"),
+        ("\x1bP1$r\x1b\\a", "a"),
+        ("\x1b(Ba\x1bcb", "ab"),
+        ("\x9b31ma", "a"),
+        ("\x1b]never closed\nnext\n", "\nnext\n"),
+        ("\x1b[\nnext", "\nnext"),
+        ("10 %\r20 %\r\ndone\n", "10 %\n20 %\ndone\n"),
+        ("a\x00\x08\x7f\u202eb", "ab"),
+    ],
+)
+def test_text_is_shown_and_nothing_else(written: str, text: str) -> None:
+    assert shown(written.encode()) == text
+
+
+def test_bytes_that_are_no_text_are_marked() -> None:
+    assert shown(b"a\xffb", b"\xe6\xbc") == "a�b�"
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_where_it_is_cut_changes_nothing(data: bytes, at: int) -> None:
+    assert shown(data[:at], data[at:]) == shown(data)
+
+
+@given(st.text(max_size=200))
+def test_nothing_that_drives_a_terminal_is_left(text: str) -> None:
+    left = shown(text.encode(errors="replace"))
+    assert all(each in "\n\t\u00a0\u3000" or each.isprintable() for each in left)
