@@ -1,5 +1,6 @@
 """What a local run says that it came to, against what is there: real processes of the real program."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,19 @@ def test_a_run_that_delivers_nothing_says_where_its_commit_can_be_seen(
     assert len(result["result"]["commit"]) == 40
     assert git(machine.repository, "branch", "--list", BRANCH) == ""
     assert "+++ b/one.txt" in moorage(machine, "diff", result["uid"]).stdout
+
+
+def test_a_list_tells_what_became_of_each_run(machine: Machine) -> None:
+    machine.write(**ONE)
+    first = machine.run()[1]["uid"]
+    machine.write(agent="sleep 50", branch="moorage/other")
+    assert machine.killed(lambda: machine.told("AGENT_STARTED") > 1)
+    told = json.loads(moorage(machine, "list", "-o", "json").stdout)
+    assert [(each["phase"], each["branch"]) for each in told] == [
+        ("Interrupted", "moorage/other"),
+        ("Succeeded", BRANCH),
+    ]
+    assert told[1]["uid"] == first
 
 
 def test_a_run_that_is_out_of_time_says_only_that(machine: Machine) -> None:

@@ -22,9 +22,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from moorage.cli.exits import Exit
+from moorage.cli.listing import age
 from moorage.cli.main import invoke
 from moorage.cli.ports import (
     InterruptedRun,
+    ListedRun,
     Listener,
     LocalResult,
     LocalRun,
@@ -114,6 +116,9 @@ class Local:
 
     async def interrupted(self) -> Sequence[InterruptedRun]:
         return [InterruptedRun("half", UID, "2026-11-29 17:00 UTC", Path("/there/half.yaml"))]
+
+    async def listed(self) -> Sequence[ListedRun]:
+        return [ListedRun(each.name, each.uid, each.created_at, "Succeeded", "moorage/tidy") for each in self.known]
 
     async def abandoned(self, _: str) -> bool:
         return False
@@ -425,6 +430,28 @@ def test_verify_says_of_a_file_that_it_is_no_bundle(
     assert "the file is empty" in program.err
     assert program("verify", "./nothing") == Exit.NOT_FOUND
     assert "there is no file nothing" in program.err
+
+
+def test_list_shows_the_runs_of_this_machine(program: Program) -> None:
+    assert program("list") == Exit.OK
+    header, *rows = program.text.splitlines()
+    assert header.split() == ["NAME", "PHASE", "AGE", "BRANCH", "UID"]
+    assert [row.split()[::4] for row in rows] == [["tidy", UID], ["tidy", "older"]]
+    assert program("list", "-o", "json") == Exit.OK
+    told = json.loads(program.out)[0]
+    assert told | {"createdAt": ""} == {
+        "name": "tidy",
+        "uid": UID,
+        "phase": "Succeeded",
+        "createdAt": "",
+        "branch": "moorage/tidy",
+    }
+    assert program("list", "-n", "team-a") == Exit.USAGE
+
+
+@pytest.mark.parametrize(("ms", "told"), [(-5, "0s"), (59_999, "59s"), (60_000, "1m"), (90_000_000, "1d")])
+def test_an_age_is_told_in_its_largest_unit(ms: int, told: str) -> None:
+    assert age(ms) == told
 
 
 def test_a_run_of_this_machine_takes_nothing_of_a_cluster(program: Program, manifest: Path) -> None:

@@ -17,9 +17,18 @@ from moorage.app.manifest import TENANT, ManifestSecrets
 from moorage.app.owners import Owners
 from moorage.app.peers import Reading
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import InterruptedRun, LocalRun, LocalRuns
+from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns
 from moorage.clock import SystemClock
+from moorage.core.run.attempts import INTERRUPTED
+from moorage.store.errors import SpecUnreadable, UnknownRun
+from moorage.store.port import Execution, ExecutionStatus
+from moorage.store.specs import stored_spec
 
+PHASES = {
+    ExecutionStatus.COMPLETED: "Succeeded",
+    ExecutionStatus.FAILED: "Failed",
+    ExecutionStatus.CANCELLED: "Cancelled",
+}
 ALL = 1_000_000  # more runs than one person makes on one machine
 
 
@@ -47,9 +56,30 @@ class Past:
 
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""
+        return [LocalRun(row.name, row.run_uid, row.created_at) for row in await self._rows()]
+
+    async def listed(self) -> Sequence[ListedRun]:
+        """See the port."""
+        return [
+            ListedRun(row.name, row.run_uid, row.created_at, await self._phase(row), await self._branch(row.run_uid))
+            for row in await self._rows()
+        ]
+
+    async def _rows(self) -> list[Execution]:
         told = await self.kept.store.changes(0, ALL)
         rows = [await self.kept.store.get(change.run_uid) for change in told if change.tenant == TENANT]
-        return [LocalRun(row.name, row.run_uid, row.created_at) for row in sorted(rows, key=lambda r: -r.created_at)]
+        return sorted(rows, key=lambda row: -row.created_at)
+
+    async def _phase(self, row: Execution) -> str:
+        if not row.pending:
+            return PHASES[row.status]
+        return INTERRUPTED if await self.abandoned(row.run_uid) else "Running"
+
+    async def _branch(self, uid: str) -> str | None:
+        with contextlib.suppress(SpecUnreadable, UnknownRun):
+            delivery = (await stored_spec(self.kept.store, uid)).delivery
+            return delivery.branch if delivery and delivery.push else None
+        return None
 
     async def interrupted(self) -> Sequence[InterruptedRun]:
         """See the port."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import proving, reading, replaying, resolving, running
+from moorage.cli import listing, proving, reading, replaying, resolving, running
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -45,6 +45,7 @@ def program() -> typer.Typer:
     cli.callback()(_top)
     for command in (*COMMANDS, doctor):
         cli.command()(command)
+    cli.command("list")(listing.listed)
     cli.command()(running.torture)
     for process in (running.operator, running.gateway):
         cli.command(rich_help_panel="Processes")(process)

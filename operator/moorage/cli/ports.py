@@ -78,6 +78,16 @@ class LocalRun:
 
 
 @dataclass(frozen=True)
+class ListedRun(LocalRun):
+    """What a list of runs shows. `phase` is an AgentRun's, or Interrupted where nobody pushes it on; `branch` is what
+    it delivers to, None where that is nothing or isn't known any more.
+    """
+
+    phase: str
+    branch: str | None
+
+
+@dataclass(frozen=True)
 class InterruptedRun:
     """A run whose process died before its end. `manifest` is what it was started from, where that is known; `trouble`
     says why this version can't go on with it, and is empty where it can.
@@ -125,6 +135,9 @@ class LocalRuns(Protocol):
 
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""
+
+    async def listed(self) -> Sequence[ListedRun]:
+        """The same, with where each stands and what it delivers to."""
 
     async def interrupted(self) -> Sequence[InterruptedRun]:
         """Those that nobody pushes on and that have not ended (R7), oldest first."""
