@@ -212,3 +212,24 @@ def test_what_is_kept_of_a_failed_run_goes_with_its_retention(machine: Machine) 
     assert not kept.exists()
     assert machine.told("TOMBSTONE") == 1
     machine.timeline(result["uid"])
+
+
+@pytest.mark.rule("R7", "X1")
+def test_asked_twice_it_leaves_at_once_and_the_next_start_finishes_the_cancel(machine: Machine) -> None:
+    """Whatever the first one waits for: an agent that won't go, or a journal that takes no more."""
+    machine.write(agent=f"trap '' TERM\n{SLOW}")
+    process = machine.start()
+    while not machine.processes_of("sleep"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    while not machine.told("CANCEL_REQUESTED"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=50)
+    assert (process.returncode, "goes on from here" in err) == (130, True), err
+    assert machine.silent()
+    assert machine.told("RUN_CANCELLED") == 0
+    machine.write()
+    code, result, err = machine.run()
+    assert (code, result["phase"]) == (0, "Succeeded"), err
+    assert (machine.told("RUN_CANCELLED"), machine.told("RUN_SUCCEEDED")) == (1, 1)

@@ -1,8 +1,9 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
-from moorage.cli.checks import Tried, attempt, bubblewrap_check, git, runsc_check, state_folder
+from moorage.cli.checks import LEAST_FREE, Tried, attempt, bubblewrap_check, git, runsc_check, state_folder
 from moorage.cli.cluster_checks import judged_version, ready
 
 
@@ -69,3 +70,10 @@ async def test_a_gateway_that_doesnt_answer_is_a_failure_with_its_address(monkey
     check = await ready("http://127.0.0.1:1")
     assert check.state == "fail"
     assert "http://127.0.0.1:1/readyz" in check.message
+
+
+def test_a_state_folder_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LEAST_FREE - 1))
+    check = state_folder(tmp_path)
+    assert (check.state, "63 MiB left" in check.message) == ("fail", True)

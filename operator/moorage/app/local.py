@@ -31,7 +31,7 @@ from moorage.app.owners import Owner, Owners, new_socket
 from moorage.app.taken import refuse_taken
 from moorage.cli.ports import Listener, LocalResult, Progress, RunRefused, Truth
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
-from moorage.controller.local import LocalRun, ManifestObjects, admitted_body
+from moorage.controller.local import Left, LocalRun, ManifestObjects, admitted_body
 from moorage.core.run.ending import drops_volume
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.resolve import retention
@@ -60,7 +60,8 @@ async def run_local(
     dsn: str | None = None,
     resolve: Resolve = resolved,
 ) -> LocalResult:
-    """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would.
+    """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would, and a second one
+    doesn't wait for that (KeyboardInterrupt).
 
     An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
     branch. The end counts as told once `tell` has returned: if it never does, the same command tells it again. With
@@ -244,8 +245,12 @@ async def _to_its_end(
     if not machine.isolated:
         machine.listener.note(f"sandbox: {machine.grade}")
     async with _run_of(machine, objects, machine.listener.progress) as run:
-        _cancel_on_signal(run)
-        status = await run.run(begun=begun)
+        _stop_on_signal(run)
+        try:
+            status = await run.run(begun=begun)
+        except Left:
+            machine.listener.note(f"left before its end: `moorage run -f {asked.path}` goes on from here")
+            raise KeyboardInterrupt from None
     uid = body["metadata"]["uid"]
     drops = status.phase in ENDS and drops_volume(retention(asked.parsed), RunPhase(status.phase))
     if drops or await _unborn(machine, uid):
@@ -295,10 +300,10 @@ async def _run_of(
         await substrate.close()
 
 
-def _cancel_on_signal(run: LocalRun) -> None:
+def _stop_on_signal(run: LocalRun) -> None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sign, run.cancel)
+        loop.add_signal_handler(sign, run.stop)
 
 
 def _progress(status: AgentRunStatus) -> Progress:

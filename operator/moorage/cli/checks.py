@@ -14,6 +14,7 @@ from typing import Any
 from moorage.cli.ports import InterruptedRun
 
 LEAST_GIT = (2, 34)  # Debian 12 has 2.39, Ubuntu 22.04 has 2.34
+LEAST_FREE = 64 << 20  # bytes: a journal and the worktree of a small run
 TRIAL_S = 10.0
 
 
@@ -120,5 +121,9 @@ def state_folder(state: Path) -> Check:
     """Where journals of local runs are kept."""
     existing = next(p for p in (state, *state.parents) if p.exists())
     if existing.is_dir() and os.access(existing, os.W_OK):
+        left = shutil.disk_usage(existing).free
+        if left < LEAST_FREE:
+            why = f"{state} is on a disk with {left >> 20} MiB left: no journal can go on there"
+            return fail("state", why, "make room, or name another folder with --state or XDG_STATE_HOME")
         return ok("state", str(state))
     return fail("state", f"{state} can't be written", "name another folder with --state or XDG_STATE_HOME")

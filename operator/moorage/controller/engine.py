@@ -86,9 +86,14 @@ class Engine:
         try:
             async for learned in self._applier.apply(key, plan.actions, known):
                 known = learned
-        except GatewayAway:
+        except GatewayAway as e:
             self._metrics.gateway_failures.inc()
-            away = Plan(plan.actions, GATEWAY_RETRY_MS, "GatewayUnavailable", "the gateway can't be reached")
+            why = (
+                (e.reason, e.message)
+                if e.reason == "DiskFull"
+                else ("GatewayUnavailable", "the gateway can't be reached")
+            )
+            away = Plan(plan.actions, GATEWAY_RETRY_MS, *why)
             return replace(known, observed=replace(known.observed, journal=None)), away
         except NameTaken as e:
             return known, Plan(plan.actions, REFUSED_RETRY_MS, "NameTaken", str(e))

@@ -34,7 +34,13 @@ FEED_SILENCE_S = 40.0  # the feed says something every 10 s
 
 
 class GatewayAway(RuntimeError):
-    """No answer, or one that says to ask again. Nothing is known to have happened."""
+    """No answer, or one that says to ask again. Nothing is known to have happened. `reason` is the gateway's own, where
+    it has told one.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        self.message, self.reason = message, reason
+        super().__init__(f"{reason}: {message}" if reason else message)
 
 
 class GatewayRefused(RuntimeError):
@@ -170,5 +176,5 @@ def _refusal(status: int, content: bytes) -> GatewayRefused | GatewayAway:
         body = ErrorBody(reason="Unreadable", message=f"HTTP {status}")
     passes = status in {408, 425, 429} or status >= 500
     if passes and body.reason not in BROKEN:
-        return GatewayAway(f"{body.reason}: {body.message}")
+        return GatewayAway(body.message, body.reason)
     return GatewayRefused(status, body.reason, body.message)

@@ -108,6 +108,10 @@ class _Telling:
         """See the port; what is in memory can be written."""
 
 
+class Left(Exception):
+    """Somebody wouldn't wait for the run's end. Whoever goes on with it finds it interrupted."""
+
+
 class LocalRun:
     """Pushes one run to its end."""
 
@@ -124,6 +128,7 @@ class LocalRun:
         told: Told,
     ) -> None:
         self._objects, self._gateway, self._log = objects, gateway, log
+        self._stops = 0
         self._ended = asyncio.Event()
         self._told = told
         self._chance = Random()  # noqa: S311  jitter, not a secret
@@ -162,7 +167,7 @@ class LocalRun:
         return await self._gatherer.resolve(self._objects.body)
 
     async def run(self, *, begun: bool = False) -> AgentRunStatus:
-        """Until the status says how it ended. `begun`: an earlier process has worked on it."""
+        """Until the status says how it ended. `begun`: an earlier process has worked on it. Raises Left."""
         self._operator.run_changed(None if begun else "ADDED", self._objects.body)
         jobs = [
             asyncio.create_task(self._operator.queue.run()),
@@ -179,14 +184,20 @@ class LocalRun:
             await asyncio.gather(*jobs, ended, return_exceptions=True)
             await self._deliveries.close()
             self._operator.queue.close()
+        if self._stops > 1:
+            raise Left
         return AgentRunStatus.model_validate(self._objects.body.get("status") or {})
 
     def look(self, run: RunKey) -> None:
         """Something of the run's ended."""
         self._operator.look(run)
 
-    def cancel(self) -> None:
-        """Ask for its end; it comes as a status."""
+    def stop(self) -> None:
+        """Ask for its end, which comes as a status; asked again, leave it at once as it is: its journal may take no more."""
+        self._stops += 1
+        if self._stops > 1:
+            self._ended.set()
+            return
         self._objects.cancel()
         self._operator.run_changed("MODIFIED", self._objects.body)
 

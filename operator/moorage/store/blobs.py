@@ -7,6 +7,7 @@ which is collected once it is old enough that no append can still be on its way;
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
@@ -23,7 +24,7 @@ from moorage.core.journal.chain import MAX_INLINE
 from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
 from moorage.points import Point, reached
 from moorage.store.disk import sync_folder
-from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreFull, StoreUnavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +35,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAFE_TENANT = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 _TEMPORARY = ".tmp-"
 _PIECE = 1 << 20
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class BlobStore(Protocol):
@@ -217,6 +219,8 @@ class FileBlobs:
         try:
             return await asyncio.to_thread(work, *args, **kwargs)
         except OSError as e:
+            if e.errno in _NO_SPACE:
+                raise StoreFull(str(self._root)) from e
             raise StoreUnavailable(
                 f"{self._root} can't be used ({e}): check the disk's space, rights and health"
             ) from e

@@ -124,6 +124,13 @@ class StoreUnavailable(StoreError):
     """The database can't be read or written (disk full, file gone, I/O error). Nothing was acknowledged."""
 
 
+class StoreFull(StoreUnavailable):
+    """No space is left for what is to be written. Nothing of it was, and reading goes on."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the disk of {path} is full: make room there, and what waits goes on")
+
+
 class BucketMissing(StoreUnavailable):
     """Blobs are to be kept in a bucket that isn't there."""
 

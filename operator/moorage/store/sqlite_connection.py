@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moorage.store.disk import sync_folder
-from moorage.store.errors import NotDurable, StoreBusy, StoreError, StoreUnavailable
+from moorage.store.errors import NotDurable, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from moorage.store.migrations import migrate, released
 
 BUSY_TIMEOUT_MS = 2000
@@ -94,6 +94,8 @@ def _translate(error: sqlite3.Error, path: str) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _BUSY:
         return StoreBusy(f"{path} is held by another process: nothing was written, try again")
+    if code is not None and code & 0xFF == sqlite3.SQLITE_FULL:
+        return StoreFull(path)
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     return StoreUnavailable(f"{path} can't be used ({name}: {error}): check the disk's space, rights and health")
 
