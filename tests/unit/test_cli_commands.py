@@ -1,222 +1,25 @@
 """The program from its command line to its exit code, over a gateway in this process with a real sealed journal."""
 
-import contextlib
-import io
 import json
 import os
-import re
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
-from rich.console import Console
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from tests.cli_program import COMMIT, FACTS, SUCCEEDED, UID, Program, journal, manifest, program
 
 from moorage.cli.exits import Exit
 from moorage.cli.listing import age
-from moorage.cli.main import invoke
 from moorage.cli.ports import (
-    InterruptedRun,
-    ListedRun,
-    Listener,
     LocalResult,
-    LocalRun,
-    ManifestRefused,
-    Progress,
-    RunRefused,
     Truth,
 )
-from moorage.cli.render import Terminal
-from moorage.cli.session import Session
-from moorage.core.journal.chain import EMPTY, Head, seal
-from moorage.core.journal.export import Header, header_line, record_line
+from moorage.core.journal.export import Header, header_line
 from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
-from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source
 
-MOORAGE = Path(sys.executable).parent / "moorage"
-UID = "11111111-2222-3333-4444-555555555555"
-COMMIT = "a" * 40
-IDENTITY = RunIdentity(tenant="local", run_uid=UID, session_id="s1")
-FACTS: Sequence[tuple[RecordType, Source, Mapping[str, Any]]] = (
-    (RecordType.RUN_ADMITTED, Source.OPERATOR, {"spec_hash": "f" * 64}),
-    (RecordType.EPOCH_RAISED, Source.OPERATOR, {"epoch": 1, "attempt": 1, "reason": "Start"}),
-    (RecordType.AGENT_STARTED, Source.RUNNER, {"driver": "command"}),
-    (RecordType.AGENT_OUTPUT, Source.RUNNER, {"stream": "stdout", "size": 12}),
-    (RecordType.ITERATION_COMPLETE, Source.GATEWAY, {"iteration": 1, "changed": True}),
-    (RecordType.VERIFICATION_RESULT, Source.GATEWAY, {"commit": COMMIT, "passed": True, "isolated": True}),
-    (RecordType.RUN_SUCCEEDED, Source.OPERATOR, {"reason": "Completed", "commit": COMMIT}),
-)
-
-
-def journal() -> bytes:
-    drafts = [
-        Draft(
-            record_id=f"r{i}",
-            type=kind,
-            recorded_at=1_800_000_000_000 + i,
-            source=source,
-            assurance=Assurance.REPORTED if source is Source.RUNNER else Assurance.OBSERVED,
-            payload=payload,
-        )
-        for i, (kind, source, payload) in enumerate(FACTS)
-    ]
-    sealed = seal(drafts, EMPTY, IDENTITY, 1)
-    head = Head(len(sealed) - 1, sealed[-1].hash)
-    header = Header(tenant="local", run_uid=UID, name="tidy", spec_hash="f" * 64, offset=head.offset, hash=head.hash)
-    return header_line(header) + b"".join(record_line(each) for each in sealed)
-
-
-REPAIRED = {"generation": 2, "first": 4, "last": 6, "offset": 7, "unreadable": 1, "why": "offset 4: its hash"}
-
-
-@dataclass
-class Doors:
-    """A gateway's reader doors with one run behind them."""
-
-    exported: bytes = field(default_factory=journal)
-    status: int = 200
-    asked: list[str] = field(default_factory=list)
-    said: list[dict[str, str]] = field(default_factory=list)
-
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/runs/{uid}/{door}", self._answer, methods=["GET", "POST"])])
-
-    async def _answer(self, request: Request) -> Response:
-        self.asked.append(str(request.url).removeprefix("http://gateway"))
-        if self.status != 200:
-            return JSONResponse({"reason": "Refused", "message": "because"}, self.status)
-        if request.method == "POST":
-            said = await request.json()
-            self.said.append(said)
-            if request.path_params["door"] == "repair":
-                return JSONResponse(REPAIRED)
-            target = "https://git.example/web.git#main"
-            return JSONResponse({"effect_id": said["effect"], "outcome": said["outcome"], "target": target})
-        bodies = {"journal": self.exported, "logs": b"hello\xff\n", "diff": b"--- a\n+++ b\n"}
-        return Response(bodies[request.path_params["door"]])
-
-
-@dataclass
-class Local:
-    client: httpx.AsyncClient
-    known: Sequence[LocalRun]
-
-    async def runs(self) -> Sequence[LocalRun]:
-        return self.known
-
-    async def interrupted(self) -> Sequence[InterruptedRun]:
-        return [InterruptedRun("half", UID, "2026-11-29 17:00 UTC", Path("/there/half.yaml"))]
-
-    async def listed(self) -> Sequence[ListedRun]:
-        return [ListedRun(each.name, each.uid, each.created_at, "Succeeded", "moorage/tidy") for each in self.known]
-
-    async def abandoned(self, _: str) -> bool:
-        return False
-
-
-SUCCEEDED = LocalResult(
-    name="tidy",
-    uid=UID,
-    phase="Succeeded",
-    reason="Completed",
-    summary="Formatted [3] files",
-    branch="moorage/tidy",
-    commit=COMMIT,
-    repository=Path("/repo"),
-    tokens=7,
-    journal_offset=6,
-    journal_hash="b" * 64,
-)
-
-
-@dataclass
-class Composition:
-    """A composition root that knows one past run and ends every new one as it is told."""
-
-    doors: Doors = field(default_factory=Doors)
-    result: LocalResult = SUCCEEDED
-    refuse: str = ""
-    taken: str = ""
-    started: list[str] = field(default_factory=list)
-
-    async def run_local(
-        self,
-        manifest: Path,
-        *,
-        state: Path,
-        listener: Listener,
-        tell: Callable[[LocalResult], None],
-        fresh: bool = False,
-    ) -> LocalResult:
-        if self.refuse:
-            raise ManifestRefused(self.refuse)
-        if self.taken:
-            raise RunRefused(self.taken, "--fresh gives it up")
-        listener.progress(Progress("Running", iteration=1, tokens=7))
-        self.started.append(f"{manifest.name} {state}" + (" fresh" if fresh else ""))
-        tell(self.result)
-        return self.result
-
-    @contextlib.asynccontextmanager
-    async def open_local(self, state: Path) -> AsyncIterator[Local]:
-        assert state.name == "moorage"
-        transport = httpx.ASGITransport(self.doors.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            yield Local(client, [LocalRun("tidy", UID, 2), LocalRun("tidy", "older", 1)])
-
-    def run_operator(self) -> None:
-        self.started.append("operator")
-
-    def run_gateway(self) -> None:
-        self.started.append("gateway")
-
-
-@dataclass
-class Program:
-    """Command lines in, exit code and both streams out."""
-
-    state: Path
-    composition: Composition = field(default_factory=Composition)
-    plugin: bool = False
-    out: bytes = b""
-    err: str = ""
-
-    def __call__(self, *argv: str) -> int:
-        raw, err = io.BytesIO(), io.StringIO()
-        text = io.TextIOWrapper(raw, write_through=True)
-        terminal = Terminal(Console(file=text, width=160), Console(file=err, width=160), raw)
-        env = {"HOME": "/nonexistent", "XDG_STATE_HOME": str(self.state.parent), "KUBECONFIG": "/nonexistent"}
-        code = invoke(argv, Session(terminal, lambda: self.composition, env, self.plugin))
-        self.out, self.err = raw.getvalue(), err.getvalue()
-        return code
-
-    @property
-    def text(self) -> str:
-        return self.out.decode()
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Program:
-    state = tmp_path / "moorage"
-    state.mkdir()
-    return Program(state)
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text("kind: AgentRun\n")
-    return path
+__all__ = ["manifest", "program"]  # fixtures
 
 
 def test_timeline_shows_what_happened_and_who_saw_it(program: Program) -> None:
@@ -465,31 +268,6 @@ def test_a_manifest_may_come_from_standard_input_or_a_fifo(program: Program, tmp
     assert program("run", "-f", str(tmp_path / "fifo")) == Exit.OK
     assert program("run", "-f", "-") == Exit.OK
     assert program.composition.started == [f"fifo {program.state}", f"- {program.state}"]
-
-
-def test_doctor_has_a_row_for_a_state_that_cant_be_opened(tmp_path: Path) -> None:
-    (tmp_path / "gateway").mkdir()
-    (tmp_path / "gateway" / "moorage.db").write_bytes(b"no database\n" * 1000)
-    asked = [str(MOORAGE), "--state", str(tmp_path), "doctor", "-o", "json"]
-    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (Exit.FAILED, "")
-    assert [each["state"] for each in json.loads(ended.stdout) if each["name"] == "state"] == ["ok", "fail"]
-
-
-@pytest.mark.parametrize("process", ["operator", "gateway"])
-def test_a_process_without_its_settings_says_what_is_missing(process: str) -> None:
-    alone = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    ended = subprocess.run([str(MOORAGE), process], env=alone, capture_output=True, text=True, check=False)
-    assert ended.returncode == Exit.USAGE
-    assert re.fullmatch(r"error: MOORAGE_\w+ is not set\nhint: the chart starts it, .*\n", ended.stderr)
-
-
-def test_a_full_disk_below_the_output_is_told_and_a_closed_output_is_no_error() -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run([str(MOORAGE), "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (Exit.FAILED, "error: No space left on device\n")
-    closed = ["sh", "-c", '"$0" version >&- 2>&-', str(MOORAGE)]
-    assert subprocess.run(closed, check=False).returncode == Exit.OK
 
 
 def test_help_names_the_exit_codes_and_no_arguments_are_a_question(
