@@ -18,7 +18,7 @@ def test_a_full_database_is_told_as_such(tmp_path) -> None:
     path = str(tmp_path / "journal.db")
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA max_page_count = 2")
-        with pytest.raises(StoreFull, match="journal.db is full: make room"), translated(path):
+        with pytest.raises(StoreFull, match=r"journal\.db is full: make room"), translated(path):
             db.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(1000000)); COMMIT;")
 
 
@@ -27,7 +27,7 @@ async def test_a_full_folder_of_blobs_is_told_as_such(tmp_path, monkeypatch, num
     def full(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    blobs = FileBlobs(tmp_path)
+    blobs = FileBlobs(tmp_path, lambda: 0)
     monkeypatch.setattr(blobs, "_put", full)
     with pytest.raises(StoreFull, match="make room"):
         await blobs.put("team-a", b"x")

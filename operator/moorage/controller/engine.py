@@ -88,12 +88,9 @@ class Engine:
                 known = learned
         except GatewayAway as e:
             self._metrics.gateway_failures.inc()
-            why = (
-                (e.reason, e.message)
-                if e.reason == "DiskFull"
-                else ("GatewayUnavailable", "the gateway can't be reached")
-            )
-            away = Plan(plan.actions, GATEWAY_RETRY_MS, *why)
+            away = Plan(plan.actions, GATEWAY_RETRY_MS, "GatewayUnavailable", "the gateway can't be reached")
+            if e.reason == "DiskFull":  # it is there, and says what to do
+                away = replace(away, reason=e.reason, message=e.message)
             return replace(known, observed=replace(known.observed, journal=None)), away
         except NameTaken as e:
             return known, Plan(plan.actions, REFUSED_RETRY_MS, "NameTaken", str(e))

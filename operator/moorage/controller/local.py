@@ -193,7 +193,7 @@ class LocalRun:
         self._operator.look(run)
 
     def stop(self) -> None:
-        """Ask for its end, which comes as a status; asked again, leave it at once as it is: its journal may take no more."""
+        """Ask for its end, which comes as a status; asked again, leave it as it is: its journal may take no more."""
         self._stops += 1
         if self._stops > 1:
             self._ended.set()

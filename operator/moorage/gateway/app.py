@@ -126,10 +126,9 @@ def from_store(error: store_errors.StoreError) -> Refusal:
             return UnknownRun(str(error))
         case store_errors.BlobMissing():
             return Refusal("the content was erased or never stored", status=410, reason="BlobMissing")
-        case store_errors.StoreFull():
-            return Unavailable(str(error), reason="DiskFull")
         case store_errors.StoreBusy() | store_errors.StoreUnavailable():
-            return Unavailable(str(error), reason="StoreUnavailable")
+            full = isinstance(error, store_errors.StoreFull)
+            return Unavailable(str(error), reason="DiskFull" if full else "StoreUnavailable")
         case (
             store_errors.Fenced()
             | store_errors.SpecConflict()
