@@ -46,6 +46,7 @@ from moorage.testing.s3 import S3Server
 from moorage.testing.trees import git
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
 
+pytestmark = pytest.mark.timeout(240)  # several gateways, and git at each step
 CHECKPOINTS = checkpoint_ref("u1", 1)
 
 
@@ -451,7 +452,6 @@ async def test_the_base_is_found_again_whatever_became_of_its_branch(
     await push(again, f"HEAD:{CHECKPOINTS}")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.rule("P5", "K1")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_no_acknowledged_push_is_lost_whatever_dies(
