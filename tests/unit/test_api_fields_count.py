@@ -71,6 +71,7 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "workspace.remoteGit.lfs": remote(lfs=True),
     "workspace.local.claimName": {"workspace": {"local": {"claimName": "c"}}},
     "workspace.local.path": {"workspace": {"local": {"path": "/repo"}}},
+    "workspace.local.ref": {"workspace": {"local": {"path": "/repo", "ref": "v1"}}},
     "workspace.ephemeral": {"workspace": {"ephemeral": {}}},
     "goal": {"goal": "Something else."},
     "agent.driver": {"agent": {"driver": "builtin", "model": MODEL}},

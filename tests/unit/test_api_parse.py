@@ -49,6 +49,24 @@ def test_an_unknown_field_in_a_file_is_refused_with_the_name_that_was_meant() ->
 
 
 @pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"workspace": {"local": {"path": "/r", "branch": "main"}}}, "workspace.local.branch: unknown field; `kubectl"),
+        (
+            {"workspace": {"local": {"path": "/r", "reff": "main"}}},
+            "workspace.local.reff: unknown field; did you mean ref?",
+        ),
+        ({"acceptance": [{"name": "a", "runs": "true"}]}, "acceptance[0].runs: unknown field; did you mean run?"),
+        ({"sandbox": {"image": "x"}}, "sandbox.image: unknown field; `kubectl explain` lists"),
+    ],
+)
+def test_only_a_field_of_the_same_place_is_suggested(spec: dict[str, object], told: str) -> None:
+    result = parse_agent_run(manifest("AgentRun", spec), "cluster", "refuse")
+    assert isinstance(result, InvalidSpec)
+    assert told in result.message
+
+
+@pytest.mark.parametrize(
     "junk",
     [
         None,

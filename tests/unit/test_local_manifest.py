@@ -12,6 +12,7 @@ from moorage.api.wire import SecretRef
 from moorage.app.manifest import Manifest, read_manifest
 from moorage.cli.ports import ManifestRefused, RunRefused
 from moorage.gateway.ports import SecretMissing
+from moorage.testing.trees import git
 
 RUN: dict[str, Any] = {
     "apiVersion": "moorage.dev/v1alpha1",
@@ -97,6 +98,12 @@ def test_one_name_means_one_object(folder: Path) -> None:
 def test_a_path_that_leads_nowhere_says_what_it_was_seen_from(folder: Path, path: str, message: str) -> None:
     with pytest.raises(ManifestRefused, match=message):
         read(folder, local(path))
+
+
+def test_a_repository_of_another_object_format_is_refused_by_name(folder: Path) -> None:
+    git(folder, "init", "-q", "--object-format=sha256", "strange")
+    with pytest.raises(ManifestRefused, match="strange has sha256 object ids"):
+        read(folder, local("strange"))
 
 
 def test_an_agent_run_without_metadata_or_driver_is_refused(folder: Path) -> None:

@@ -130,20 +130,27 @@ def _problems(error: ErrorDetails, model: type[Resource]) -> Iterator[FieldProbl
         case "missing":
             yield FieldProblem(path, "is required")
         case "extra_forbidden":
-            yield FieldProblem(path, f"unknown field{_did_you_mean(str(error['loc'][-1]), model)}")
+            yield FieldProblem(path, f"unknown field{_did_you_mean(error['loc'], model)}")
         case _:
             yield FieldProblem(path, error["msg"])
 
 
-def _did_you_mean(name: str, model: type[Resource]) -> str:
-    names = {n for d in _objects(model.model_json_schema(by_alias=True)) for n in d.get("properties", {})}
-    near = get_close_matches(name, sorted(names), n=1)
+def _did_you_mean(loc: Sequence[int | str], model: type[Resource]) -> str:
+    """The field beside it whose name is near; one of another place would be no help."""
+    schema = model.model_json_schema(by_alias=True)
+    places = [schema]
+    for step in loc[:-1]:
+        places = [each for place in places for each in _below(place, step, schema["$defs"])]
+    names = {name for place in places for name in place.get("properties", {})}
+    near = get_close_matches(str(loc[-1]), sorted(names), n=1)
     return f"; did you mean {near[0]}?" if near else "; `kubectl explain` lists those that there are"
 
 
-def _objects(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield schema
-    yield from schema.get("$defs", {}).values()
+def _below(place: dict[str, Any], step: int | str, defs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the schema says of a field or an item, its references followed."""
+    inner = place.get("items") if isinstance(step, int) else place.get("properties", {}).get(step)
+    choices = [inner, *inner.get("anyOf", ()), *inner.get("allOf", ())] if inner else []
+    return [defs[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in choices]
 
 
 def _path(loc: Sequence[int | str]) -> str:

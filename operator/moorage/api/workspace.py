@@ -138,6 +138,9 @@ class LocalSource(Fields):
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         default=None, description="Folder of a repository, in runs without a cluster (moorage run -f) only."
     )
+    ref: GitRef | None = Field(
+        default=None, description="Branch, tag or commit to start from. Default: what is checked out there."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

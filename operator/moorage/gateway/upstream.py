@@ -11,7 +11,16 @@ from moorage.gateway.addresses import leads_to_metadata
 from moorage.gateway.credentials import GIT_KEYS
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.ports import SecretMissing, Secrets
-from moorage.workspace.errors import AuthFailed, BadRef, BadUrl, NotFound, ProtectedBranch, RefMissing, WorkspaceError
+from moorage.workspace.errors import (
+    AuthFailed,
+    BadRef,
+    BadUrl,
+    FormatUnsupported,
+    NotFound,
+    ProtectedBranch,
+    RefMissing,
+    WorkspaceError,
+)
 from moorage.workspace.git import Credential
 from moorage.workspace.upstream import AnyUpstream, LocalUpstream, Upstream
 
@@ -35,7 +44,7 @@ PASSING = {"GitUnreachable", "LockHeld", "DiskFull"}
 """Reasons that waiting may mend."""
 
 
-REFUSALS = (AuthFailed, NotFound, BadUrl, BadRef, ProtectedBranch, RefMissing)
+REFUSALS = (AuthFailed, NotFound, BadUrl, BadRef, FormatUnsupported, ProtectedBranch, RefMissing)
 
 
 def reason_of(error: WorkspaceError | str) -> str:

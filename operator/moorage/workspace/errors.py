@@ -136,6 +136,13 @@ class SubmodulesUnsupported(WorkspaceError):
     advice = "set `submodules: true` on the Workspace to work with the submodules' folders left empty"
 
 
+class FormatUnsupported(WorkspaceError):
+    """The repository's object ids are of another kind than ours."""
+
+    reason = "FormatUnsupported"
+    advice = "use a repository with SHA-1 object ids: SHA-256 is not supported by this version"
+
+
 class TimedOut(WorkspaceError):
     """Git was killed at its time limit."""
 
@@ -169,6 +176,7 @@ class GitFailed(WorkspaceError):
 _SIGNS: tuple[tuple[re.Pattern[str], type[WorkspaceError]], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), error)
     for pattern, error in (
+        (r"mismatched algorithms", FormatUnsupported),
         (r"no space left on device|out of diskspace|disk quota exceeded|file too large", DiskFull),
         (r"unable to create '[^']*\.lock'|cannot lock ref .*file exists|could not lock config", LockHeld),
         (r"protected branch|GH006|hook declined|refusing to allow|not allowed to push", ProtectedBranch),

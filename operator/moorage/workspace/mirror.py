@@ -75,6 +75,7 @@ _AUTHOR = {
 _PUSH_LOCK_SECONDS = 30.0
 _LOCK_WAIT_SECONDS = 300.0
 _SCRATCH = ".scratch-"
+_DETACHED = f"{UPSTREAM}commits/HEAD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +372,9 @@ async def _fetch(git: Git, upstream: AnyUpstream) -> None:
     await _fetch_refs(git, upstream, "--prune", f"+refs/heads/*:{UPSTREAM}heads/*", *tags)
     if branch:
         await git.run("symbolic-ref", "HEAD", UPSTREAM + branch.removeprefix("refs/"))
+    elif isinstance(upstream, LocalUpstream) and await far.head(git, upstream):
+        await _fetch_refs(git, upstream, f"+HEAD:{_DETACHED}")
+        await git.run("symbolic-ref", "HEAD", _DETACHED)
     if upstream.ref and not await _found(git, upstream.ref):
         await _fetch_refs(git, upstream, _single(upstream.ref))
 
@@ -381,6 +385,8 @@ async def _fetch_refs(git: Git, upstream: AnyUpstream, *options: str) -> None:
     depth = await _depth(git, upstream.depth)
     address = upstream.address("fetch")
     common = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--quiet")
+    if isinstance(upstream, LocalUpstream):
+        flags.append("--update-shallow")  # a clone on this machine may lack history, as in most CI
     await upstream.reach(git).run("fetch", *common, *flags, *depth, *address, *refspecs)
 
 

@@ -24,7 +24,7 @@ from moorage.workspace.refs import HEADS, check_branch, check_url, is_sha
 
 _ASK_SECONDS = 45.0
 # A repository on this machine may belong to another user, and its hooks are not ours to run.
-_LOCAL = "git -c safe.directory=* -c core.hooksPath=/dev/null"
+_LOCAL = "git -c safe.directory=* -c core.hooksPath=/dev/null -c uploadpack.allowAnySHA1InWant=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,13 @@ async def default_branch(git: Git, upstream: AnyUpstream) -> str | None:
     out = await _asking(upstream, git).text("ls-remote", "--symref", *upstream.address("ls-remote"), "HEAD")
     match = re.search(r"^ref: (refs/heads/\S+)\tHEAD$", out, re.MULTILINE)
     return match[1] if match else None
+
+
+async def head(git: Git, upstream: AnyUpstream) -> str | None:
+    """The commit that is checked out there, on a branch or not; None in an empty repository."""
+    out = await _asking(upstream, git).text("ls-remote", *upstream.address("ls-remote"), "HEAD")
+    sha = out.partition("\t")[0]
+    return sha if is_sha(sha) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,15 @@ class Volume:
         self._remove(*_LEFTOVERS)
         self.configure(remote_url, options)
         if options.alternates:
-            (self.repo / "objects/info/alternates").write_text(f"{options.alternates / 'objects'}\n")
+            self._borrow(options.alternates)
         write_sparse(self.repo, options.sparse)
+
+    def _borrow(self, source: Path) -> None:
+        """Read objects from there, and know where its history ends: what is beyond is missing, and not damaged."""
+        (self.repo / "objects/info/alternates").write_text(f"{source / 'objects'}\n")
+        ends = [file.read_text() for file in (self.repo / "shallow", source / "shallow") if file.is_file()]
+        if ends:
+            (self.repo / "shallow").write_text("".join(f"{end}\n" for end in sorted({*"".join(ends).split()})))
 
     def configure(self, remote_url: str, options: WorktreeOptions) -> None:
         """Configuration and HEAD that git can read, whatever the agent made of them."""

@@ -314,6 +314,7 @@ class RunWorktree:
             *([f"--filter={options.filter}"] if options.filter else []),
         ]
         common = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--quiet")
+        flags.append("--update-shallow")  # where the mirror lacks history, so do we
         await git.with_(("fetch.unpackLimit", "1")).run("fetch", *common, *flags, "origin", *specs)
 
     async def _look(self, start: str, *, resumed: bool) -> bool:

@@ -274,7 +274,8 @@ def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: W
         if local.path is None:
             why = "local.claimName isn't supported by this version: use remoteGit or ephemeral"
             raise Unresolved("NotSupported", why, stalled=named is None)
-        return ResolvedWorkspace(key=digest("local", local.path), kind="local", path=local.path, **common)
+        key = digest("local", local.path)
+        return ResolvedWorkspace(key=key, kind="local", path=local.path, ref=local.ref, **common)
     return ResolvedWorkspace(key=digest("ephemeral", run.metadata.uid), kind="ephemeral", **common)
 
 
