@@ -7,6 +7,7 @@ import pytest
 from tests.integration.operator_world import OperatorWorld, install_crds, operator_world
 
 from e2e.cluster.apiserver import DEFAULT_CONTROLLERS, api_server
+from moorage.api import names
 
 pytestmark = pytest.mark.integration
 
@@ -94,3 +95,19 @@ async def test_a_run_of_the_same_name_afterwards_is_another_run(world: OperatorW
     await world.work(pod)
     await world.end_pod(pod)
     assert (await world.until_phase("fix", "Succeeded"))["epoch"] == 1
+
+
+@pytest.mark.rule("W5")
+async def test_what_a_delete_leaves_without_an_owner_goes_with_the_run(world: OperatorWorld) -> None:
+    """As `kubectl delete --cascade=orphan` leaves it: no object names its owner any more."""
+    await world.start()
+    uid = await running(world)
+    await world.stop()
+    leases = world.path("leases", version="coordination.k8s.io/v1")
+    for path in (world.path("pods"), world.path("persistentvolumeclaims"), leases):
+        (each,) = await world.api.items(path, labels=f"{names.RUN}={names.label_value(uid)}")
+        await world.api.patch(f"{path}/{each['metadata']['name']}", {"metadata": {"ownerReferences": None}})
+    await delete(world)
+    await world.start()
+    await world.until_released(uid)
+    await world.until_nothing_stands()

@@ -56,6 +56,17 @@ def test_a_type_of_a_newer_version_keeps_its_name() -> None:
     ("kind", "payload", "said"),
     [
         (RecordType.RUN_FAILED, {"reason": "NoChange", "message": "nothing to do"}, "failed (NoChange: nothing to do)"),
+        (
+            RecordType.AGENT_FINISHED,
+            {"outcome": "failed", "reason": "BranchExists", "message": "it is there"},
+            "no agent was started (BranchExists: it is there)",
+        ),
+        (
+            RecordType.AGENT_FINISHED,
+            {"outcome": "failed", "reason": "AgentFailed", "summary": "", "exit_code": 3},
+            "agent failed, exit 3 (AgentFailed",
+        ),
+        (RecordType.EFFECT_DEFERRED, {"kind": "git_fetch", "reason": "GitUnreachable"}, "git fetch has to wait: GitUn"),
         (RecordType.RESULT_PROPOSED, {"empty": True}, "proposed no change"),
         (
             RecordType.SANDBOX_PLACED,

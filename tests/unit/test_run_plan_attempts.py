@@ -152,6 +152,9 @@ def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
     world.apply(a.Report("end", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "X", "message": "m"}))
     assert world.state.strikes == 2
     assert records(world.plan()) == [("RUN_FAILED", "CrashLoop")]
+    (end,) = (r for r in world.plan().actions if isinstance(r, a.Report))
+    told = "given up after 1 attempt (one that is lost before a checkpoint counts twice); the last ended with X: m"
+    assert end.payload["message"] == told
 
 
 @pytest.mark.rule("R6")

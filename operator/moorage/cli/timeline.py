@@ -203,6 +203,8 @@ def _output(p: Payload) -> str:
 def _agent_finished(p: Payload) -> str:
     code = p.get("exit_code")
     because = _because(p)
+    if "summary" not in p:  # the gateway's word: its runner was told to begin nothing
+        return f"no agent was started ({because})"
     return (
         f"agent {p.get('outcome')}"
         + (f", exit {code}" if code is not None else "")

@@ -43,10 +43,9 @@ class PodSubstrate:
         return (None if fresh else self._recent.children(run)) or await self._observe(run)
 
     async def _observe(self, run: RunKey) -> Children:
-        selector = f"{names.RUN}={names.label_value(run.uid)}"
         with _translated():
             pods, claim, lease = await asyncio.gather(
-                self._api.items(path_of("v1", "pods", run.tenant), labels=selector),
+                self._api.items(path_of("v1", "pods", run.tenant), labels=_selector(run)),
                 self._api.get(_claim(run)),
                 self._api.get(_lease(run)),
             )
@@ -147,16 +146,18 @@ class PodSubstrate:
         reached(Point.RELEASE_AFTER)
 
     async def release(self, run: RunKey) -> None:
-        """Delete pods, claim and Lease."""
+        """Delete pods, claim and Lease; also those that a delete with `--cascade=orphan` took our name from."""
         self._recent.gone(run.uid)
-        children = await self.observe(run)
-        await asyncio.gather(*(self.stop(run, v.name, v.uid, 0) for v in children.sandboxes))
+        with _translated():
+            pods = await self._api.items(path_of("v1", "pods", run.tenant), labels=_selector(run))
+        mine = [pod["metadata"] for pod in pods if _owned(pod, run) or _orphaned(pod, run)]
+        await asyncio.gather(*(self.stop(run, meta["name"], meta["uid"], 0) for meta in mine))
         with _translated():
             await asyncio.gather(self._delete(run, _claim(run)), self._delete(run, _lease(run)))
 
     async def _delete(self, run: RunKey, path: str) -> None:
         found = await self._api.get(path)
-        if found is not None and _owned(found, run):
+        if found is not None and (_owned(found, run) or _orphaned(found, run)):
             await self._api.delete(path, found["metadata"]["uid"])
 
 
@@ -188,6 +189,17 @@ def _lease(run: RunKey) -> str:
 def _owned(found: Body, run: RunKey) -> bool:
     owners = found.get("metadata", {}).get("ownerReferences") or []
     return any(o.get("uid") == run.uid and o.get("controller") for o in owners)
+
+
+def _selector(run: RunKey) -> str:
+    return f"{names.RUN}={names.label_value(run.uid)}"
+
+
+def _orphaned(found: Body, run: RunKey) -> bool:
+    """It has no owner any more, and our label still says whose it was: good for a removal, never to be adopted."""
+    meta = found.get("metadata", {})
+    labelled = (meta.get("labels") or {}).get(names.RUN) == names.label_value(run.uid)
+    return labelled and not meta.get("ownerReferences")
 
 
 def _demand_owned(found: Body, run: RunKey, what: str) -> None:

@@ -52,13 +52,19 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
     loss = s.last_loss
     if s.strikes >= (o.spec.max_attempts if o.spec else 1):
         why = f"{loss.reason}: {loss.message}" if loss else "every attempt was lost"
-        message = f"given up after {s.attempt} attempts; the last ended with {why}"
+        message = f"given up after {_counted(s)}; the last ended with {why}"
         return Plan(actions=(fail("CrashLoop", message),), requeue_ms=1)
     pause = 0 if loss and loss.reason == INTERRUPTED else backoff_ms(o.uid, s.attempt)
     wait = (loss.at if loss else 0) + pause - now
     if wait > 0:
         return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
     return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Recovered"),), requeue_ms=1)
+
+
+def _counted(s: RunState) -> str:
+    """How many attempts there were, and why they came to as many as were allowed."""
+    tried = f"{s.attempt} attempt{'' if s.attempt == 1 else 's'}"
+    return tried if s.strikes == s.attempt else f"{tried} (one that is lost before a checkpoint counts twice)"
 
 
 def attempt(o: Observed, s: RunState, now: int) -> Plan | None:

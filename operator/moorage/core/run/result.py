@@ -147,7 +147,12 @@ def _deliver(uid: str, s: RunState, spec: ResolvedRun, proposal: Proposal, now: 
 
 def _rejected(effect: Effect, proposal: Proposal) -> Report:
     reason, _, message = effect.detail.partition(": ")
-    return fail(reason or "DeliveryRejected", message or effect.detail, proposal.commit)
+    kept = (
+        f"{proposal.commit} is kept until the run is released: `kubectl moorage diff` shows it, and `git apply` takes"
+        " that; or mend the cause and run again"
+    )
+    why = f"{(message or effect.detail).rstrip('.')}. {kept}"
+    return fail(reason or "DeliveryRejected", why, proposal.commit)
 
 
 def _try_again(uid: str, waited: Deferral, proposal: Proposal, limit: int, now: int) -> Plan:
