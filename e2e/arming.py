@@ -60,11 +60,11 @@ def armed_sandboxes(tenant: Tenant, shots: Mapping[str, Shot]) -> Iterator[None]
     about = {"name": f"{tenant.namespace}-armed"}
     binding = {"kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": about["name"]}}
     policy = {"kind": "MutatingAdmissionPolicy", "spec": _policy(tenant.namespace, shots)}
-    for body in (policy, binding):
-        tenant.cluster.kubectl(
-            "apply", "-f", "-", stdin=json.dumps({"apiVersion": ADMISSION, "metadata": about, **body})
-        )
     try:
+        for body in (policy, binding):
+            tenant.cluster.kubectl(
+                "apply", "-f", "-", stdin=json.dumps({"apiVersion": ADMISSION, "metadata": about, **body})
+            )
         for each in shots:
             _await(tenant, each)
         yield

@@ -85,13 +85,14 @@ def test_long_names_with_dots_work(tenant: Tenant, length: int):
 
 def test_two_runs_asking_for_one_branch(tenant: Tenant):
     branch = {"branch": f"moorage/{tenant.namespace}-shared", "push": True}
-    tenant.run("first", agent=shell("sleep 50; sh agent.sh"), delivery=branch)
+    tenant.run("first", agent=shell("sleep 3600"), delivery=branch)
     tenant.running("first")
     tenant.run("second", delivery=branch)
     status = tenant.ended("second")
     assert (status["phase"], status["reason"]) == ("Failed", "BranchTaken")
     assert "first" in status["message"]
-    assert tenant.ended("first")["phase"] == "Succeeded"
+    tenant.kubectl("patch", "ar", "first", "--type=merge", "-p", '{"spec":{"cancel":true}}')
+    assert tenant.ended("first")["phase"] == "Cancelled"
 
 
 def test_a_symlink_out_of_the_repository_is_harmless(tenant: Tenant):

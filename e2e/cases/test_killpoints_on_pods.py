@@ -59,6 +59,10 @@ def let_begin(tenant: Tenant, *runs: str) -> None:
         tenant.kubectl("patch", "ar", run, "--type=merge", "-p", '{"spec":{"suspend":false}}')
 
 
+BEGUN = {"Running", "Recovering", "Verifying", "Delivering", "Succeeded"}
+
+
+@pytest.mark.timeout(900)  # four runs, with back-offs and rollouts between
 @pytest.mark.rule("K1", "K2", "I1", "I2", "E6")
 def test_killed_at_named_points_each_run_ends_once_as_if_undisturbed(
     tenant: Tenant, cluster: Backend, moorage: Callable[..., str], tmp_path: Path
@@ -77,7 +81,7 @@ def test_killed_at_named_points_each_run_ends_once_as_if_undisturbed(
         arming.armed(ours, {"gateway": GATEWAY, "operator": OPERATOR}),
     ):
         let_begin(tenant, FIRST)
-        tenant.running(FIRST)
+        tenant.until(FIRST, lambda s: s.get("phase") in BEGUN)
         let_begin(tenant, *RUNNERS)
         found = {run: ended(tenant, moorage, tmp_path, run) for run in runs}
         assert arming.unmet(ours, "gateway", GATEWAY) == []

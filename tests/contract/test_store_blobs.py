@@ -18,7 +18,7 @@ from moorage.core.journal.record import Assurance, BlobRef, Draft, RecordType, R
 from moorage.store.blobs import BlobStore, FileBlobs, MemoryBlobs, Now, dangling, externalise
 from moorage.store.blobs_s3 import S3Blobs
 from moorage.store.bucket import Bucket
-from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreFull, StoreUnavailable
 from moorage.testing.s3 import S3Server
 
 
@@ -171,7 +171,7 @@ async def test_a_write_that_fails_leaves_nothing(files: FileBlobs, tmp_path: Pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(StoreUnavailable, match="No space"):
+    with pytest.raises(StoreFull, match="make room"):
         await files.put("team-a", b"content")
     assert [name for *_, names in os.walk(tmp_path) for name in names] == []
 

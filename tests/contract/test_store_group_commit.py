@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, RunIdentity, Source
-from moorage.store.errors import Fenced, StoreUnavailable
+from moorage.store.errors import Fenced, StoreFull, StoreUnavailable
 from moorage.store.group_commit import MAX_BATCH, GroupCommit
 from moorage.store.port import AppendResult, NewExecution
 from moorage.store.sqlite import SqliteStore
@@ -76,7 +76,7 @@ async def test_a_database_in_trouble_fails_the_whole_batch_and_keeps_nothing_of_
     store._db.execute(f"PRAGMA max_page_count = {pages + 8}")
     calls = [store.append(f"run-{n}", 1, [draft("a", 20_000)]) for n in range(RUNS)]
     outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(o) for o in outcomes] == [StoreUnavailable] * RUNS
+    assert [type(o) for o in outcomes] == [StoreFull] * RUNS
     store._db.execute("PRAGMA max_page_count = 1000000")
     assert [await store.read(f"run-{n}") for n in range(RUNS)] == [[]] * RUNS
     assert (await store.append("run-0", 1, [draft("a", 20_000)])).offset == 0

@@ -17,7 +17,7 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import Broken, link, seal
 from moorage.core.journal.errors import JournalCorrupted, UnknownCritical
 from moorage.core.journal.record import Assurance, Draft, RecordType, RunIdentity, Source, readable
-from moorage.store.errors import NotDurable, SchemaMismatch, StoreBusy, StoreUnavailable
+from moorage.store.errors import NotDurable, SchemaMismatch, StoreBusy, StoreFull, StoreUnavailable
 from moorage.store.migrations import Migration, migrate, released
 from moorage.store.port import NewExecution
 from moorage.store.reading import verify_stored
@@ -258,7 +258,7 @@ async def test_a_full_disk_is_told_and_acknowledges_nothing(store: SqliteStore) 
         for n in range(50):
             acknowledged = (await store.append("run-1", 2, [draft(f"big{n}", payload={"x": "y" * 30_000})])).offset
 
-    with pytest.raises(StoreUnavailable, match="SQLITE_FULL"):
+    with pytest.raises(StoreFull, match="make room"):
         await fill()
     assert (await store.get("run-1")).head.offset == acknowledged
     assert len(await store.read("run-1")) == acknowledged + 1
