@@ -39,6 +39,7 @@ class Scene:
     world: World = field(default_factory=untimed)
     seq: int = 0
     clock: StepClock = field(default_factory=StepClock)
+    away: bool = False  # no gateway answers
     starts: Iterator[int] = field(default_factory=lambda: repeat(START))  # of the gateways that it asks, one by one
     signs: Signs = field(init=False)
 
@@ -56,6 +57,8 @@ class Scene:
     def look(self) -> list[str]:
         """Reasons of the losses that the operator would report."""
         seen = replace(self.world.observed(), gateway_up_since=next(self.starts))
+        if self.away:
+            seen = replace(seen, journal=None, gateway_up_since=None, heartbeat=None, gateway_trouble="away")
         plan = decide(self.signs.dated(seen), self.clock.now_ms())
         return [str(r.payload["reason"]) for r in plan.actions if isinstance(r, a.Report)]
 
@@ -123,6 +126,25 @@ def test_gateways_that_answer_in_turns_are_new_once_each(skew: int) -> None:
     scene.passes(HOUR, scene.beat)
     assert scene.passes(LEASE - PERIOD) == []
     scene.starts = cycle([START + HOUR, START])
+    assert scene.passes(LEASE) == []
+    assert scene.passes(PERIOD) == ["OwnerLost"]
+
+
+@pytest.mark.rule("F4", "F6")
+@SKEWS
+def test_an_owner_that_no_gateway_could_hear_gets_a_full_period_from_the_first_answer_on(skew: int) -> None:
+    """The gateway went on all the while, so that it tells the same start and the heartbeat that it heard last."""
+    scene = Scene(skew)
+    scene.passes(HOUR, scene.beat)
+    for away in (LEASE * 3, LEASE // 2):
+        scene.away = True
+        assert scene.passes(away) == []
+        scene.away = False
+        assert scene.passes(LEASE) == []
+        assert scene.passes(HOUR, scene.beat) == []
+    scene.away = True
+    assert scene.passes(LEASE * 3) == []
+    scene.away = False
     assert scene.passes(LEASE) == []
     assert scene.passes(PERIOD) == ["OwnerLost"]
 

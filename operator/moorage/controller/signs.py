@@ -4,7 +4,8 @@ A Lease's renewal, a heartbeat, a pod's start and the journal's progress carry t
 process can measure is for how long *it* has seen none of them change: a sign's time is when this process first saw it,
 by its own monotonic clock, told as its wall clock would have it now. So a clock that is an hour off or steps, here or
 elsewhere, takes no run from its owner and leaves none with an owner that is gone. A process that starts anew has seen
-nothing yet, and gives every owner a full period.
+nothing yet, and gives every owner a full period. So does one that asked for a run while no gateway answered: whoever
+could not reach a gateway either gets that period from the first answer on, as if the gateway were new (F4).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from moorage.clock import Clock
 from moorage.core.run.observed import Observed, SandboxView
 
 GATEWAY = "gateway "
+AWAY = f"{GATEWAY}away"
+"""Whether none could be asked; it is new when that ends, which is when a gateway was first heard again."""
 
 
 class Signs:
@@ -32,7 +35,7 @@ class Signs:
             self._seen.pop(observed.uid, None)
             return observed
         seen = self._seen.setdefault(observed.uid, {})
-        lease, beat, up = observed.lease, observed.heartbeat, observed.gateway_up_since
+        lease, beat = observed.lease, observed.heartbeat
         progress = (state.epoch, state.progress_at) if state is not None and state.progress_at is not None else None
         return replace(
             observed,
@@ -46,13 +49,19 @@ class Signs:
             )
             if beat
             else None,
-            gateway_up_since=self._up(seen, up) if up is not None else None,
+            gateway_up_since=self._up(seen, observed),
             sandboxes=tuple(self._started(seen, view) for view in observed.sandboxes),
             progress_seen_at=self._at(seen, "journaled", progress) if progress else None,
         )
 
-    def _up(self, seen: dict[str, tuple[Hashable, int]], since: int) -> int:
-        """When a gateway that had started was last new here: of several, each is asked in its turn, and is so once."""
+    def _up(self, seen: dict[str, tuple[Hashable, int]], observed: Observed) -> int | None:
+        """When a gateway was last new here: of several, each is asked in its turn and is so once, and any is that
+        answers after none could be asked.
+        """
+        since = observed.gateway_up_since
+        self._at(seen, AWAY, observed.journal is None)
+        if since is None:
+            return None
         self._at(seen, f"{GATEWAY}{since}", since)
         return max(self._at(seen, sign, seen[sign][0]) for sign in seen if sign.startswith(GATEWAY))
 
