@@ -13,6 +13,7 @@ from tests.gateway_script import (
     BRANCH,
     Operator,
     agent_at_work,
+    beat,
     git,
     ok,
     refused,
@@ -26,9 +27,14 @@ from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
 from moorage.gateway.health import PROBE_TENANT, PROVED_MS
 from moorage.gateway.settings import GatewaySettings
-from moorage.store.errors import BlobMissing
+from moorage.store.blobs import FileBlobs
+from moorage.store.errors import BlobMissing, StoreUnavailable
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
+
+
+async def unreachable(*_: object) -> None:
+    raise StoreUnavailable("its server is away")
 
 
 async def lines(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -180,8 +186,29 @@ async def test_readiness_is_a_write_that_the_store_took(gateway, clock, monkeypa
     clock.advance(PROVED_MS)
     assert (await anybody.get("/readyz")).status_code == 200
     assert (await store.get_session(PROBE_TENANT, "gateway")).version == version + 1
-    assert await gateway.deps.blobs.digests(PROBE_TENANT) == []
     assert await store.list_open_sessions() == []
+
+
+async def test_where_blobs_lie_on_the_volume_readiness_is_a_write_of_one_too(tmp_path, clock, monkeypatch) -> None:
+    blobs = FileBlobs(tmp_path / "blobs", clock.now_ms)
+    async with LocalGateway(tmp_path, blobs=blobs, clock=clock).serving() as gateway:
+        anybody = gateway.client(None)
+        assert (await anybody.get("/readyz")).status_code == 200
+        assert await blobs.digests(PROBE_TENANT) == []
+        monkeypatch.setattr(blobs, "put", unreachable)
+        clock.advance(PROVED_MS)
+        refused(await anybody.get("/readyz"), 503, "StoreUnavailable")
+
+
+@pytest.mark.rule("F4")
+async def test_a_bucket_that_is_away_closes_no_door_to_heartbeats(gateway, upstream, clock, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await operator.start()
+    monkeypatch.setattr(gateway.deps.blobs, "put", unreachable)
+    clock.advance(PROVED_MS)
+    assert (await gateway.client(None).get("/readyz")).status_code == 200
+    await ok(await runner.post("/v1/self/heartbeat", json=beat()))
+    assert (await operator.view())["heartbeat"] is not None
 
 
 async def test_a_disk_that_takes_no_writes_is_not_ready(tmp_path, clock) -> None:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from moorage.core.journal.record import Privacy
 from moorage.gateway.errors import Unavailable
 from moorage.gateway.gate import Gate
+from moorage.store.blobs import FileBlobs
 from moorage.store.errors import VersionConflict
 from moorage.store.port import Session
 
@@ -43,8 +44,8 @@ class HealthRoom:
         return PlainTextResponse("ok\n")
 
     async def ready(self, _: Request) -> Response:
-        """Store and blobs have just taken a write, durably, and effects may be sent off; a refusal becomes 503 like at
-        any door.
+        """Store and volume have just taken a write, durably, and effects may be sent off; a refusal becomes 503 like at
+        any door. A bucket isn't asked: while it is away, what needs no blob goes on, heartbeats above all (F4).
         """
         now = self._gate.deps.clock.monotonic_ms()
         async with self._proving:
@@ -57,7 +58,9 @@ class HealthRoom:
         return PlainTextResponse("ok\n")
 
     async def _prove(self) -> None:
-        """One row that is written again and again (a session that has ended, so that no list shows it), and a blob."""
+        """One row that is written again and again (a session that has ended, so that no list shows it), and a blob
+        where blobs lie on the volume.
+        """
         store, blobs, now = self._gate.deps.store, self._gate.deps.blobs, self._gate.deps.clock.now_ms()
         row = Session(tenant=PROBE_TENANT, session_id="gateway", created_at=now, active_at=now, end={"reason": "Probe"})
         found = await store.open_session(row)
@@ -65,6 +68,8 @@ class HealthRoom:
             await store.update_session(replace(found, active_at=now), found.version)
         except VersionConflict:
             return  # another gateway has written it meanwhile: the store takes writes
+        if not isinstance(blobs, FileBlobs):
+            return
         blob = await blobs.put(PROBE_TENANT, f"ready at {now}".encode(), Privacy.METADATA)
         await blobs.delete(PROBE_TENANT, blob.sha256)
 
