@@ -171,7 +171,7 @@ def test_several_operators_elect_a_leader_by_a_lease_that_goes_with_the_release(
     named_ones = [rule for rule in own if rule.get("resourceNames")]
     assert [(rule["resourceNames"], rule["verbs"]) for rule in named_ones] == [([lease], ["get", "update"])]
     budget = named(objects, "PodDisruptionBudget", "moorage-operator")
-    assert budget["spec"]["maxUnavailable"] == 1
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
     assert budget["spec"]["selector"] == deployment["spec"]["selector"]
     (term,) = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].values()
     assert term[0]["podAffinityTerm"]["labelSelector"] == deployment["spec"]["selector"]
@@ -200,6 +200,7 @@ def test_several_gateways_keep_nothing_of_their_own(helm: str, values: tuple[str
     assert environment(objects, "gateway")["MOORAGE_MIRRORS_SHARED"] == "true"
     budget = named(objects, "PodDisruptionBudget", "moorage-gateway")
     assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, spec["selector"])
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     (term,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].values()
     assert term[0]["podAffinityTerm"]["labelSelector"] == spec["selector"]
 
