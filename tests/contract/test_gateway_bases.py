@@ -52,6 +52,18 @@ async def test_the_base_is_there_before_the_sandbox_asks_and_needs_no_remote_the
         assert len(world.remote.requests) == requests
 
 
+async def test_a_base_that_was_fixed_and_not_pinned_is_pinned_when_it_is_asked_for(tmp_path) -> None:
+    """Its gateway died between the two: a branch that is rewritten afterwards would take it away."""
+    async with World(tmp_path / "world") as world:
+        run = await world.admit(command=("true",))
+        sandbox = await registered(world, run)
+        base = await soon_pinned(world, run)
+        git = world.gateway.deps.mirrors._git(MirrorKey(TENANT, run.spec.workspace.key))
+        await git.run("update-ref", "-d", pin_ref(run.spec.uid, BASE_PIN))
+        assert (await asked(world, sandbox)).json()["git"]["base"] == base
+        assert await pinned(world, run) == base
+
+
 async def test_a_base_that_can_not_be_had_ahead_is_told_when_it_is_asked_for(tmp_path) -> None:
     async with World(tmp_path / "world") as world:
         url = world.remote.url("shop.git")

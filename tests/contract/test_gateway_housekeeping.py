@@ -49,7 +49,7 @@ async def test_a_tenant_that_cannot_be_tidied_keeps_no_other_waiting(gateway, up
         gateway.secrets.give(tenant, "git", username="ada", password="x")
         await Operator(gateway, resolved(upstream, uid=uid, tenant=tenant)).admit()
     orphan = await gateway.deps.blobs.put("team-b", b"nobody needs this")
-    clock.advance(3_600_001)
+    clock.advance(gateway.deps.settings.orphan_age_ms + 1)
     mirrors = Broken(gateway.deps.mirrors)
     deps = replace(gateway.deps, blobs=Broken(gateway.deps.blobs), mirrors=mirrors)
     await Housekeeping(Gate(deps)).once()
@@ -94,11 +94,12 @@ async def test_a_round_prunes_what_was_kept_long_enough_and_collects_what_only_t
     view = await operator.state()
     await ok(await gateway.operator.post("/v1/runs/u1/release"))
     assert len(await gateway.deps.blobs.digests("team-a")) == 1
-    settings = replace(gateway.deps.settings, journal_retention_ms=7_200_000)
+    kept_ms = 2 * gateway.deps.settings.orphan_age_ms
+    settings = replace(gateway.deps.settings, journal_retention_ms=kept_ms)
     house = Housekeeping(Gate(replace(gateway.deps, settings=settings)))
     await house.once()
     assert await gateway.deps.store.pruned("u1") is None
-    clock.advance(7_200_001)
+    clock.advance(kept_ms + 1)
     await house.once()
     assert await gateway.deps.store.pruned("u1") is not None
     assert await gateway.deps.blobs.digests("team-a") == []

@@ -164,6 +164,20 @@ def test_alive_is_not_progress() -> None:
 
 
 @pytest.mark.rule("F5")
+def test_a_start_that_the_gateway_prepares_is_no_lack_of_progress() -> None:
+    """However long a fetch takes: the gateway bounds it, and the attempt's own time does."""
+    world = provisioning()
+    runner = world.sandbox("runner")
+    assert runner
+    world.run_pod(runner)
+    world.note(T.ATTEMPT_STARTED, {"epoch": 1, "pod_uid": runner.uid})
+    world.note(T.EFFECT_DEFERRED, {"kind": "git_fetch", "reason": "WorkspaceFetching", "message": "on its way"})
+    world.now += 660_000
+    alive = Heartbeat(1, 0, world.now, START)
+    assert records(decide(observed(world, heartbeat=alive), world.now)) == []
+
+
+@pytest.mark.rule("F5")
 def test_an_attempt_has_a_time_of_its_own() -> None:
     world = running()
     world.spec = a_spec(timeouts=ResolvedTimeouts(attempt_ms=1_000))

@@ -187,10 +187,11 @@ async def test_half_an_answer_or_none_is_no_answer(answer, tmp_path) -> None:
             await request(f"unix:{tmp_path / 's'}", "GET /", {}, within_s=5)
 
 
-async def test_a_repository_on_its_way_is_no_outage(gateway, tmp_path) -> None:
+@pytest.mark.parametrize("reason", ["WorkspaceFetching", "BranchTaken"])
+async def test_what_the_gateway_prepares_is_no_outage(gateway, tmp_path, reason: str) -> None:
     """However long it takes: the gateway has answered, and the owner lives by its heartbeats."""
     (tmp_path / "token").write_text("first\n")
-    gateway.answers = [*[refusal(503, "WorkspaceFetching")] * 3, refusal(409, "RunEnded")]
+    gateway.answers = [*[refusal(503, reason)] * 3, refusal(409, "RunEnded")]
     async with listening(gateway.app) as url:
         with pytest.raises(NotWanted):
             await GatewayClient(url, tmp_path / "token", patience_s=0).assignment()

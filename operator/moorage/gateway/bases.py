@@ -21,6 +21,7 @@ from moorage.gateway.upstream import upstream_of
 from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
 from moorage.workspace.errors import NotFound, WorkspaceError
+from moorage.workspace.refs import pin_ref
 
 
 class StillFetching(Unavailable):
@@ -105,7 +106,10 @@ class Bases:
     async def _base(self, run: Run) -> str:
         key, known = mirror_key(run), await base_of(self._mirrors, run)
         if known is not None and await self._there(run, known):
-            return await self._fixed(run, known)
+            base = await self._fixed(run, known)
+            if base == known:
+                await self._pinned(run, base)
+            return base
         upstream = await upstream_of(run.spec, self._gate.deps.secrets)
         await self._refuse_taken(run)
         delivery = run.spec.delivery
@@ -119,6 +123,12 @@ class Bases:
             raise UpstreamRefused(f"the base {base} is gone from the remote", reason="GitRefNotFound")
         await self._mirrors.pin(key, run.uid, BASE_PIN, base)
         return base
+
+    async def _pinned(self, run: Run, base: str) -> None:
+        """Whoever fixed it may have died before it was pinned."""
+        key = mirror_key(run)
+        if await self._mirrors.ref(key, pin_ref(run.uid, BASE_PIN)) != base:
+            await self._mirrors.pin(key, run.uid, BASE_PIN, base)
 
     async def _fixed(self, run: Run, found: str) -> str:
         """The run's base from now on: what the journal says first. A branch may move between two gateways' looks."""

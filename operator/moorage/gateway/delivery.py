@@ -88,9 +88,13 @@ class Delivery:
         try:
             upstream = await self._upstream(run)
             seen = await self._mirrors.look_upstream(upstream, branch)
-            await self._gate.refs.current(run)
         except (WorkspaceError, Refusal, OSError) as error:
             await self._hindered(run, epoch, intent, trouble_of(error))
+            return
+        try:
+            await self._gate.refs.current(run)
+        except (WorkspaceError, Refusal, OSError) as error:  # what this gateway lacks, another one may have
+            await self._defer(run, epoch, trouble_of(error))
             return
         foreseen = _foreseen(seen, intent)
         if foreseen is not None:
@@ -211,6 +215,7 @@ class Delivery:
     async def _went_on(self, run: Run, upstream: AnyUpstream, ours: str, found: str) -> bool:
         """Somebody pushed on top of ours before we had asked."""
         key = mirror_key(run)
+        await self._gate.refs.current(run)
         await self._mirrors.ensure(key, upstream)
         return await self._mirrors.has_commit(key, found) and await self._mirrors.is_ancestor(key, ours, found)
 

@@ -88,8 +88,8 @@ class GatewaySettings:
     """J7: a released run's journal is pruned after this long, behind a tombstone. None: kept for ever, the default,
     since nothing brings evidence back."""
 
-    orphan_age_ms: int = 3_600_000
-    """A blob that no record needs is an orphan at this age: no append takes an hour."""
+    orphan_age_ms: int = 6 * 3_600_000
+    """A blob that no record needs is an orphan at this age: no append takes hours, and clocks may be one apart (F6)."""
 
     git_retention_ms: int = 14 * 86_400_000
     """What no ref of a mirror holds is kept this long: git's own two weeks."""

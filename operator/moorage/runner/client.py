@@ -57,8 +57,12 @@ class NotWanted(GatewayError):
     """The run has ended or is being cancelled, or its workspace's remote refuses: this attempt has nothing to do."""
 
 
-class StillFetching(GatewayError):
-    """The gateway is there, and fetches what the assignment takes."""
+PREPARING = frozenset({"WorkspaceFetching", "BranchTaken"})
+"""Reasons of a 503 that the gateway itself bounds: their end is another answer."""
+
+
+class Preparing(GatewayError):
+    """The gateway is there; it fetches what the assignment takes, or waits until the run may have its branch."""
 
 
 class TokenUnreadable(RuntimeError):
@@ -77,13 +81,13 @@ class GatewayClient:
         self._patience_s = patience_s
 
     async def assignment(self) -> Assignment:
-        """What this sandbox is for; waits until it is registered (425), and while its repository is on its way: that is
-        no outage.
+        """What this sandbox is for; waits until it is registered (425), and while the gateway prepares it: that is no
+        outage.
         """
         while True:
             try:
                 return await self._call(Assignment, "GET", "/v1/self")
-            except StillFetching:
+            except Preparing:
                 await asyncio.sleep(FIRST_PAUSE_S)
 
     async def decision(self) -> bytes:
@@ -151,7 +155,7 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
         try:
             return await call()
         except GatewayError as error:
-            if error.status not in PASSING or isinstance(error, StillFetching):
+            if error.status not in PASSING or isinstance(error, Preparing):
                 raise
             why = str(error)
         except (NoAnswer, NetworkUnreachable, TokenUnreadable) as error:
@@ -170,8 +174,8 @@ def _refusal(response: Answer) -> GatewayError:
     kind: type[GatewayError] = GatewayError
     if body.reason == "Fenced":
         kind = Fenced
-    elif body.reason == "WorkspaceFetching":
-        kind = StillFetching
     elif body.reason in ENDED or response.status == HTTPStatus.FAILED_DEPENDENCY:
         kind = NotWanted
+    elif body.reason in PREPARING:
+        kind = Preparing
     return kind(response.status, body.reason, body.message)

@@ -18,7 +18,7 @@ from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
-from moorage.core.run.state import RunState
+from moorage.core.run.state import Deferral, RunState
 from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
 from moorage.core.run.words import fail, give_up, lost
 
@@ -110,8 +110,13 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
 
 def _watched(s: RunState, look_ms: int) -> Plan:
     """All is well. What an attempt's start waits for is told."""
-    waits = s.deferral if s.deferral is not None and s.deferral.of_start else None
+    waits = _start_waits(s)
     return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")
+
+
+def _start_waits(s: RunState) -> Deferral | None:
+    """What the gateway has an attempt's start wait for, such as a fetch, and bounds itself: no fault of its owner's."""
+    return s.deferral if s.deferral is not None and s.deferral.of_start else None
 
 
 def _next_look(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> int:
@@ -119,7 +124,7 @@ def _next_look(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> int:
     ends = [now + (o.lease.duration_ms if o.lease else LEASE_MS)]
     if s.attempt_began_at is not None:
         ends.append(s.attempt_began_at + spec.timeouts.attempt_ms)
-    if (last := _progressed_at(o, s)) is not None:
+    if _start_waits(s) is None and (last := _progressed_at(o, s)) is not None:
         ends.append(last + spec.timeouts.no_progress_ms)
     return max(1, min(ends) - now)
 
@@ -173,7 +178,7 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
 
 def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
     limit, last = spec.timeouts.no_progress_ms, _progressed_at(o, s)
-    if last is None or now - last < limit:
+    if _start_waits(s) is not None or last is None or now - last < limit:
         return None
     return Plan(actions=(give_up(s, "NoProgress", f"alive, but nothing new for {limit // 1000} s"),), requeue_ms=1)
 
