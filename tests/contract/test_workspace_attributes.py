@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from moorage.testing.trees import git
+from moorage.workspace.snapshot import Change
 
 OLD = b"one\r\ntwo\r\n"
 
@@ -70,3 +71,12 @@ async def test_attributes_that_the_agent_adds_convert_no_file_that_it_did_not_wr
     (worktree.tree / "lib/deep.txt").touch()
     proposal = await worktree.propose("attributes")
     assert git(worktree.tree, "diff", "--name-only", place.base, proposal.commit) == "lib/.gitattributes"
+
+
+async def test_no_change_is_compared_with_every_other(place, monkeypatch: pytest.MonkeyPatch):
+    """There may be as many as the repository has files, and every one of them unwritten."""
+    compared: list[Change] = []
+    monkeypatch.setattr(Change, "__eq__", lambda self, other: compared.append(self) or self is other)
+    worktree = await place.prepare()
+    assert not (await worktree.checkpoint(1, 1)).changed
+    assert compared == []

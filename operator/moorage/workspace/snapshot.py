@@ -150,7 +150,8 @@ class Shadow:
         found = await self.changes()
         unwritten = [change for change in found if await self._unwritten(change)]
         moded = await self._take_modes(unwritten)
-        changes = [change for change in found if change not in unwritten]
+        same = {change.path for change in unwritten}
+        changes = [change for change in found if change.path not in same]
         beyond = {change.path for change in changes if not change.mode and _beyond_link(self.tree, change.path)}
         await self._forget(beyond)
         take, left = choose([change for change in changes if change.path not in beyond], cap)
