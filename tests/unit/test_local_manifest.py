@@ -100,6 +100,12 @@ def test_a_path_that_leads_nowhere_says_what_it_was_seen_from(folder: Path, path
         read(folder, local(path))
 
 
+@pytest.mark.parametrize("path", ["repository/.git", "repository/.git/objects"])
+def test_gits_own_folder_is_refused_with_what_to_name(folder: Path, path: str) -> None:
+    with pytest.raises(ManifestRefused, match="name the folder that holds it"):
+        read(folder, local(path))
+
+
 def test_a_repository_of_another_object_format_is_refused_by_name(folder: Path) -> None:
     git(folder, "init", "-q", "--object-format=sha256", "strange")
     with pytest.raises(ManifestRefused, match="strange has sha256 object ids"):

@@ -116,7 +116,11 @@ def _repository(path: Path) -> Path:
     bare, ids, folder = asked.stdout.rstrip("\n").split("\n", 2)
     if ids != "sha1":
         raise ManifestRefused(f"{PATH}: {path} has {ids} object ids; this version reads repositories with sha1 alone")
-    return Path(folder if bare == "true" else top.stdout.removeprefix(asked.stdout).rstrip("\n"))
+    if bare == "true":
+        return Path(folder)
+    if top.returncode:
+        raise ManifestRefused(f"{PATH}: {path} is no working tree, but git's own folder; name the folder that holds it")
+    return Path(top.stdout.removeprefix(asked.stdout).rstrip("\n"))
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
