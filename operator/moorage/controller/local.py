@@ -184,9 +184,10 @@ class LocalRun:
             await asyncio.gather(*jobs, ended, return_exceptions=True)
             await self._deliveries.close()
             self._operator.queue.close()
-        if self._stops > 1:
+        status = AgentRunStatus.model_validate(self._objects.body.get("status") or {})
+        if self._stops > 1 and status.phase not in ENDS:
             raise Left
-        return AgentRunStatus.model_validate(self._objects.body.get("status") or {})
+        return status
 
     def look(self, run: RunKey) -> None:
         """Something of the run's ended."""
