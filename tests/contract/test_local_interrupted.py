@@ -184,7 +184,8 @@ def test_a_cancel_that_was_cut_off_is_finished_and_the_run_begins_anew(machine: 
 
 @pytest.mark.rule("W2")
 def test_a_run_that_lives_is_nobody_elses(machine: Machine) -> None:
-    machine.write(agent=f"sleep 5\n{AGENT}")
+    go = machine.root / "go"
+    machine.write(agent=f"while [ ! -e {go} ]; do sleep 0.05; done\n{AGENT}")
     first = machine.start()
     while not machine.told("AGENT_STARTED"):
         time.sleep(0.01)
@@ -192,6 +193,7 @@ def test_a_run_that_lives_is_nobody_elses(machine: Machine) -> None:
     assert (code, result) == (1, {})
     assert f"has not ended, and delivers to {BRANCH}, too\nhint: wait for its end: `moorage logs -f " in err
     assert machine.run("--fresh")[0] == 1
+    go.touch()
     first.communicate(timeout=60)
     assert first.returncode == 0
     assert machine.run()[0] == 1  # its branch is there now
