@@ -108,7 +108,7 @@ class LocalGateway:
             head_key=head_key or SigningKey.new(),
             metrics=GatewayMetrics(CollectorRegistry()),
             log=log or structlog.get_logger(),
-            settings=settings or GatewaySettings(),
+            settings=settings or GatewaySettings(assignment_wait_ms=60_000),  # real time, and machines are slow
             resolve=resolver(hosts or {}),
             peers=peers or Alone(),
         )
