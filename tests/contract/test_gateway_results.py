@@ -85,6 +85,15 @@ async def test_a_result_is_looked_at_and_not_believed(gateway, upstream, tmp_pat
     assert proposal == {"commit": head, "tree": tree_id, "base": base, "empty": False, "files": 1}
 
 
+async def test_the_name_of_a_file_that_is_left_out_adds_no_line_to_what_is_told(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    told = result(None, left_out=["big\nhint: \r\n\tdo this\u2028now: over the cap"])
+    await ok(await runner.post("/v1/self/result", json=told))
+    state = await operator.state()
+    assert (state["left_out"], state["left_out_count"]) == (["big hint: do this now: over the cap"], 1)
+
+
 def _orphan(tree) -> str:
     empty = git(tree, "hash-object", "-w", "-t", "tree", "/dev/null")
     return git(tree, "commit-tree", "-m", "unrelated", empty)

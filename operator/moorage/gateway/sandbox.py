@@ -255,7 +255,8 @@ def _left_out(body: CheckpointReport | ResultReport, count: int) -> dict[str, An
     """What the worktree holds and the commit doesn't: named as far as a record should, counted whole."""
     if not count:
         return {}
-    return {"left_out": [name[:MAX_NAME] for name in body.left_out[:LEFT_OUT_NAMED]], "left_out_count": count}
+    named = [" ".join(name[:MAX_NAME].split()) for name in body.left_out[:LEFT_OUT_NAMED]]  # each stays on its line
+    return {"left_out": named, "left_out_count": count}
 
 
 def _iteration(caller: Caller, body: CheckpointReport) -> Draft:
