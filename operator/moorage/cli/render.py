@@ -29,6 +29,7 @@ from rich.text import Text
 from moorage.cli.exits import CliError
 from moorage.cli.ports import LocalResult, Progress
 from moorage.cli.timeline import Row
+from moorage.cli.untrusted import harmless
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.export import Verdict
 from moorage.core.journal.heads import key_of
@@ -61,14 +62,16 @@ class Terminal:
     def note(self, text: str) -> None:
         """Tell a person something beside the result."""
         with contextlib.suppress(OSError):  # O1: a reader that has gone ends no run, nor does a full disk
-            self.err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
+            self.err.print(escape(harmless(text)), style="dim", highlight=False, soft_wrap=True)
 
     def fault(self, error: CliError) -> None:
         """Say what went wrong and what to do."""
         with contextlib.suppress(OSError):  # the exit code says it, too
-            self.err.print(Text.assemble(("error: ", "bold red"), error.message), highlight=False, soft_wrap=True)
+            said = Text.assemble(("error: ", "bold red"), harmless(error.message))
+            self.err.print(said, highlight=False, soft_wrap=True)
             if error.hint:
-                self.err.print(Text.assemble(("hint: ", "bold"), error.hint), highlight=False, soft_wrap=True)
+                hint = Text.assemble(("hint: ", "bold"), harmless(error.hint))
+                self.err.print(hint, highlight=False, soft_wrap=True)
 
     def aside(self) -> Terminal:
         """The same, with results on standard error: standard output may be what was asked to be written to."""
@@ -107,7 +110,7 @@ class Terminal:
         details += [f"{seen.tokens} tokens"] if seen.tokens else []
         details += [seen.message] if seen.message else []
         if details:
-            parts.append(Text("  " + " · ".join(details)))
+            parts.append(Text(harmless("  " + " · ".join(details))))
         with contextlib.suppress(OSError):  # O1: as in `note`
             self.err.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
@@ -209,11 +212,11 @@ def result_data(result: LocalResult) -> dict[str, Any]:
 
 def result_text(result: LocalResult) -> Text:
     """A local run's end for people, with what to do next."""
-    text = Text.assemble((result.phase, PHASE_STYLES.get(result.phase, "")), f"  {result.reason}")
+    text = Text.assemble((result.phase, PHASE_STYLES.get(result.phase, "")), f"  {harmless(result.reason)}")
     if result.message:
-        text.append(f": {result.message}")
+        text.append(f": {harmless(result.message)}")
     if result.summary:
-        text.append(f"\n  summary  {result.summary}")
+        text.append(f"\n  summary  {harmless(result.summary)}")
     for word, said in _whereabouts(result):
         text.append(f"\n  {word:<8} {said}")
     if result.sandbox:

@@ -11,6 +11,13 @@ SPACES = "\t\u00a0\u3000"
 C1 = {"\x9b": "[", "\x9d": "]", "\x90": "P", "\x98": "X", "\x9e": "^", "\x9f": "_"}
 
 
+def harmless(text: str) -> str:
+    """All of it but what is not printable. Unlike `Harmless`, it hides nothing that stands after a sequence's begin: a
+    text of ours may quote the agent's, and goes on behind it.
+    """
+    return "".join(each for each in text if each == "\n" or each in SPACES or each.isprintable())
+
+
 class Harmless:
     """Bytes in, in chunks that may end anywhere, and the text that they show. Carriage returns begin new lines."""
 
