@@ -152,8 +152,24 @@ async def test_one_that_was_frozen_is_not_sure_of_itself_and_says_since_when_it_
     assert one.back_at == 0
     clock.advance(20_000)
     assert not one.still(one.me)
-    await until(lambda: one.back_at == clock.now_ms())
+    assert one.back_at == clock.now_ms(), "it hasn't said that it is back"
     await until(lambda: one.still(one.me))
+    back = clock.now_ms()
+    clock.advance(1_000)
+    assert one.back_at == back
+
+
+@pytest.mark.rule("F4", "F6")
+async def test_what_one_heard_before_it_was_frozen_is_said_over_no_later_heartbeat(
+    three: list[PostgresPeers], clock: StepClock
+) -> None:
+    one, other, _ = three
+    one.hear("u1", Heartbeat(1, 1, 10, 10))
+    clock.advance(20_000)
+    await until(lambda: one.still(one.me) and other.still(other.me))
+    assert await other.heartbeat("u1") is None
+    one.hear("u1", Heartbeat(1, 2, 20, 20))
+    assert await known(other, "u1", 20) == Heartbeat(1, 2, 20, 20)
 
 
 @pytest.mark.rule("M5")

@@ -18,6 +18,7 @@ from tests.gateway_script import PASSWORD, Operator, beat, commit, git, ok, refu
 from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey
+from moorage.core.run.observed import Heartbeat
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.settings import GatewaySettings
@@ -142,6 +143,24 @@ async def test_writers_at_both_lose_nothing_and_are_all_acknowledged(pair: Pair,
     assert isinstance(await verify_stored(pair.one.deps.store, "u1"), Intact)
     states = [(await Operator(gateway, operator.spec).view())["state"] for gateway in pair.gateways]
     assert states[0] == states[1]
+
+
+@pytest.mark.rule("F4")
+async def test_one_that_is_frozen_while_it_answers_says_that_it_could_hear_nobody(
+    pair: Pair, upstream: GitServer, clock: StepClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it read of a heartbeat before may be old by then: its owner gets a full period all the same."""
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    read = pair.one.deps.peers.heartbeat
+
+    async def frozen(run_uid: str) -> Heartbeat | None:
+        found = await read(run_uid)
+        clock.advance(60_000)
+        return found
+
+    monkeypatch.setattr(pair.one.deps.peers, "heartbeat", frozen)
+    assert (await operator.view())["up_since"] == clock.now_ms()
 
 
 @pytest.mark.rule("F4")

@@ -180,11 +180,12 @@ class RunsRoom:
     async def _view(self, run: Run) -> Response:
         state = run.state
         signed = await self._gate.heads.signed(run.uid, state.offset, state.head)
+        heartbeat = await self._gate.heartbeats.last(run.uid)
         view = RunView(
             spec=run.spec,
             state=state,
-            up_since=self._ledger.up_since,
-            heartbeat=await self._gate.heartbeats.last(run.uid),
+            up_since=self._ledger.up_since,  # told after the heartbeat was read: it may have been frozen meanwhile (F4)
+            heartbeat=heartbeat,
             released=run.now.row.sealed,
             signature=signed.signature if signed else None,
         )

@@ -39,7 +39,9 @@ class Peers(Protocol):
 
     @property
     def back_at(self) -> int:
-        """When this process was last cut off from the store, or frozen, for so long that it heard no heartbeat (ms)."""
+        """When this process was last cut off from the store, or frozen, for so long that it heard no heartbeat (ms);
+        now, while it is.
+        """
 
     def listen(self, heard: Heard) -> None:
         """Have `heard` called for whatever any gateway of the store writes from now on."""

@@ -59,7 +59,6 @@ _SWEEP = "DELETE FROM heartbeats WHERE run_uid NOT IN (SELECT run_uid FROM execu
 class PostgresPeers:
     """Peers over the database of one connection string; make it with `open`, and close it."""
 
-    back_at = 0
     shared = True
 
     def __init__(self, dsn: str, clock: Clock, log: Any = None) -> None:
@@ -73,7 +72,7 @@ class PostgresPeers:
         self._claims: set[str] = set()
         self._gone: set[str] = set()
         self._space = 0
-        self._beaten_at = clock.monotonic_ms()
+        self._beaten_at, self._back_at = clock.monotonic_ms(), 0
         self._beating = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -113,6 +112,11 @@ class PostgresPeers:
         await self._listener.close()
 
     # --- the port -----------------------------------------------------------------------------------------------------
+
+    @property
+    def back_at(self) -> int:
+        """See the port. It isn't back before it has said so, though the database may answer: until then it is now."""
+        return self._clock.now_ms() if self._cut_off() else self._back_at
 
     def listen(self, heard: Heard) -> None:
         """See the port."""
@@ -224,14 +228,19 @@ class PostgresPeers:
             self._beating = told
             if not told:
                 self._beats, self._over = beats | self._beats, over | self._over
-        if began - self._beaten_at >= IDLE_MS:
-            self.back_at = self._clock.now_ms()
+        if self._cut_off():
+            self._back_at = self._clock.now_ms()
         self._beaten_at = began
 
+    def _cut_off(self) -> bool:
+        """Whether the server may have ended the session since the last beat."""
+        return self._clock.monotonic_ms() - self._beaten_at >= IDLE_MS
+
     async def _say(self, db: Db, beats: dict[str, Heartbeat], over: set[str]) -> None:
+        """Heartbeats from before it was cut off are left out: others may have heard later ones since."""
         if over:
             await db.execute("DELETE FROM heartbeats WHERE run_uid = ANY(%s)", (list(over),))
-        if beats:
+        if beats and not self._cut_off():
             await db.execute(_HEARD, _columns(beats))
         else:
             await db.execute("SELECT 1")
