@@ -331,7 +331,7 @@ async def test_housekeeping_takes_orphans_and_nothing_that_a_record_or_ref_needs
     _, head = await work_done(gateway, operator, tmp_path)
     blobs = gateway.deps.blobs
     orphan = await blobs.put("team-a", b"nobody needs this")
-    clock.advance(3_600_001)
+    clock.advance(gateway.deps.settings.orphan_age_ms + 1)
     young = await blobs.put("team-a", b"its record is still on the way")
     await Housekeeping(Gate(gateway.deps)).once()
     left = set(await blobs.digests("team-a"))
