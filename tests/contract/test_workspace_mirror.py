@@ -302,7 +302,7 @@ async def test_push_is_compare_and_swap(mirrors, upstream, server, work):
     one = await candidate(mirrors, base, base)
     done = await mirrors.push_upstream(KEY, upstream, one, "moorage/x", None)
     assert (done.kind, done.old, done.new) == (PushKind.CONFIRMED, None, one)
-    assert await mirrors.query_upstream(upstream, "moorage/x") == one
+    assert (await mirrors.look_upstream(upstream, "moorage/x")).at == one
 
     taken = await mirrors.push_upstream(KEY, upstream, base, "moorage/x", None)
     assert (taken.kind, taken.reason) == (PushKind.CONFLICT, "BranchExists")
@@ -317,7 +317,7 @@ async def test_push_is_compare_and_swap(mirrors, upstream, server, work):
     rewrite = await candidate(mirrors, base, base)
     refused = await mirrors.push_upstream(KEY, upstream, rewrite if rewrite != one else base, "moorage/x", two)
     assert (refused.kind, refused.reason) == (PushKind.CONFLICT, "NonFastForward")
-    assert await mirrors.query_upstream(upstream, "moorage/x") == two
+    assert (await mirrors.look_upstream(upstream, "moorage/x")).at == two
     assert [u.new for u in server.updates if u.ref == "refs/heads/moorage/x"] == [one, two]
     assert not [u for u in server.updates if "moorage/runs" in u.ref or "upstream" in u.ref]
 
@@ -329,7 +329,7 @@ async def test_a_lost_receipt_is_unknown_and_then_recovered_without_a_second_pus
     server.inject("drop", "git-receive-pack")
     lost = await mirrors.push_upstream(KEY, upstream, one, "moorage/x", None)
     assert lost.kind is PushKind.UNKNOWN
-    found = await mirrors.query_upstream(upstream, "moorage/x")
+    found = (await mirrors.look_upstream(upstream, "moorage/x")).at
     assert closure(found, target=one, expected_old=None) is Closure.RECOVERED
     assert len(server.updates) == 1
 
@@ -337,7 +337,7 @@ async def test_a_lost_receipt_is_unknown_and_then_recovered_without_a_second_pus
     two = await candidate(mirrors, base, one)
     never = await mirrors.push_upstream(KEY, upstream, two, "moorage/x", one)
     assert never.kind is PushKind.UNKNOWN
-    found = await mirrors.query_upstream(upstream, "moorage/x")
+    found = (await mirrors.look_upstream(upstream, "moorage/x")).at
     assert closure(found, target=two, expected_old=one) is Closure.AGAIN
     assert closure("f" * 40, target=two, expected_old=one) is Closure.CONFLICT
 

@@ -76,9 +76,9 @@ class DyingMirrors(Mirrors):
         self.fuse.burn()
         return done
 
-    async def query_upstream(self, *args: Any) -> Any:
+    async def look_upstream(self, *args: Any) -> Any:
         self.fuse.burn()
-        done = await super().query_upstream(*args)
+        done = await super().look_upstream(*args)
         self.fuse.burn()
         return done
 

@@ -286,10 +286,6 @@ class Mirrors:
         self._root.mkdir(parents=True, exist_ok=True)
         return await far.look(Git(self._root, timeout=self._timeout), upstream, branch)
 
-    async def query_upstream(self, upstream: AnyUpstream, branch: str) -> str | None:
-        """What the branch points at upstream, now."""
-        return (await self.look_upstream(upstream, branch)).at
-
     async def check_branch_free(self, upstream: AnyUpstream, branch: str) -> None:
         """Raises BranchExists where the branch that a run wants to create is there already, or can't be made."""
         seen = await self.look_upstream(upstream, check_branch(branch))
