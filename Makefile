@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.moorage-setup
+MOTO := $(VENV)/moto/.moorage-setup
 NODES ?= 1
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest
@@ -22,10 +23,16 @@ help: ## list the targets
 # --- environment ------------------------------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: $(STAMP) ## make the Python environment in .venv, from the lock file with hashes
+setup: $(STAMP) $(MOTO) ## make the Python environment in .venv, from the lock file with hashes
 
-$(STAMP): requirements.lock tools/uv.lock tools/moto.lock pyproject.toml tools/setup.sh
+$(STAMP): requirements.lock tools/uv.lock pyproject.toml tools/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) bash tools/setup.sh
+	@touch $@
+
+# the S3 server of the tests: nothing of it is imported, so it stands apart, and who only runs the demo needs none
+$(MOTO): tools/moto.lock | $(STAMP)
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/moto
+	@$(BIN)/uv pip install --quiet --python $(VENV)/moto/bin/python --require-hashes --requirement tools/moto.lock
 	@touch $@
 
 .PHONY: lock
@@ -48,7 +55,7 @@ demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, built pr
 # --- check it ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test lint test-unit test-integration test-e2e torture rules bench
-test: $(STAMP) ## everything: lint, types, layers, unit, property, contract, integration, e2e
+test: $(STAMP) $(MOTO) ## everything: lint, types, layers, unit, property, contract, integration, e2e
 	@bash tools/test.sh
 
 lint: $(STAMP) ## format, lint, types, layers, generated files, rules
@@ -59,14 +66,14 @@ lint: $(STAMP) ## format, lint, types, layers, generated files, rules
 	$(BIN)/python -m moorage.api.crd --check
 	$(BIN)/python tools/rules.py --unknown
 
-test-unit: $(STAMP) ## unit, property, contract and replay tests: no cluster
+test-unit: $(STAMP) $(MOTO) ## unit, property, contract and replay tests: no cluster
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
 
-test-integration: $(STAMP) ## against a real kube-apiserver and etcd
+test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd
 	@$(CLUSTER) programs
 	$(PYTEST) tests/integration
 
-test-e2e: $(STAMP) ## on a real node with gVisor
+test-e2e: $(STAMP) $(MOTO) ## on a real node with gVisor
 	@$(CLUSTER) programs
 	@$(TESTED) $(CLUSTER) up
 	@$(TESTED) $(CLUSTER) images

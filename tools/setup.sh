@@ -20,6 +20,3 @@ fi
 export VIRTUAL_ENV="$PWD/$VENV"
 "$VENV/bin/uv" pip install --quiet --require-hashes --requirement requirements.lock
 "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .
-# the S3 server of the tests: nothing of it is imported, so it stands apart
-"$VENV/bin/uv" venv --quiet --allow-existing --python "$VENV/bin/python" "$VENV/moto"
-"$VENV/bin/uv" pip install --quiet --python "$VENV/moto/bin/python" --require-hashes --requirement tools/moto.lock
