@@ -6,11 +6,10 @@ What a process has met is noted in its pod's /tmp, which outlives the container:
 
 import contextlib
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from e2e.cluster.errors import NotReadyError
+from e2e.cluster.shell import wait_until
 from e2e.pods import pod
 from e2e.system import Installation, Tenant
 from moorage.points import VARIABLE
@@ -106,8 +105,10 @@ def _await(tenant: Tenant, name: str) -> None:
     """Until the API server knows the policy, as a pod that is only tried shows."""
     trial = pod(name, "true", runtime=None)
     trial["spec"]["containers"][0]["name"] = CONTAINER
-    deadline = time.monotonic() + _PATIENCE_S
-    while FAULT not in tenant.kubectl("create", "--dry-run=server", "-f", "-", "-o", "json", stdin=json.dumps(trial)):
-        if time.monotonic() > deadline:
-            raise NotReadyError(f"pod {name} isn't armed after {_PATIENCE_S} s")
-        time.sleep(0.2)
+    create = ("create", "--dry-run=server", "-f", "-", "-o", "json")
+    wait_until(
+        lambda: FAULT in tenant.kubectl(*create, stdin=json.dumps(trial)),
+        f"the arming of pod {name}",
+        timeout_s=_PATIENCE_S,
+        pause_s=0.2,
+    )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,15 +165,21 @@ def test_a_run_whose_spec_is_not_understood_any_more_is_told_of_and_keeps_no_oth
     assert machine.told("RUN_SUCCEEDED") == 1
 
 
-@pytest.mark.rule("R7", "X1")
-def test_a_cancel_that_was_cut_off_is_finished_and_the_run_begins_anew(machine: Machine) -> None:
+def cancelling(machine: Machine, sign: signal.Signals) -> subprocess.Popen[str]:
+    """A run whose agent won't go, told to stop and at it."""
     machine.write(agent=f"trap '' TERM\n{SLOW}")
     process = machine.start()
     while not machine.processes_of("sleep"):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sign)
     while not machine.told("CANCEL_REQUESTED"):
         time.sleep(0.01)
+    return process
+
+
+@pytest.mark.rule("R7", "X1")
+def test_a_cancel_that_was_cut_off_is_finished_and_the_run_begins_anew(machine: Machine) -> None:
+    process = cancelling(machine, signal.SIGINT)
     process.kill()
     process.communicate()
     machine.write()
@@ -219,13 +226,7 @@ def test_what_is_kept_of_a_failed_run_goes_with_its_retention(machine: Machine) 
 @pytest.mark.rule("R7", "X1")
 def test_asked_twice_it_leaves_at_once_and_the_next_start_finishes_the_cancel(machine: Machine) -> None:
     """Whatever the first one waits for: an agent that won't go, or a journal that takes no more."""
-    machine.write(agent=f"trap '' TERM\n{SLOW}")
-    process = machine.start()
-    while not machine.processes_of("sleep"):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    while not machine.told("CANCEL_REQUESTED"):
-        time.sleep(0.01)
+    process = cancelling(machine, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=50)
     assert (process.returncode, "goes on from here" in err) == (130, True), err

@@ -17,10 +17,11 @@ from moorage.core.run.phases import RunPhase
 from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
+from moorage.gateway.mirroring import there
 from moorage.gateway.upstream import upstream_of
 from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
-from moorage.workspace.errors import NotFound, WorkspaceError
+from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import pin_ref
 
 
@@ -105,7 +106,7 @@ class Bases:
 
     async def _base(self, run: Run) -> str:
         key, known = mirror_key(run), await base_of(self._mirrors, run)
-        if known is not None and await self._there(run, known):
+        if known is not None and await there(self._mirrors, run, known):
             base = await self._fixed(run, known)
             if base == known:
                 await self._pinned(run, base)
@@ -137,12 +138,6 @@ class Bases:
             with contextlib.suppress(Overtaken):
                 await self._gate.ledger.append(run, None, [draft], _no_base)
         return run.facts.base or found
-
-    async def _there(self, run: Run, commit: str) -> bool:
-        try:
-            return await self._mirrors.has_commit(mirror_key(run), commit)
-        except NotFound:
-            return False
 
     async def _refuse_taken(self, run: Run) -> None:
         """W2: one writer per branch. Of two live runs, the one that was admitted later waits; the end of that is its

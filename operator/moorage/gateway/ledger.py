@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -41,7 +42,7 @@ from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
-from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, beginning, later
+from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, beginning, later
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Snapshots, Start, document
@@ -285,21 +286,23 @@ class Ledger:
             if self._segment_full(run):
                 at = await self._new_segment(run)
             condition(run)
-            trial = Trial(at.state, at.facts)
+            write = partial(self.store.append, run.uid, epoch, drafts, at.state.offset, status=status)
             try:
-                with _Append(run, self._metrics):
-                    result = await self.store.append(
-                        run.uid, epoch, drafts, at.state.offset, status=status, guard=trial
-                    )
+                return await self._write(run, write)
             except OffsetConflict:
                 await self._read_on(run)
             except DuplicateMismatch:  # two gateways gave one id at one moment: said anew, it is another fact
                 if not await self._read_on(run):
                     raise
                 break
-            else:
-                return await self._advance(run, result, trial)
         raise Overtaken(run.uid)
+
+    async def _write(self, run: Run, write: Write) -> AppendResult:
+        """What follows the state in memory, by the store's word, which the reducer had a say in; memory comes after."""
+        trial = Trial(run.state, run.facts)
+        with _Append(run, self._metrics):
+            result = await write(guard=trial)
+        return await self._advance(run, result, trial)
 
     def _segment_full(self, run: Run) -> bool:
         """P3: before the append that would make it longer still. What has ended needs no other one."""
@@ -319,14 +322,11 @@ class Ledger:
         draft = self.observed(
             RecordType.SEGMENT_STARTED, follows.payload(), follows.segment, attachments={CARRIED: carried}
         )
-        trial = Trial(at.state, at.facts)
         try:
-            with _Append(run, self._metrics):
-                result = await self.store.append(run.uid, None, [draft], state.offset, guard=trial)
+            await self._write(run, partial(self.store.append, run.uid, None, [draft], state.offset))
         except (OffsetConflict, DuplicateMismatch):  # another gateway was quicker
             await self._read_on(run)
             return run.now
-        await self._advance(run, result, trial)
         run.segment_bytes = 0
         await self._snapshots.take(run.now.row, run.state, run.facts)
         run.grown = Grown()
@@ -341,16 +341,12 @@ class Ledger:
                 self._refuse_older(at.state, request.epoch)
                 if request.epoch == at.state.epoch:
                     return
-                trial = Trial(at.state, at.facts)
+                write = partial(self.store.raise_fence, run.uid, request.epoch, [self._raised(request)])
                 try:
-                    with _Append(run, self._metrics):
-                        raised = await self.store.raise_fence(
-                            run.uid, request.epoch, [self._raised(request)], guard=trial
-                        )
+                    await self._write(run, write)
                 except OffsetConflict:
                     await self._read_on(run)
                 else:
-                    await self._advance(run, raised, trial)
                     reached(Point.EPOCH_AFTER)
                     return
         raise Overtaken(run.uid)

@@ -58,6 +58,14 @@ async def base_of(mirrors: Mirrors, run: Run) -> str | None:
         return None
 
 
+async def there(mirrors: Mirrors, run: Run, commit: str) -> bool:
+    """Whether the run's mirror has the commit."""
+    try:
+        return await mirrors.has_commit(mirror_key(run), commit)
+    except NotFound:
+        return False  # there is no mirror of this workspace here yet
+
+
 class RunRefs(Protocol):
     """The refs of runs, whoever keeps them. Raises WorkspaceError and StoreError."""
 
@@ -262,18 +270,12 @@ class SharedRefs:
 
     async def _bring_base(self, run: Run, at: _Followed, base: str | None) -> None:
         """The base is upstream's, and is fetched from there with what is new, or by its id."""
-        if base is not None and not await self._there(run, base):
+        if base is not None and not await there(self._mirrors, run, base):
             upstream = await upstream_of(run.spec, self._keys)
             await self._mirrors.ensure(mirror_key(run), replace(upstream, ref=base) if upstream else None)
         if base is not None:
             await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
         at.base = base
-
-    async def _there(self, run: Run, commit: str) -> bool:
-        try:
-            return await self._mirrors.has_commit(mirror_key(run), commit)
-        except NotFound:
-            return False  # there is no mirror of this workspace here yet
 
     async def _bring(self, run: Run, push: KeptPush, path: Path) -> None:
         key = mirror_key(run)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moorage.api.wire import ResolvedRun
 from moorage.core.journal.chain import EMPTY, Head
@@ -18,7 +19,7 @@ from moorage.gateway.facts import Facts, fold
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Start
 from moorage.store.errors import OffsetConflict, StoreBusy, StoreError
-from moorage.store.port import Execution
+from moorage.store.port import AppendResult, Execution, Guard
 
 
 class Overtaken(StoreBusy):
@@ -76,6 +77,13 @@ class Run:
     def tenant(self) -> str:
         """The namespace."""
         return self.spec.tenant
+
+
+class Write(Protocol):
+    """What the store is asked to write, but for the guard."""
+
+    def __call__(self, *, guard: Guard) -> Awaitable[AppendResult]:
+        """Raise what the guard does, and the store's errors; nothing was written then."""
 
 
 class Trial:

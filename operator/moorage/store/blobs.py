@@ -355,7 +355,8 @@ def _checked(tenant: str, ref: BlobRef, content: bytes | None) -> bytes:
     """Content that is what the reference says. Raise BlobMissing or BlobCorrupted."""
     if content is None:
         raise BlobMissing(tenant, ref.sha256)
-    if len(content) != ref.size or hashlib.sha256(content).hexdigest() != ref.sha256:
+    arriving = Arriving(ref)
+    if not (arriving.fits(content) and arriving.whole):
         raise BlobCorrupted(tenant, ref.sha256)
     return content
 
