@@ -260,6 +260,7 @@ class SourceCluster:
             self._start_storage(number)
             self._start_kube_proxy(this)
             self._wait(self._process(this, "kubelet"), lambda: self._node_ready(this))
+            self._wait(self._process(this, "kube-proxy"), lambda: self._serves(this))
             self._start_kube_router(this)
 
     def _hold_mounts(self, this: Node) -> None:
@@ -359,7 +360,10 @@ class SourceCluster:
         if record is None or record.recipe != self._recipe():
             return 0
         whole = all(self._alive(name) for name in self._expected(record.nodes))
-        return record.nodes if whole and self._api_ready() and all(map(self._node_ready, self.nodes())) else 0
+        fit = (
+            whole and self._api_ready() and all(self._node_ready(each) and self._serves(each) for each in self.nodes())
+        )
+        return record.nodes if fit else 0
 
     def _expected(self, nodes: int) -> list[str]:
         on_nodes = [
@@ -453,6 +457,11 @@ class SourceCluster:
         condition = '{.status.conditions[?(@.type=="Ready")].status}'
         argv = self.kubectl_argv("get", "node", this.name, f"-o=jsonpath={condition}")
         return succeeds(argv) and run(argv) == "True"
+
+    def _serves(self, this: Node) -> bool:
+        """Whether pods of the node reach the API server by its Service."""
+        argv = network.inside(this.namespace, "iptables", "--wait", "-t", "nat", "-S", "KUBE-SERVICES")
+        return succeeds(argv) and node.serves(run(argv), self.layout.service_address)
 
     def _kubectl_succeeds(self, *arguments: str) -> bool:
         return self.layout.kubeconfig.is_file() and succeeds(self.kubectl_argv("--request-timeout=5s", *arguments))

@@ -94,6 +94,24 @@ def test_pods_get_addresses_of_their_node() -> None:
     assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": LAYOUT.node(2).pod_range}]]
 
 
+@pytest.mark.parametrize(
+    ("rules", "serves"),
+    [
+        ("-N KUBE-SERVICES\n", False),
+        (
+            "-A KUBE-SERVICES -d 10.96.2.1/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y\n"
+            "-A KUBE-SERVICES -j KUBE-NODEPORTS\n",
+            True,
+        ),
+        ("-A KUBE-SERVICES -d 10.96.2.10/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y\n", False),
+        ("-A KUBE-SERVICES -d 10.96.2.1/32 -p tcp -m tcp --dport 443 -j REJECT\n", False),
+    ],
+    ids=["none yet", "there", "another's", "nobody answers"],
+)
+def test_a_service_is_reached_once_its_rule_is_there(rules: str, serves: bool) -> None:
+    assert node.serves(rules, "10.96.2.1") is serves
+
+
 def test_the_default_storage_class_gives_volumes_that_fsgroup_applies_to() -> None:
     (storage,) = [each for each in objects() if each["kind"] == "StorageClass"]
     assert storage["metadata"]["annotations"]["defaultVolumeType"] == "local"
