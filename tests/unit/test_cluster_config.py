@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from e2e.cluster import node
-from e2e.cluster.addons import objects
+from e2e.cluster.addons import objects, storage_files
 from e2e.cluster.cgroups import Hierarchy, hierarchies
 from e2e.cluster.cleanup import mounts_below
 from e2e.cluster.controlplane import (
@@ -24,6 +24,11 @@ from e2e.cluster.paths import cache_root, state_root
 from e2e.cluster.pki import Pki
 
 LAYOUT = Layout("test", Path("/state/test"))
+
+
+def test_volumes_can_be_had_on_a_node_from_its_first_moment_on(tmp_path: Path) -> None:
+    config, _ = storage_files(Layout("test", tmp_path))
+    assert [each["node"] for each in json.loads(config.read_text())["nodePathMap"]] == ["node1", "node2"]
 
 
 def test_tokens_carry_user_and_groups() -> None:
