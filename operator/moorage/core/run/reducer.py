@@ -50,7 +50,6 @@ Changes = Mapping[str, Any]
 Handler = Callable[[RunState, Record, Mapping[str, Any]], Changes]
 
 NOTHING: Changes = {}
-MODEL_REQUEST, TOOL_CALL = {"model_requests": 1}, {"tool_calls": 1}
 
 
 def reduce(state: RunState, record: Record) -> RunState:
@@ -186,11 +185,11 @@ def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes
 
 
 def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    return {"usage": s.usage.plus(TOOL_CALL), "progress_at": r.recorded_at}
+    return {"usage": s.usage.plus("tool_calls"), "progress_at": r.recorded_at}
 
 
 def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    return {"usage": s.usage.plus(MODEL_REQUEST), "progress_at": r.recorded_at}
+    return {"usage": s.usage.plus("model_requests"), "progress_at": r.recorded_at}
 
 
 def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -205,7 +204,9 @@ def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
     for name, amount in known.items():
         if amount < 0:
             raise ValueError(f"usage {name} can't be negative: {amount}")
-    return usage.plus(known)
+    for name, amount in known.items():
+        usage = usage.plus(name, amount)
+    return usage
 
 
 def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

@@ -6,7 +6,6 @@ with a run (records, outputs) stays in the journal and the blob store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,9 +44,9 @@ class Usage:
         """All tokens that count against a token limit."""
         return self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
 
-    def plus(self, more: Mapping[str, int]) -> Usage:
-        """With that much more of some amounts, which must be fields."""
-        return changed(self, **{name: getattr(self, name) + amount for name, amount in more.items()})
+    def plus(self, name: str, amount: int = 1) -> Usage:
+        """With so much more of that one, which must be a field."""
+        return changed(self, **{name: getattr(self, name) + amount})
 
 
 AMOUNTS = frozenset(f.name for f in fields(Usage))
@@ -261,10 +260,8 @@ class RunState:
 class _Counting(Usage):
     """Usage that only one replay holds: it is added to in place."""
 
-    def plus(self, more: Mapping[str, int]) -> Usage:
-        amounts = self.__dict__
-        for name, amount in more.items():
-            amounts[name] += amount
+    def plus(self, name: str, amount: int = 1) -> Usage:
+        self.__dict__[name] += amount
         return self
 
 
