@@ -1,23 +1,34 @@
 """F6: clocks that are an hour off, or step, take no run from its owner and leave none with an owner that is gone."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle, repeat
+from random import Random
+from typing import Any
 
 import pytest
+import structlog
 from tests.property.run_world import START, World
 from tests.run_plans import running
 
-from moorage.api.wire import ResolvedTimeouts
-from moorage.controller.signs import Signs
+from moorage.api.wire import Change, ResolvedTimeouts
+from moorage.controller.changes import follow
+from moorage.controller.gateway_client import GatewayAway, GatewayRefused
+from moorage.controller.gather import Gatherer
+from moorage.controller.roll import Roll
+from moorage.controller.signs import Signs, _covered
 from moorage.core.run import actions as a
 from moorage.core.run.attempts import FIRST_CONTACT_MS
 from moorage.core.run.observed import Heartbeat, LeaseView, Observed
 from moorage.core.run.plan import decide
+from moorage.core.run.resolve import Defaults
+from moorage.sandbox.port import Children, RunKey
 from moorage.testing.clock import StepClock
 
 HOUR = 3_600_000
 PERIOD = 5_000
+FEED = 10_000
 LEASE = 40_000
 NO_PROGRESS = 600_000
 SKEWS = pytest.mark.parametrize("skew", [-HOUR, 0, HOUR], ids=["behind", "right", "ahead"])
@@ -57,7 +68,9 @@ class Scene:
     def look(self) -> list[str]:
         """Reasons of the losses that the operator would report."""
         seen = replace(self.world.observed(), gateway_up_since=next(self.starts))
-        if self.away:
+        if not self.away:
+            self.signs.heard()
+        else:
             seen = replace(seen, journal=None, gateway_up_since=None, heartbeat=None, gateway_trouble="away")
         plan = decide(self.signs.dated(seen), self.clock.now_ms())
         return [str(r.payload["reason"]) for r in plan.actions if isinstance(r, a.Report)]
@@ -149,13 +162,142 @@ def test_an_owner_that_no_gateway_could_hear_gets_a_full_period_from_the_first_a
     assert scene.passes(PERIOD) == ["OwnerLost"]
 
 
+def quiet(scene: Scene, ms: int, *, feed: bool) -> list[str]:
+    """Nobody looks at the run for so long; with `feed`, the gateway says something now and then. Then one look."""
+    for _ in range(0, ms, FEED):
+        scene.clock.advance(FEED)
+        scene.world.now += FEED
+        if feed:
+            scene.signs.heard()
+    return scene.look()
+
+
+@pytest.mark.rule("F4", "F6")
+@SKEWS
+def test_an_outage_between_two_looks_at_a_quiet_run_counts_against_nobody(skew: int) -> None:
+    """The gateway went on, or came back before anybody asked for that run: it tells what it told before."""
+    scene = Scene(skew)
+    scene.passes(HOUR, scene.beat)
+    assert quiet(scene, LEASE, feed=False) == []
+    assert scene.passes(LEASE - PERIOD) == [], "a full period, in which the owner comes back"
+    assert scene.passes(PERIOD) == ["OwnerLost"]
+
+
+@pytest.mark.rule("F4", "F6")
+@SKEWS
+def test_an_owner_that_is_silent_while_the_gateway_is_heard_loses_its_run_however_rarely_it_is_looked_at(
+    skew: int,
+) -> None:
+    scene = Scene(skew)
+    scene.passes(HOUR, scene.beat)
+    assert quiet(scene, LEASE, feed=True) == ["OwnerLost"]
+
+
+@pytest.mark.rule("F4", "F5")
+@SKEWS
+@pytest.mark.parametrize("seen", [True, False], ids=["looked at", "between two looks"])
+def test_time_in_which_nobody_could_be_heard_is_no_time_without_progress(skew: int, seen: bool) -> None:
+    scene = Scene(skew)
+    scene.passes(HOUR, scene.beat)
+
+    def stuck() -> None:
+        scene.beat(progress=False)
+
+    assert scene.passes(NO_PROGRESS // 2, stuck) == []
+    if seen:
+        scene.away = True
+        assert scene.passes(NO_PROGRESS) == []
+        scene.away = False
+    else:
+        scene.clock.advance(NO_PROGRESS)
+        scene.world.now += NO_PROGRESS
+    assert scene.passes(NO_PROGRESS // 2, stuck) == []
+    assert scene.passes(PERIOD, stuck) == ["NoProgress"]
+
+
+@pytest.mark.rule("F4", "F5")
+def test_what_a_gateway_could_not_hear_before_it_said_so_is_no_time_without_progress() -> None:
+    """Its database was away between two looks: the feed went on."""
+    scene = Scene(0)
+    scene.passes(HOUR, scene.beat)
+    assert scene.passes(NO_PROGRESS - LEASE, lambda: scene.beat(progress=False)) == []
+    scene.starts = repeat(START + HOUR)
+    assert quiet(scene, LEASE, feed=True) == []
+    assert scene.passes(LEASE - PERIOD, lambda: scene.beat(progress=False)) == []
+    assert scene.passes(PERIOD, lambda: scene.beat(progress=False)) == ["NoProgress"]
+
+
+async def test_every_word_of_the_feed_is_heard_also_that_nothing_has_changed() -> None:
+    told, over = [], asyncio.Event()
+
+    class Feed:
+        async def changes(self, after: int) -> AsyncIterator[Change | None]:
+            if told:
+                over.set()
+                await asyncio.Event().wait()
+            yield None
+            yield Change(cursor=after + 1, run_uid="u", tenant="t", name="n")
+            raise GatewayAway("gone")
+
+    class Woken:
+        def journal_changed(self, key: RunKey) -> None:
+            told.append(key.uid)
+
+    ports: Any = (Feed(), Woken(), structlog.get_logger())
+    following = asyncio.create_task(follow(*ports, Random(0), heard=lambda: told.append("heard")))
+    await over.wait()
+    following.cancel()
+    assert told == ["heard", "heard", "u"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "heard"),
+    [(None, True), (GatewayRefused(403, "Forbidden", "no"), True), (GatewayAway("no answer"), False)],
+    ids=["an answer", "a refusal", "none"],
+)
+async def test_a_gateway_that_answers_is_heard_whatever_it_says(answer: Exception | None, heard: bool) -> None:
+    clock = StepClock()
+    signs = Signs(clock)
+    signs.heard()
+    clock.advance(HOUR)
+
+    class Ports:
+        async def view(self, _: str) -> None:
+            if answer is not None:
+                raise answer
+
+        async def observe(self, _: RunKey, **__: bool) -> Children:
+            return Children()
+
+        async def run(self, *_: str) -> None:
+            return None
+
+    ports: Any = Ports()
+    gatherer = Gatherer(
+        objects=ports,
+        substrate=ports,
+        gateway=ports,
+        roll=Roll(1),
+        defaults=Defaults(),
+        drivers=frozenset(),
+        signs=signs,
+    )
+    await gatherer.gather(RunKey("u", "t", "n"))
+    assert bool(vars(signs)["_silences"]) is heard
+
+
+def test_silences_that_overlap_are_counted_once() -> None:
+    spans = [(0, 10), (5, 20), (6, 7), (30, 40), (90, 120)]
+    assert [_covered(*within, spans) for within in ((0, 100), (8, 35), (21, 29), (95, 99))] == [40, 17, 0, 4]
+
+
 def test_nothing_is_kept_of_a_run_that_has_ended_or_is_gone() -> None:
     scene = Scene(0)
     scene.look()
-    assert vars(scene.signs)["_seen"].keys() == {scene.world.spec.uid}
+    assert vars(scene.signs)["_runs"].keys() == {scene.world.spec.uid}
     gone: Observed = replace(scene.world.observed(), gone=True)
     assert scene.signs.dated(gone) is gone
-    assert not vars(scene.signs)["_seen"]
+    assert not vars(scene.signs)["_runs"]
 
 
 def test_a_sign_of_another_epoch_is_a_new_one() -> None:
