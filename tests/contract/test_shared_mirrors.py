@@ -44,7 +44,10 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.s3 import S3Server
 from moorage.testing.trees import git
+from moorage.workspace.errors import LockHeld
+from moorage.workspace.mirror import MirrorKey
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
+from moorage.workspace.staging import Staged
 
 pytestmark = pytest.mark.timeout(240)  # several gateways, and git at each step
 CHECKPOINTS = checkpoint_ref("u1", 1)
@@ -312,6 +315,32 @@ async def test_a_lock_that_a_killed_process_left_on_a_ref_is_taken_away(
     head = await write(tree, "file-1")
     await push(tree, f"HEAD:{CHECKPOINTS}")
     assert mirror_refs(one)[CHECKPOINTS] == head
+
+
+@pytest.mark.rule("P5", "W4")
+async def test_a_push_that_is_kept_is_told_so_whatever_is_left_of_it(
+    installation: Installation, upstream: GitServer, tmp_path: Path
+) -> None:
+    """A killed process left the lock that forgetting it takes. The next tidying sees to that."""
+    one = await installation.gateway()
+    await agent_at_work(one, Operator(one, resolved(upstream)))
+    tree = await worktree(one, tmp_path, "p1")
+    discard, refused_by = one.deps.mirrors.discard, list[str]()
+
+    async def locked(key: MirrorKey, staged: Staged) -> None:
+        (left := one.deps.mirrors.path(key) / "packed-refs.lock").touch()
+        try:
+            await discard(key, staged)
+        except LockHeld as error:
+            refused_by.append(error.reason)
+            raise
+        finally:
+            left.unlink(missing_ok=True)
+
+    one.deps.mirrors.discard = locked  # type: ignore[method-assign]
+    head = await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    assert (mirror_refs(one)[CHECKPOINTS], refused_by) == (head, ["LockHeld"])
 
 
 def dies_at(monkeypatch: Any, point: Point) -> None:

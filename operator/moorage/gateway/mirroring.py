@@ -26,7 +26,7 @@ from moorage.store.blobs import BlobStore
 from moorage.store.errors import PushConflict, StoreBusy
 from moorage.store.port import DurableExecutionStore, KeptPush
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
-from moorage.workspace.errors import NotFound
+from moorage.workspace.errors import NotFound, WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
 from moorage.workspace.refs import pin_ref
 from moorage.workspace.staging import Staged
@@ -158,7 +158,7 @@ class SharedRefs:
                 async with at.turn:
                     return await self._take(run, at, staged)
             finally:
-                await self._mirrors.discard(key, staged)
+                await self._forget(key, staged)
         finally:
             self._staging.discard(token)
 
@@ -245,6 +245,13 @@ class SharedRefs:
             if not await self._mirrors.pack(mirror_key(run), wanted, known, path):
                 return None
             return await self._blobs.put_file(run.tenant, path)
+
+    async def _forget(self, key: MirrorKey, staged: Staged) -> None:
+        """What is held of it goes now or, where a lock is in the way, with the next tidying: it changes no answer."""
+        try:
+            await self._mirrors.discard(key, staged)
+        except WorkspaceError as error:
+            self._log.warning("push_not_forgotten", reason=error.reason)
 
     # --- following ----------------------------------------------------------------------------------------------------
 
