@@ -5,10 +5,12 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.gateway_script import (
     BRANCH,
@@ -44,13 +46,15 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.s3 import S3Server
 from moorage.testing.trees import git
-from moorage.workspace.errors import LockHeld
+from moorage.workspace.errors import BeingFetched, LockHeld
+from moorage.workspace.git import Git
 from moorage.workspace.mirror import MirrorKey
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
 from moorage.workspace.staging import Staged
 
 pytestmark = pytest.mark.timeout(240)  # several gateways, and git at each step
 CHECKPOINTS = checkpoint_ref("u1", 1)
+REFUSED = '{"reason":'
 
 
 class Installation:
@@ -62,14 +66,15 @@ class Installation:
         self._stack, self._dsn, self._clock, self.root = stack, dsn, clock, at
         self.blobs, self._key, self._serial = blobs, SigningKey.new(), 0
 
-    async def gateway(self) -> LocalGateway:
+    async def gateway(self, wait_ms: int = 60_000) -> LocalGateway:
         """One more, with an empty folder."""
+        settings = GatewaySettings(mirrors_shared=True, assignment_wait_ms=wait_ms)
         self._serial += 1
         store = await self._stack.enter_async_context(await PostgresStore.open(self._dsn))
         peers = await self._stack.enter_async_context(await PostgresPeers.open(self._dsn, self._clock))
         made = LocalGateway(
             self.root / f"gateway-{self._serial}", store=store, blobs=self.blobs, clock=self._clock, peers=peers,
-            settings=GatewaySettings(mirrors_shared=True), head_key=self._key,
+            settings=settings, head_key=self._key,
         )  # fmt: skip
         made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
         for pod in ("p1", "p2", "v1"):
@@ -298,6 +303,74 @@ async def test_a_gateway_that_dies_while_it_follows_follows_again(
     assert (await seen(two, tmp_path))[CHECKPOINTS] == head
     (mirror,) = two.deps.mirrors._root.glob("*/*.git")
     await asyncio.to_thread(git, mirror, "rev-list", "--objects", "--quiet", "--all")
+
+
+async def told_at_last(ask: Callable[[], Awaitable[httpx.Response]], not_yet: str) -> httpx.Response:
+    """The first answer that says anything else."""
+    while not_yet in (answer := await ask()).text:
+        pass
+    return answer
+
+
+@pytest.mark.rule("R1")
+async def test_who_asks_a_gateway_with_an_empty_mirror_is_told_to_ask_again(
+    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Bringing a repository may take minutes: no request lasts as long, and git's caller knows that from an outage."""
+    one = await installation.gateway()
+    operator = Operator(one, resolved(upstream))
+    await agent_at_work(one, operator)
+    tree = await worktree(one, tmp_path, "p1")
+    head = await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
+    two = await installation.gateway(wait_ms=20)
+    get_file, on, asked = installation.blobs.get_file, asyncio.Event(), list[str]()
+
+    async def slow(tenant: str, ref: Any, path: Path) -> None:
+        asked.append(ref.sha256)
+        await on.wait()
+        await get_file(tenant, ref, path)
+
+    monkeypatch.setattr(installation.blobs, "get_file", slow)
+    diff = partial(two.reader("ada", "team-a").get, f"{operator.door}/diff")
+    for _ in range(3):
+        answer = await diff()
+        refused(answer, 503, "WorkspaceFetching")
+        assert answer.headers["retry-after"] == "1"
+    sandboxes = Git(tmp_path, config=(("http.extraHeader", "Authorization: Bearer token-of-p1"),))
+    with pytest.raises(BeingFetched):
+        await sandboxes.run("ls-remote", f"{two.url}/git/run.git")
+    on.set()
+    assert "file-1" in (await told_at_last(diff, REFUSED)).text
+    assert mirror_refs(two)[CHECKPOINTS] == head
+    assert len(asked) == 1  # whoever asked meanwhile waited for the same
+
+
+@pytest.mark.rule("R1")
+async def test_what_goes_wrong_beside_is_told_to_who_asks_next(
+    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any
+) -> None:
+    one = await installation.gateway()
+    operator = Operator(one, resolved(upstream))
+    await agent_at_work(one, operator)
+    tree = await worktree(one, tmp_path, "p1")
+    await write(tree, "file-1")
+    await push(tree, f"HEAD:refs/heads/{BRANCH}")
+    two = await installation.gateway(wait_ms=20)
+    on = asyncio.Event()
+
+    async def away(*_: Any) -> None:
+        await on.wait()
+        raise StoreUnavailable("the bucket is away")
+
+    diff = partial(two.reader("ada", "team-a").get, f"{operator.door}/diff")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(installation.blobs, "get_file", away)
+        refused(await diff(), 503, "WorkspaceFetching")
+        on.set()
+        last = await told_at_last(diff, "WorkspaceFetching")
+        assert "the bucket is away" in refused(last, 503, "StoreUnavailable")
+    assert "file-1" in (await told_at_last(diff, REFUSED)).text
 
 
 @pytest.mark.rule("W4")

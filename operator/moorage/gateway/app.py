@@ -78,6 +78,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         rounds.cancel()
         await asyncio.gather(rounds, return_exceptions=True)
         await bases.close()
+        await gate.refs.close()
         await gate.heartbeats.close()
 
     return Starlette(

@@ -13,8 +13,8 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import FETCH
 from moorage.core.run.state import Deferral, RunState
-from moorage.gateway.bases import Bases, BranchTaken, StillFetching, refuse_ended
-from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
+from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
+from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
 from moorage.gateway.upstream import PASSING, refusal_of

@@ -76,7 +76,7 @@ class Gate:
         )
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (
-            SharedRefs(deps.mirrors, deps.store, deps.blobs, deps.secrets, deps.log)
+            SharedRefs(deps.mirrors, deps.store, deps.blobs, deps.secrets, deps.log, settings=deps.settings)
             if shared
             else OwnRefs(deps.mirrors)
         )

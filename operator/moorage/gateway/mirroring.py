@@ -14,12 +14,15 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from moorage.core.journal.record import BlobRef
+from moorage.gateway.errors import StillFetching
 from moorage.gateway.ports import Secrets
 from moorage.gateway.reduced import Run
+from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.upstream import upstream_of
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
@@ -29,6 +32,7 @@ from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import NotFound, WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
 from moorage.workspace.refs import pin_ref
+from moorage.workspace.shared import Begun, Shared
 from moorage.workspace.staging import Staged
 
 BASE_PIN = "base"
@@ -70,7 +74,9 @@ class RunRefs(Protocol):
     """The refs of runs, whoever keeps them. Raises WorkspaceError and StoreError."""
 
     async def current(self, run: Run) -> None:
-        """Have the mirror say of the run's refs what was acknowledged anywhere, before somebody reads from it."""
+        """Have the mirror say of the run's refs what was acknowledged anywhere, before somebody reads from it. Raise
+        StillFetching where that takes long; it goes on beside.
+        """
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """Take a push. What the report calls taken outlives whatever this installation may lose."""
@@ -83,6 +89,9 @@ class RunRefs(Protocol):
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Remove from a mirror what killed processes left there, and the refs of runs that are over."""
+
+    async def close(self) -> None:
+        """Stop what goes on beside."""
 
 
 class OwnRefs:
@@ -109,15 +118,21 @@ class OwnRefs:
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Nothing is left: pushes are taken in one step, and what is over was dropped here."""
 
+    async def close(self) -> None:
+        """Nothing goes on beside."""
+
 
 @dataclass
 class _Followed:
-    """How far this mirror has come with a run. `base` is None until it is known to be here."""
+    """How far this mirror has come with a run. `base` is None until it is known to be here. `trouble`: how following
+    ended when nobody waited for it any more; it is the answer to who asks next.
+    """
 
     number: int = 0
     refs: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     whole: int = 0
+    trouble: BaseException | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def on(self, pushes: Iterable[KeptPush]) -> None:
@@ -131,10 +146,20 @@ class SharedRefs:
     """The refs of one of several gateways, as the store has them. Pushes of one run come one after the other here."""
 
     def __init__(
-        self, mirrors: Mirrors, store: DurableExecutionStore, blobs: BlobStore, keys: Secrets, log: Any
+        self,
+        mirrors: Mirrors,
+        store: DurableExecutionStore,
+        blobs: BlobStore,
+        keys: Secrets,
+        log: Any,
+        *,
+        settings: GatewaySettings,
     ) -> None:
         self._mirrors, self._store, self._blobs, self._keys, self._log = mirrors, store, blobs, keys, log
+        self._wait_s = settings.assignment_wait_ms / 1000
         self._runs: dict[str, _Followed] = {}
+        self._following: Shared[None] = Shared()
+        self._beside: set[asyncio.Task[None]] = set()
         self._staging: set[str] = set()
 
     async def current(self, run: Run) -> None:
@@ -143,8 +168,7 @@ class SharedRefs:
             return  # its refs are gone
         at = self._at(run)
         if at.base != fixed_base(run) or await self._store.kept_pushes(run.uid, at.number):
-            async with at.turn:
-                await self._follow(run, at)
+            await self._caught_up(run, at)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """See the port."""
@@ -171,6 +195,13 @@ class SharedRefs:
                 if moves.items() <= at.refs.items() or await self._pinned(run, at, epoch, moves):
                     return
         raise _busy(run)
+
+    async def close(self) -> None:
+        """See the port."""
+        tasks = tuple(self._beside)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drop(self, run: Run) -> int:
         """See the port. The seal takes the rows; the mirrors of other gateways are tidied."""
@@ -255,6 +286,30 @@ class SharedRefs:
 
     # --- following ----------------------------------------------------------------------------------------------------
 
+    async def _caught_up(self, run: Run, at: _Followed) -> None:
+        """Follow. An empty mirror fetches a whole repository: what takes longer than a request may goes on beside."""
+        if (trouble := at.trouble) is not None:
+            at.trouble = None
+            raise trouble
+        task = asyncio.create_task(self._following.do(run.uid, partial(self._in_turn, run, at)))
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.wait({task}, timeout=self._wait_s)
+        if not task.done():
+            task.add_done_callback(partial(_unheard, at))
+            raise StillFetching
+        task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it from the task
+
+    async def _in_turn(self, run: Run, at: _Followed, begun: Begun) -> None:
+        async with at.turn:
+            begun()
+            await self._follow(run, at)
+
     async def _follow(self, run: Run, at: _Followed) -> None:
         """Bring what was kept elsewhere: first objects, then refs."""
         pushes = await self._store.kept_pushes(run.uid, at.number)
@@ -290,6 +345,12 @@ class SharedRefs:
             return
         await self._blobs.get_file(run.tenant, push.pack, path)
         await self._mirrors.unpack(key, path)
+
+
+def _unheard(at: _Followed, task: asyncio.Task[None]) -> None:
+    """Nobody waits for it now: its failure is told to who asks next."""
+    if not task.cancelled():
+        at.trouble = task.exception()
 
 
 def _busy(run: Run) -> StoreBusy:

@@ -79,7 +79,7 @@ class GatewaySettings:
     for without a limit."""
 
     assignment_wait_ms: int = 10_000
-    """How long a sandbox that asks what to do is kept waiting for its repository before it is told to ask again: below
+    """How long who needs a run's repository is kept waiting while it is fetched, before it is told to ask again: below
     any proxy's patience, and a cancelled sandbox hears of it well within its grace."""
 
     cancel_grace_ms: int = 30_000
