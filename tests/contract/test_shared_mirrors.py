@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,37 @@ async def test_a_released_runs_packs_go_and_so_do_its_refs_at_every_gateway(
     assert kept.pack.sha256 not in await installation.blobs.digests("team-a")
     gone = await two.reader("ada", "team-a").get(f"{operator.door}/result")
     refused(gone, 404, "NotFound")
+
+
+@pytest.mark.rule("W5")
+async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
+    installation: Installation, upstream: GitServer, tmp_path: Path
+) -> None:
+    """It is a cache: the volume is not for every repository that there ever was. The next run makes it anew."""
+    one = await installation.gateway()
+    operator = Operator(one, resolved(upstream))
+    await agent_at_work(one, operator)
+    key, mirrors = MirrorKey("team-a", "w1"), one.deps.mirrors
+
+    async def round_of_housekeeping(idle_ms: int) -> bool:
+        """Whether the mirror is there afterwards."""
+        settings = replace(one.deps.settings, mirror_idle_ms=idle_ms)
+        await Housekeeping(Gate(replace(one.deps, settings=settings))).once()
+        return mirrors.path(key).is_dir()
+
+    assert await round_of_housekeeping(0)  # a run lives
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+    assert await round_of_housekeeping(0)  # its result may be asked for
+    await ok(await one.operator.post(f"{operator.door}/release"))
+    assert await round_of_housekeeping(86_400_000)  # somebody has used it
+    assert not await round_of_housekeeping(0)
+    assert not list(mirrors._root.glob(".scratch-*"))
+    again = Operator(one, resolved(upstream, uid="u2"))
+    await again.admit()
+    await ok(await again.fence(1))
+    await again.register("p2", 1)
+    assert (await ok(await one.sandbox("p2", "team-a").get("/v1/self")))["git"]["base"]
+    assert mirrors.path(key).is_dir()
 
 
 async def test_a_push_that_breaks_the_rules_is_refused_as_ever(

@@ -48,6 +48,8 @@ class Housekeeping:
         """
         async with claimed(self._gate.deps.peers, "housekeeping"):
             rows = await self._store()
+        with self._told(None):
+            await self._forget({_mirror(row) for row in rows if not row.sealed})
         for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
             with self._told(key.tenant):
                 await self._mirror(key, {row.run_uid for row in rows if row.sealed and _mirror(row) == key})
@@ -93,6 +95,11 @@ class Housekeeping:
         missing = await dangling(blobs, tenant, needed)
         if collected or missing:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
+
+    async def _forget(self, needed: Set[MirrorKey]) -> None:
+        """A run needs its mirror until it is released. Rows may be old by now: whatever is in use stays as well."""
+        if removed := await self._gate.refs.forget(needed):
+            self._gate.deps.log.info("mirrors_removed", count=removed)
 
     async def _mirror(self, key: MirrorKey, over: Set[str]) -> None:
         try:

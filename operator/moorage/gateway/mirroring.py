@@ -90,6 +90,9 @@ class RunRefs(Protocol):
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Remove from a mirror what killed processes left there, and the refs of runs that are over."""
 
+    async def forget(self, needed: Collection[MirrorKey]) -> int:
+        """Remove mirrors that can be made anew and that no run needs; how many."""
+
     async def close(self) -> None:
         """Stop what goes on beside."""
 
@@ -117,6 +120,10 @@ class OwnRefs:
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Nothing is left: pushes are taken in one step, and what is over was dropped here."""
+
+    async def forget(self, needed: Collection[MirrorKey]) -> int:  # noqa: ARG002  the port's signature
+        """None can be made anew: each has the word."""
+        return 0
 
     async def close(self) -> None:
         """Nothing goes on beside."""
@@ -156,7 +163,7 @@ class SharedRefs:
         settings: GatewaySettings,
     ) -> None:
         self._mirrors, self._store, self._blobs, self._keys, self._log = mirrors, store, blobs, keys, log
-        self._wait_s = settings.assignment_wait_ms / 1000
+        self._wait_s, self._idle_s = settings.assignment_wait_ms / 1000, settings.mirror_idle_ms / 1000
         self._runs: dict[str, _Followed] = {}
         self._following: Shared[None] = Shared()
         self._beside: set[asyncio.Task[None]] = set()
@@ -195,6 +202,10 @@ class SharedRefs:
                 if moves.items() <= at.refs.items() or await self._pinned(run, at, epoch, moves):
                     return
         raise _busy(run)
+
+    async def forget(self, needed: Collection[MirrorKey]) -> int:
+        """See the port."""
+        return await self._mirrors.remove_unused(needed, self._idle_s)
 
     async def close(self) -> None:
         """See the port."""

@@ -105,6 +105,10 @@ class GatewaySettings:
     """True where other gateways serve the same runs from mirrors of their own: what is pushed is kept with the store
     and the blobs before its answer. It costs a pack, a put and a transaction for each push."""
 
+    mirror_idle_ms: int = 3_600_000
+    """A mirror that no run needs, and that can be made anew, goes once nobody has used it for so long. Below the pause
+    between two rounds of housekeeping, whose own work on a mirror is a use."""
+
     sandboxes_isolated: bool = True
     """False where a sandbox is an ordinary process (local runs without bubblewrap): its grade is journaled with it."""
 

@@ -117,6 +117,7 @@ class Mirrors:
         self._now_ms = now_ms
         self._timeout = timeout
         self._locks: dict[str, asyncio.Lock] = {}
+        self._began, self._used = time.monotonic(), dict[Path, float]()
         self._fetches: Shared[MirrorState] = Shared()
 
     def path(self, key: MirrorKey) -> Path:
@@ -241,6 +242,27 @@ class Mirrors:
                 if time.time() - folder.stat().st_mtime > older_s:
                     shutil.rmtree(folder, ignore_errors=True)
 
+    async def remove_unused(self, kept: Collection[MirrorKey], idle_s: float) -> int:
+        """Remove mirrors but those `kept`, where nobody has used them for so long; how many. Only for who can make each
+        of them anew, and shares the folder with no other process."""
+        unused = set(self._root.glob("*/*.git")) - {self.path(key) for key in kept}
+        return sum([await self._removed(path, idle_s) for path in sorted(unused)])
+
+    async def _removed(self, path: Path, idle_s: float) -> bool:
+        """It goes out of sight in one step, between any two uses. Its locks stay: others may wait for them."""
+        async with self._exclusive_at(path):
+            if time.monotonic() - self._used.get(path, self._began) < idle_s:
+                return False
+            folder = self._put_aside(path)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return True
+
+    def _put_aside(self, path: Path) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        path.rename(folder / "mirror")
+        self._used.pop(path, None)
+        return folder
+
     # --- what is there ------------------------------------------------------------------------------------------------
 
     async def has_commit(self, key: MirrorKey, commit: str) -> bool:
@@ -325,6 +347,7 @@ class Mirrors:
         path = self.path(key)
         if not path.is_dir():
             raise NotFound("this workspace has no mirror yet")
+        self._used[path] = time.monotonic()
         return Git(path, {"GIT_DIR": str(path)}, _STORE, timeout=self._timeout, limit=limit, inherit=inherit)
 
     async def _created(self, key: MirrorKey, inherit: tuple[int, ...]) -> Git:
