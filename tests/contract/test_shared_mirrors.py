@@ -200,6 +200,9 @@ async def test_two_gateways_take_pushes_of_one_run_in_turn(
     kept = await one.deps.store.kept_pushes("u1")
     assert [one.number for one in kept] == list(range(6))
     assert all(one.pack is not None and one.pack.size < 2000 for one in kept)  # each brings what is new, no more
+    counts = [gateway.deps.metrics for gateway in (one, two)]
+    assert sum(each.pushes_kept._value.get() for each in counts) == len(kept)
+    assert sum(each.push_bytes_kept._value.get() for each in counts) == sum(push.pack.size for push in kept)
 
 
 @pytest.mark.rule("P5")

@@ -28,6 +28,7 @@ from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import PushConflict, StoreBusy
 from moorage.store.port import DurableExecutionStore, KeptPush
+from moorage.telemetry.metrics import GatewayMetrics
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import NotFound, WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
@@ -161,9 +162,11 @@ class SharedRefs:
         log: Any,
         *,
         settings: GatewaySettings,
+        metrics: GatewayMetrics,
     ) -> None:
         self._mirrors, self._store, self._blobs, self._keys, self._log = mirrors, store, blobs, keys, log
         self._wait_s, self._idle_s = settings.assignment_wait_ms / 1000, settings.mirror_idle_ms / 1000
+        self._metrics = metrics
         self._runs: dict[str, _Followed] = {}
         self._following: Shared[None] = Shared()
         self._beside: set[asyncio.Task[None]] = set()
@@ -244,6 +247,7 @@ class SharedRefs:
             reached(Point.KEEP_WITHIN)
             if await self._kept(push):
                 reached(Point.KEEP_AFTER)
+                self._count(push)
                 await self._mirrors.publish(mirror_key(run), staged)
                 at.on([push])
                 return staged.report()
@@ -287,6 +291,10 @@ class SharedRefs:
             if not await self._mirrors.pack(mirror_key(run), wanted, known, path):
                 return None
             return await self._blobs.put_file(run.tenant, path)
+
+    def _count(self, push: KeptPush) -> None:
+        self._metrics.pushes_kept.inc()
+        self._metrics.push_bytes_kept.inc(push.pack.size if push.pack else 0)
 
     async def _forget(self, key: MirrorKey, staged: Staged) -> None:
         """What is held of it goes now or, where a lock is in the way, with the next tidying: it changes no answer."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -149,15 +149,16 @@ class S3Blobs:
         into.truncate()
         arriving = Arriving(ref)
         try:
-            async for piece in self._stream(copy):
-                if not arriving.fits(piece):
-                    return False
-                await asyncio.to_thread(into.write, piece)
+            async with aclosing(self._stream(copy)) as pieces:
+                async for piece in pieces:
+                    if not arriving.fits(piece):
+                        return False
+                    await asyncio.to_thread(into.write, piece)
         except FileNotFoundError:
             return None
         return arriving.whole
 
-    async def _stream(self, copy: _Copy) -> AsyncIterator[bytes]:
+    async def _stream(self, copy: _Copy) -> AsyncGenerator[bytes, None]:
         with self._told(gone=True):
             answer = await obstore.get_async(self._store, copy.key)
             async for piece in answer.stream(min_chunk_size=PART):
@@ -226,12 +227,15 @@ def _config(bucket: Bucket) -> S3Config:
 
 
 def _client(bucket: Bucket) -> ClientConfig:
-    return {
+    client: ClientConfig = {
         "allow_http": (bucket.endpoint or "").startswith("http://"),
         "connect_timeout": timedelta(seconds=min(5.0, bucket.patience_s)),
         "read_timeout": timedelta(seconds=bucket.patience_s),
         "timeout": timedelta(hours=1),
     }
+    if bucket.ca:
+        client["root_certificate"] = bucket.ca
+    return client
 
 
 def _retries(bucket: Bucket) -> RetryConfig:
