@@ -273,9 +273,9 @@ class Calls:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, run: Run, effect: Effect, watch: Watch, *, again: bool) -> Response:
-        """Send it, write down what came of it, and tell the agent: of a key, what any gateway was told for sure."""
+        """Send it, write down what came of it, and tell the agent: in doubt, what another gateway was told."""
         came = await self._sent(run, effect, watch, again=again)
-        if effect.level is Level.KEYED and came.outcome != "confirmed":
+        if effect.level is Level.KEYED and came.outcome == "unknown":
             await self._gate.ledger.refresh(run)
             if (call := _answered_elsewhere(run, effect)) is not None:
                 return await self._given(run, call)
