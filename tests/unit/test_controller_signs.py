@@ -13,16 +13,17 @@ from tests.property.run_world import START, World
 from tests.run_plans import running
 
 from moorage.api.wire import Change, ResolvedTimeouts
-from moorage.controller.changes import follow
-from moorage.controller.gateway_client import GatewayAway, GatewayRefused
+from moorage.controller.changes import ASK_AGAIN_S, QUIET_MS, RETRY_S, ask, follow
+from moorage.controller.gateway_client import FEED_SILENCE_S, READY_TIMEOUT_S, GatewayAway, GatewayRefused
 from moorage.controller.gather import Gatherer
 from moorage.controller.roll import Roll
-from moorage.controller.signs import Signs, _covered
+from moorage.controller.signs import UNHEARD_MS, Signs, _covered
 from moorage.core.run import actions as a
 from moorage.core.run.attempts import FIRST_CONTACT_MS
 from moorage.core.run.observed import Heartbeat, LeaseView, Observed
 from moorage.core.run.plan import decide
 from moorage.core.run.resolve import Defaults
+from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.port import Children, RunKey
 from moorage.testing.clock import StepClock
 
@@ -231,7 +232,7 @@ async def test_every_word_of_the_feed_is_heard_also_that_nothing_has_changed() -
     told, over = [], asyncio.Event()
 
     class Feed:
-        async def changes(self, after: int) -> AsyncIterator[Change | None]:
+        async def changes(self, after: int, _: Callable[[], None]) -> AsyncIterator[Change | None]:
             if told:
                 over.set()
                 await asyncio.Event().wait()
@@ -248,6 +249,130 @@ async def test_every_word_of_the_feed_is_heard_also_that_nothing_has_changed() -
     await over.wait()
     following.cancel()
     assert told == ["heard", "heard", "u"]
+
+
+@pytest.mark.parametrize(
+    ("opens", "end", "words"),
+    [
+        (True, GatewayAway("broken off"), 1),
+        (False, GatewayRefused(403, "Forbidden", "no"), 1),
+        (False, GatewayAway("no answer"), 0),
+    ],
+    ids=["opened", "refused", "away"],
+)
+async def test_a_feed_that_is_granted_or_refused_is_a_word_also_where_it_tells_nothing(
+    opens: bool, end: Exception, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no line: the next try waits longer each time."""
+    told: list[str] = []
+    pauses: list[float] = []
+
+    class Feed:
+        async def changes(self, _: int, opened: Callable[[], None]) -> AsyncIterator[Change | None]:
+            if opens:
+                opened()
+            raise end
+            yield
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == len(RETRY_S):
+            raise Over
+
+    class Always:
+        def uniform(self, *_: float) -> float:
+            return 1.0
+
+    monkeypatch.setattr("moorage.controller.changes.asyncio.sleep", sleep)
+    ports: Any = (Feed(), None, structlog.get_logger(), Always())
+    with pytest.raises(Over):
+        await follow(*ports, heard=lambda: told.append("heard"))
+    assert (tuple(pauses), len(told)) == (RETRY_S, words * len(RETRY_S))
+
+
+class Over(Exception):
+    """Enough was seen."""
+
+
+@dataclass
+class Mute:
+    """A run that is looked at once in a Lease's time, while the feed never says a word. Time goes on where `ask`
+    sleeps, and where no gateway answers it. `away`: from when to when none could be heard (ms). `frozen`: when this
+    process is, and for how long.
+    """
+
+    scene: Scene
+    ends: int
+    away: tuple[int, int] = (0, 0)
+    frozen: tuple[int, int] = (0, 0)
+    beats: bool = False
+    now: int = 0
+    lost: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def out(self) -> bool:
+        """Whether no gateway can be heard now."""
+        return self.away[0] <= self.now < self.away[1]
+
+    async def ready(self) -> None:
+        if self.out:
+            await self.sleep(READY_TIMEOUT_S)
+            raise GatewayAway("no answer")
+
+    async def sleep(self, seconds: float) -> None:
+        for _ in range(round(seconds)):
+            if self.now == self.frozen[0]:
+                self._goes_on(self.frozen[1])
+            self._goes_on(1_000)
+            self.scene.away = self.out
+            if self.now % LEASE == 0:
+                self.lost += [(self.now, reason) for reason in self.scene.look()]
+            if self.beats and self.now % PERIOD == 0 and not self.out:
+                self.scene.beat()
+            if self.now >= self.ends or self.lost:
+                raise Over
+
+    def _goes_on(self, ms: int) -> None:
+        self.now += ms
+        self.scene.clock.advance(ms)
+        self.scene.world.now += ms
+
+    async def losses(self) -> list[tuple[int, str]]:
+        """When an owner was given up, and why."""
+        self.scene.passes(HOUR, self.scene.beat)
+        gateway: Any = self
+        with pytest.raises(Over):
+            await ask(gateway, self.scene.signs, self.sleep)
+        return self.lost
+
+
+@pytest.mark.rule("F4", "F6")
+@SKEWS
+async def test_a_feed_that_says_nothing_hides_no_dead_owner(skew: int) -> None:
+    """A proxy holds it back, or its other end is gone while another gateway answers."""
+    assert await Mute(Scene(skew), ends=HOUR).losses() == [(LEASE, "OwnerLost")]
+
+
+@pytest.mark.rule("F4", "F6")
+@pytest.mark.parametrize(
+    ("away", "frozen"),
+    [((1_000, 39_000), (0, 0)), ((1_000, 119_000), (0, 0)), ((0, 0), (1_000, 38_000))],
+    ids=["between two looks", "past two looks", "frozen"],
+)
+async def test_an_outage_counts_against_nobody_also_where_the_feed_says_nothing(
+    away: tuple[int, int], frozen: tuple[int, int]
+) -> None:
+    assert not await Mute(Scene(0), ends=HOUR, away=away, frozen=frozen, beats=True).losses()
+    [(at, reason)] = await Mute(Scene(0), ends=HOUR, away=away, frozen=frozen).losses()
+    assert reason == "OwnerLost"
+    assert at >= max(away[1], sum(frozen)) + LEASE, "a full period, in which the owner comes back"
+
+
+def test_a_feed_that_broke_off_and_a_gateway_that_is_asked_are_heard_before_it_is_a_silence() -> None:
+    feed, asked = GatewaySettings().keep_alive_ms, 2 * (READY_TIMEOUT_S + ASK_AGAIN_S) * 1000
+    assert feed < QUIET_MS < QUIET_MS + asked < UNHEARD_MS
+    assert feed < FEED_SILENCE_S * 1000 < (FEED_SILENCE_S + max(RETRY_S)) * 1000 < UNHEARD_MS
+    assert UNHEARD_MS <= LEASE // 2
 
 
 @pytest.mark.parametrize(

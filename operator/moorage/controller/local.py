@@ -14,7 +14,7 @@ from moorage.api.merge import patched
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
-from moorage.controller.changes import follow
+from moorage.controller.changes import ask, follow
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.gateway_client import GatewayClient
@@ -175,6 +175,7 @@ class LocalRun:
             asyncio.create_task(
                 follow(self._gateway, self._operator, self._log, self._chance, heard=self._signs.heard)
             ),
+            asyncio.create_task(ask(self._gateway, self._signs)),
         ]
         ended = asyncio.create_task(self._ended.wait())
         try:

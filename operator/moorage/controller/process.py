@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
-from moorage.controller.changes import follow
+from moorage.controller.changes import ask, follow
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.events import Events
@@ -120,6 +120,7 @@ async def run_operator(
         operator.queue.run(),
         usability.queue.run(),
         follow(deps.gateway, operator, deps.log, deps.chance, heard=signs.heard),
+        ask(deps.gateway, signs),
         scan.run(settings.scan_s),
         events.post(),
         guard.run(),

@@ -7,10 +7,10 @@ elsewhere, takes no run from its owner and leaves none with an owner that is gon
 nothing yet, and gives every owner a full period.
 
 F4: time in which nobody could be heard counts against nobody. No sign grows older in it, and at its end every owner
-gets a full period, as if the gateway were new. A gateway says something every few seconds, by its feed of changes if by
-nothing else. Where this process heard nothing for longer, the gateways were away, frozen or out of reach, or it was
-frozen itself: that is so for all runs, those that nobody looked at meanwhile among them. A run of its own nobody could
-hear of between a look at it that no gateway answered and the next that one did.
+gets a full period, as if the gateway were new. A gateway says something every few seconds, by its feed of changes or
+because it is asked (`changes.ask`). Where this process heard nothing for longer, the gateways were away, frozen or out
+of reach, or it was frozen itself: that is so for all runs, those that nobody looked at meanwhile among them. A run of
+its own nobody could hear of between a look at it that no gateway answered and the next that one did.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Signs:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._runs: dict[str, _Run] = {}
+        self._began = clock.monotonic_ms()
         self._heard_at: int | None = None
         self._silences = _spans()
 
@@ -59,6 +60,10 @@ class Signs:
         if self._heard_at is not None and now - self._heard_at >= UNHEARD_MS:
             self._silences.append((self._heard_at, now))
         self._heard_at = now
+
+    def unheard_ms(self) -> int:
+        """For how long no gateway was heard; where none ever was, since this process began to listen."""
+        return self._clock.monotonic_ms() - (self._began if self._heard_at is None else self._heard_at)
 
     def dated(self, observed: Observed) -> Observed:
         """The same picture, its signs of life dated by this process's clock. What has ended or is gone is forgotten."""
