@@ -158,11 +158,11 @@ def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
     assert end.payload["message"] == told
 
 
-def pauses(reason: str, *, progress: bool) -> list[int]:
-    """How long each of five attempts that are lost so makes the next one wait (ms)."""
+def pauses(*reasons: str, progress: bool) -> list[int]:
+    """How long each attempt that is lost so makes the next one wait (ms)."""
     world, found = running(), []
     world.spec = a_spec(max_attempts=100)
-    for attempt in range(1, 6):
+    for attempt, reason in enumerate(reasons, 1):
         if progress:
             world.report("cp", T.ITERATION_COMPLETE, {"iteration": attempt})
         lost = {"epoch": world.state.epoch, "role": "runner", "reason": reason, "message": ""}
@@ -179,12 +179,18 @@ def pauses(reason: str, *, progress: bool) -> list[int]:
 def test_attempts_that_got_on_or_were_lost_by_no_fault_of_theirs_make_the_next_wait_no_longer(
     reason: str, progress: bool
 ) -> None:
-    assert pauses(reason, progress=progress) == [backoff_ms(f"u-1:{n}", 1) for n in range(1, 6)]
+    assert pauses(*[reason] * 5, progress=progress) == [backoff_ms(f"u-1:{n}", 1) for n in range(1, 6)]
 
 
 @pytest.mark.rule("R6")
 def test_each_attempt_that_dies_without_a_safe_point_may_double_the_pause() -> None:
-    assert pauses("OOMKilled", progress=False) == [backoff_ms(f"u-1:{n}", n) for n in range(1, 6)]
+    assert pauses(*["OOMKilled"] * 5, progress=False) == [backoff_ms(f"u-1:{n}", n) for n in range(1, 6)]
+
+
+@pytest.mark.rule("R6")
+def test_a_loss_without_blame_isnt_waited_for_longer_itself_and_counts_in_the_next_pause_that_is() -> None:
+    found = pauses("OOMKilled", "NodeLost", "OOMKilled", progress=False)
+    assert found == [backoff_ms(f"u-1:{n}", tries) for n, tries in ((1, 1), (2, 1), (3, 3))]
 
 
 @pytest.mark.rule("R6")

@@ -30,7 +30,7 @@ INTERRUPTED = "Interrupted"
 BLAMELESS = frozenset(
     {"GatewayLost", "NodeLost", "OwnerChanged", "OwnerLost", "Preempted", "SandboxDeleted", "Terminated"}
 ) | {VOLUME_UNREACHABLE}
-"""What befell an attempt and says nothing of the run: the next one doesn't wait longer for it."""
+"""What befell an attempt and says nothing of the run: the next one doesn't wait longer right after it."""
 
 
 def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
@@ -65,8 +65,9 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
 
 
 def _pause(uid: str, s: RunState) -> int:
-    """R6: it grows with the attempts that came to no safe point, which are those that counted double. How many there
-    were in all is no sign that the next one fails: a long run outlives many nodes.
+    """R6: it grows with the attempts that came to no safe point, which are those that counted double, whatever took
+    them; but not right after one without blame. How many there were in all is no sign that the next one fails: a long
+    run outlives many nodes.
     """
     if s.last_loss is not None and s.last_loss.reason == INTERRUPTED:
         return 0
