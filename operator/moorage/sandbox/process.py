@@ -29,6 +29,7 @@ from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
+from moorage.core.run.words import self_told
 from moorage.points import Point, inherited, reached
 from moorage.procfs import below, processes
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
@@ -338,7 +339,7 @@ def _last_words(log: Path, code: int) -> tuple[str, str]:
     """Typed reason and message from the runner's termination log, else from the exit code."""
     try:
         told = json.loads(log.read_text())
-        return str(told["reason"]), str(told["message"])
+        return self_told(str(told["reason"]), str(told["message"]))
     except (OSError, ValueError, KeyError, TypeError):
         if code == 0:
             return "Completed", ""

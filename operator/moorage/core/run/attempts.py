@@ -20,16 +20,14 @@ from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, Sandbox
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.state import Deferral, RunState
 from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
-from moorage.core.run.words import fail, give_up, lost
+from moorage.core.run.words import KNOWN_OUTSIDE, fail, give_up, lost
 
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
 LEASE_MS = 40_000
 VOLUME_UNREACHABLE = "VolumeUnreachable"
 INTERRUPTED = "Interrupted"
 """The owner died, and somebody has started it again: there is nothing to wait for."""
-BLAMELESS = frozenset(
-    {"GatewayLost", "NodeLost", "OwnerChanged", "OwnerLost", "Preempted", "SandboxDeleted", "Terminated"}
-) | {VOLUME_UNREACHABLE}
+BLAMELESS = KNOWN_OUTSIDE | {"GatewayLost", "Terminated"}
 """What befell an attempt and says nothing of the run: the next one doesn't wait longer right after it."""
 
 
