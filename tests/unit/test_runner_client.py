@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -153,6 +154,33 @@ async def test_git_is_waited_for_while_the_gateway_fetches_and_where_it_was_slow
     came += [NetworkUnreachable("error: 503")]
     with pytest.raises(GatewayLost):
         await client.patiently(fetch)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [["away", "fetched"], ["away"], ["fetched"] * 500 + ["away"] * 30],
+    ids=["in turns", "away", "after a long fetch"],
+)
+async def test_patience_is_for_all_failures_together_and_for_no_time_that_the_gateway_prepares(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch between two failures neither uses patience up nor begins it anew. Each call takes a second here."""
+    now, came = [0.0], []
+
+    async def nothing(_: float) -> None:
+        return None
+
+    async def call() -> None:
+        now[0] += 1
+        assert len(came) < 1_000, "patience never ends"
+        came.append(answers[len(came) % len(answers)])
+        raise NoAnswer("none") if came[-1] == "away" else module.Preparing(503, "WorkspaceFetching", "ask again")
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=nothing))
+    with pytest.raises(GatewayLost):
+        await module.patiently(call, patience_s=30)
+    assert came.count("away") == 30
 
 
 @pytest.mark.rule("F4")

@@ -147,11 +147,13 @@ class GatewayClient:
 async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
     """Repeat a call while its failure may pass, with full jitter. Raise GatewayLost when patience ends.
 
-    What the gateway prepares is no outage, however long it takes; neither is git that was too slow a few times.
+    What the gateway prepares is no outage, however long it takes; neither is git that was too slow a few times. Such
+    time uses up no patience, and gives none back.
     """
     deadline = time.monotonic() + patience_s
     pause, slow = FIRST_PAUSE_S, 0
     while True:
+        began = time.monotonic()
         try:
             return await call()
         except (Preparing, BeingFetched, TimedOut) as error:
@@ -159,7 +161,7 @@ async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
             if slow == SLOW_TRIES:
                 raise
             await asyncio.sleep(FIRST_PAUSE_S)
-            deadline, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
+            deadline, pause = deadline + time.monotonic() - began, FIRST_PAUSE_S
             continue
         except GatewayError as error:
             if error.status not in PASSING:
