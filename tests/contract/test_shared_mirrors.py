@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,9 @@ class Installation:
         self._stack, self._dsn, self._clock, self.root = stack, dsn, clock, at
         self.blobs, self._key, self._serial = blobs, SigningKey.new(), 0
 
-    async def gateway(self, wait_ms: int = 60_000) -> LocalGateway:
+    async def gateway(self, wait_ms: int = 60_000, idle_ms: int = 86_400_000) -> LocalGateway:
         """One more, with an empty folder."""
-        settings = GatewaySettings(mirrors_shared=True, assignment_wait_ms=wait_ms)
+        settings = GatewaySettings(mirrors_shared=True, assignment_wait_ms=wait_ms, mirror_idle_ms=idle_ms)
         self._serial += 1
         store = await self._stack.enter_async_context(await PostgresStore.open(self._dsn))
         peers = await self._stack.enter_async_context(await PostgresPeers.open(self._dsn, self._clock))
@@ -489,27 +488,93 @@ async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
     one = await installation.gateway()
     operator = Operator(one, resolved(upstream))
     await agent_at_work(one, operator)
-    key, mirrors = MirrorKey("team-a", "w1"), one.deps.mirrors
+    tree = await worktree(one, tmp_path, "p1")
+    await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs
 
-    async def round_of_housekeeping(idle_ms: int) -> bool:
+    async def round_of_housekeeping(idle_s: int) -> bool:
         """Whether the mirror is there afterwards."""
-        settings = replace(one.deps.settings, mirror_idle_ms=idle_ms)
-        await Housekeeping(Gate(replace(one.deps, settings=settings))).once()
+        refs._idle_s = idle_s
+        await Housekeeping(one.gate).once()
         return mirrors.path(key).is_dir()
 
     assert await round_of_housekeeping(0)  # a run lives
     await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
     assert await round_of_housekeeping(0)  # its result may be asked for
+    assert refs._runs.keys() == {"u1"}
     await ok(await one.operator.post(f"{operator.door}/release"))
-    assert await round_of_housekeeping(86_400_000)  # somebody has used it
+    (left := mirrors._root / ".scratch-left").mkdir()
+    os.utime(left, (0, 0))
     assert not await round_of_housekeeping(0)
     assert not list(mirrors._root.glob(".scratch-*"))
+    assert not refs._runs
     again = Operator(one, resolved(upstream, uid="u2"))
     await again.admit()
     await ok(await again.fence(1))
     await again.register("p2", 1)
     assert (await ok(await one.sandbox("p2", "team-a").get("/v1/self")))["git"]["base"]
     assert mirrors.path(key).is_dir()
+
+
+@pytest.mark.rule("W5")
+async def test_a_mirror_that_somebody_has_used_stays_for_a_while(
+    installation: Installation, upstream: GitServer
+) -> None:
+    one = await installation.gateway()
+    operator = Operator(one, resolved(upstream))
+    await agent_at_work(one, operator)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+    await ok(await one.operator.post(f"{operator.door}/release"))
+    await Housekeeping(one.gate).once()
+    assert one.deps.mirrors.path(MirrorKey("team-a", "w1")).is_dir()
+
+
+@pytest.mark.rule("W5")
+async def test_the_mirror_of_a_run_that_came_during_a_round_stays(
+    installation: Installation, upstream: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all journals may take an hour."""
+    one = await installation.gateway(idle_ms=0)
+    mirror = one.deps.mirrors.path(MirrorKey("team-a", "w1"))
+    operator, later = Operator(one, resolved(upstream)), Operator(one, resolved(upstream, uid="u2"))
+    await agent_at_work(one, operator)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+    await ok(await one.operator.post(f"{operator.door}/release"))
+    collect = installation.blobs.collect_orphans
+
+    async def meanwhile(*args: Any) -> list[str]:
+        await later.admit()
+        return await collect(*args)
+
+    monkeypatch.setattr(installation.blobs, "collect_orphans", meanwhile)
+    await Housekeeping(one.gate).once()
+    assert mirror.is_dir()
+
+
+@pytest.mark.rule("W3", "P5")
+@pytest.mark.parametrize("remade", [False, True])
+async def test_a_run_whose_mirror_was_removed_has_all_of_it_again(
+    installation: Installation, upstream: GitServer, tmp_path: Path, remade: bool
+) -> None:
+    """`remade`: somebody has brought the repository again meanwhile, and nothing of the run."""
+    one = await installation.gateway(idle_ms=0)
+    await agent_at_work(one, Operator(one, resolved(upstream)))
+    tree = await worktree(one, tmp_path, "p1")
+    head = await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
+    assert await one.gate.refs.forget(()) == 1
+    if remade:
+        other = Operator(one, resolved(upstream, uid="u2", delivery=None))
+        await other.admit()
+        await ok(await other.fence(1))
+        await other.register("p2", 1)
+        await ok(await one.sandbox("p2", "team-a").get("/v1/self"))
+        assert CHECKPOINTS not in mirror_refs(one)
+    refs = await seen(one, tmp_path)
+    assert refs[CHECKPOINTS] == refs[candidate_ref("u1", 1)] == head
+    await write(tree, "file-2")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
 
 
 async def test_a_push_that_breaks_the_rules_is_refused_as_ever(

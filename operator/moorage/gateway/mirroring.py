@@ -92,7 +92,7 @@ class RunRefs(Protocol):
         """Remove from a mirror what killed processes left there, and the refs of runs that are over."""
 
     async def forget(self, needed: Collection[MirrorKey]) -> int:
-        """Remove mirrors that can be made anew and that no run needs; how many."""
+        """Remove mirrors that can be made anew and that no run needs, and what was left of others; how many."""
 
     async def close(self) -> None:
         """Stop what goes on beside."""
@@ -130,12 +130,13 @@ class OwnRefs:
         """Nothing goes on beside."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Followed:
-    """How far this mirror has come with a run. `base` is None until it is known to be here. `trouble`: how following
-    ended when nobody waited for it any more; it is the answer to who asks next.
+    """How far this mirror, the one after so many `removals`, has come with a run. `base` is None until it is known to
+    be here. `trouble`: how following ended when nobody waited for it any more; it is the answer to who asks next.
     """
 
+    removals: int = 0
     number: int = 0
     refs: dict[str, str] = field(default_factory=dict)
     base: str | None = None
@@ -182,12 +183,13 @@ class SharedRefs:
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """See the port."""
-        key, token, at = mirror_key(run), secrets.token_hex(8), self._at(run)
+        key, token = mirror_key(run), secrets.token_hex(8)
         self._staging.add(token)
         try:
             staged = await self._mirrors.stage(key, policy, token, body)
             if isinstance(staged, ReceiveReport):
                 return staged
+            at = self._at(run)
             try:
                 async with at.turn:
                     return await self._take(run, at, staged)
@@ -208,6 +210,7 @@ class SharedRefs:
 
     async def forget(self, needed: Collection[MirrorKey]) -> int:
         """See the port."""
+        await asyncio.to_thread(self._mirrors.sweep, SCRATCH_S)
         return await self._mirrors.remove_unused(needed, self._idle_s)
 
     async def close(self) -> None:
@@ -223,15 +226,17 @@ class SharedRefs:
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """See the port."""
-        await self._mirrors.discard_all_but(key, self._staging)
-        await asyncio.to_thread(self._mirrors.sweep, SCRATCH_S)
-        for uid in sorted(set(over) & await self._mirrors.runs(key)):
-            await self._mirrors.drop_run(key, uid)
         for uid in over:
             self._runs.pop(uid, None)
+        await self._mirrors.discard_all_but(key, self._staging)
+        for uid in sorted(set(over) & await self._mirrors.runs(key)):
+            await self._mirrors.drop_run(key, uid)
 
     def _at(self, run: Run) -> _Followed:
-        return self._runs.setdefault(run.uid, _Followed())
+        removals, at = self._mirrors.touch(mirror_key(run)), self._runs.get(run.uid)
+        if at is None or at.removals != removals:
+            at = self._runs[run.uid] = _Followed(removals)
+        return at
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
@@ -310,7 +315,7 @@ class SharedRefs:
         if (trouble := at.trouble) is not None:
             at.trouble = None
             raise trouble
-        task = asyncio.create_task(self._following.do(run.uid, partial(self._in_turn, run, at)))
+        task = asyncio.create_task(self._following.do(at, partial(self._in_turn, run, at)))
         self._beside.add(task)
         task.add_done_callback(self._ended)
         await asyncio.wait({task}, timeout=self._wait_s)

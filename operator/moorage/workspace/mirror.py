@@ -117,7 +117,7 @@ class Mirrors:
         self._now_ms = now_ms
         self._timeout = timeout
         self._locks: dict[str, asyncio.Lock] = {}
-        self._began, self._used = time.monotonic(), dict[Path, float]()
+        self._began, self._used, self._removals = time.monotonic(), dict[Path, float](), dict[Path, int]()
         self._fetches: Shared[MirrorState] = Shared()
 
     def path(self, key: MirrorKey) -> Path:
@@ -242,6 +242,11 @@ class Mirrors:
                 if time.time() - folder.stat().st_mtime > older_s:
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def touch(self, key: MirrorKey) -> int:
+        """Use it: it stays for a while. How many were removed in its place: what was known of those is not so of it."""
+        self._used[self.path(key)] = time.monotonic()
+        return self._removals.get(self.path(key), 0)
+
     async def remove_unused(self, kept: Collection[MirrorKey], idle_s: float) -> int:
         """Remove mirrors but those `kept`, where nobody has used them for so long; how many. Only for who can make each
         of them anew, and shares the folder with no other process."""
@@ -261,6 +266,7 @@ class Mirrors:
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         path.rename(folder / "mirror")
         self._used.pop(path, None)
+        self._removals[path] = self._removals.get(path, 0) + 1
         return folder
 
     # --- what is there ------------------------------------------------------------------------------------------------
