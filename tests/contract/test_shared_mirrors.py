@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from tests.gateway_script import (
     BRANCH,
     PASSWORD,
@@ -374,6 +375,58 @@ async def test_what_goes_wrong_beside_is_told_to_who_asks_next(
         last = await told_at_last(diff, "WorkspaceFetching")
         assert "the bucket is away" in refused(last, 503, "StoreUnavailable")
     assert "file-1" in (await told_at_last(diff, REFUSED)).text
+
+
+@pytest.fixture
+async def troubled(
+    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[LocalGateway, LocalGateway, Path]:
+    """Two gateways and a worktree of the first. Whoever asked the second has left, then it failed to follow."""
+    one = await installation.gateway()
+    await agent_at_work(one, Operator(one, resolved(upstream)))
+    tree = await worktree(one, tmp_path, "p1")
+    await write(tree, "file-1")
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    two = await installation.gateway()
+    run, refs = await two.gate.ledger.open("u1"), two.gate.refs
+    here, on = asyncio.Event(), asyncio.Event()
+
+    async def away(*_: Any) -> None:
+        here.set()
+        await on.wait()
+        raise StoreUnavailable("the bucket is away")
+
+    with monkeypatch.context() as meanwhile, capture_logs() as logs:
+        meanwhile.setattr(installation.blobs, "get_file", away)
+        asking = asyncio.create_task(refs.current(run))
+        await here.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        on.set()
+        await asyncio.wait(set(refs._beside))
+    told = {"event": "following_failed", "log_level": "warning", "run_uid": "u1", "reason": "StoreUnavailable"}
+    assert [each for each in logs if each["event"] == "following_failed"] == [told]
+    return one, two, tree
+
+
+async def test_what_went_wrong_beside_is_told_to_nobody_once_it_is_over(
+    troubled: tuple[LocalGateway, LocalGateway, Path], tmp_path: Path
+) -> None:
+    one, two, tree = troubled
+    run = await two.gate.ledger.open("u1")
+    await two.gate.refs.pin(run, 1, "kept", await asyncio.to_thread(git, tree, "rev-parse", "HEAD"))
+    head = await write(tree, "file-2")
+    await by_way_of(one, tree)
+    await push(tree, f"HEAD:{CHECKPOINTS}")
+    assert (await seen(two, tmp_path))[CHECKPOINTS] == head
+
+
+async def test_what_went_wrong_beside_long_ago_is_told_to_nobody(
+    troubled: tuple[LocalGateway, LocalGateway, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, two, _ = troubled
+    monkeypatch.setattr("moorage.gateway.mirroring.TROUBLE_S", 0)
+    assert CHECKPOINTS in await seen(two, tmp_path)
 
 
 @pytest.mark.rule("W4")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ BASE_PIN = "base"
 PROPOSAL_PIN = "proposal"
 WHOLE_EVERY = 32  # pushes; so many packs at most are brought from the blob store to catch up
 RETRIES = 32  # others push to the run, each time: one of them gets on, and a run has few who push
+TROUBLE_S = 60.0  # who is told to ask again does so within seconds; later it says nothing of how things are
 SCRATCH_S = 86_400  # what a killed process left on its way in or out goes after a day
 
 
@@ -130,10 +131,18 @@ class OwnRefs:
         """Nothing goes on beside."""
 
 
+@dataclass(frozen=True)
+class _Trouble:
+    """How following ended, in the loop's time, when nobody waited for it any more."""
+
+    error: BaseException
+    at: float
+
+
 @dataclass(eq=False)
 class _Followed:
     """How far this mirror, the one after so many `removals`, has come with a run. `base` is None until it is known to
-    be here. `trouble`: how following ended when nobody waited for it any more; it is the answer to who asks next.
+    be here. `trouble` is the answer to who asks next, unless following has succeeded since.
     """
 
     removals: int = 0
@@ -141,7 +150,7 @@ class _Followed:
     refs: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     whole: int = 0
-    trouble: BaseException | None = None
+    trouble: _Trouble | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def on(self, pushes: Iterable[KeptPush]) -> None:
@@ -312,15 +321,18 @@ class SharedRefs:
 
     async def _caught_up(self, run: Run, at: _Followed) -> None:
         """Follow. An empty mirror fetches a whole repository: what takes longer than a request may goes on beside."""
-        if (trouble := at.trouble) is not None:
-            at.trouble = None
-            raise trouble
+        trouble, at.trouble = at.trouble, None
+        if trouble is not None and _now() - trouble.at < TROUBLE_S:
+            raise trouble.error
         task = asyncio.create_task(self._following.do(at, partial(self._in_turn, run, at)))
         self._beside.add(task)
         task.add_done_callback(self._ended)
-        await asyncio.wait({task}, timeout=self._wait_s)
+        try:
+            await asyncio.wait({task}, timeout=self._wait_s)
+        finally:
+            if not task.done():
+                task.add_done_callback(partial(self._unheard, run, at))
         if not task.done():
-            task.add_done_callback(partial(_unheard, at))
             raise StillFetching
         task.result()
 
@@ -328,6 +340,14 @@ class SharedRefs:
         self._beside.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waits has it from the task
+
+    def _unheard(self, run: Run, at: _Followed, task: asyncio.Task[None]) -> None:
+        """Nobody waits for it now: its failure is told to who asks next. Many may have left before the same one."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if at.trouble is None or at.trouble.error is not error:
+            self._log.warning("following_failed", run_uid=run.uid, reason=type(error).__name__)
+        at.trouble = _Trouble(error, _now())
 
     async def _in_turn(self, run: Run, at: _Followed, begun: Begun) -> None:
         async with at.turn:
@@ -340,8 +360,11 @@ class SharedRefs:
         base = fixed_base(run) or next((push.base for push in pushes if push.base), None)
         if base != at.base:
             await self._bring_base(run, at, base)
-        if not pushes:
-            return
+        if pushes:
+            await self._bring_pushes(run, at, pushes)
+        at.trouble = None
+
+    async def _bring_pushes(self, run: Run, at: _Followed, pushes: Sequence[KeptPush]) -> None:
         reached(Point.FOLLOW_BEFORE)
         key, moves = mirror_key(run), dict[str, str]()
         with self._mirrors.scratch() as folder:
@@ -371,10 +394,8 @@ class SharedRefs:
         await self._mirrors.unpack(key, path)
 
 
-def _unheard(at: _Followed, task: asyncio.Task[None]) -> None:
-    """Nobody waits for it now: its failure is told to who asks next."""
-    if not task.cancelled():
-        at.trouble = task.exception()
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _busy(run: Run) -> StoreBusy:
