@@ -55,11 +55,13 @@ class Away:
 
 
 class Bucket(MemoryBlobs):
-    """Blobs that can't be put while it is `away`."""
+    """Blobs that can't be put while it is `away`, or as long as it is `silent`."""
 
-    away = False
+    away = silent = False
 
     async def put(self, *args: Any, **more: Any) -> BlobRef:
+        if self.silent:
+            await asyncio.Event().wait()
         if self.away:
             raise StoreUnavailable("the bucket is away")
         return await super().put(*args, **more)
@@ -146,16 +148,20 @@ async def test_who_waits_to_write_a_receipt_can_be_cancelled(place: Place) -> No
 
 
 @pytest.mark.rule("E1", "E3")
-async def test_an_answer_that_cant_be_kept_has_a_receipt_all_the_same(place: Place) -> None:
-    """A bucket that is away for longer takes the answer from who asks again, and leaves nothing unknown."""
-    async with place.gateway(receipt_patience_ms=0) as gateway:
+@pytest.mark.parametrize("how", ["away", "silent"])
+async def test_an_answer_that_cant_be_kept_has_a_receipt_all_the_same(place: Place, how: str) -> None:
+    """A bucket that is away takes the answer from who asks again, and leaves nothing unknown: no receipt waits for it.
+
+    A gateway that is told to end has seconds for both.
+    """
+    async with place.gateway(receipt_patience_ms=10**9, answer_patience_ms=20) as gateway:
         operator = Operator(gateway, place.spec)
         runner = await agent_at_work(gateway, operator)
-        place.authority.tell = lambda _: setattr(place.blobs, "away", True)
+        place.authority.tell = lambda _: setattr(place.blobs, how, True)
         key = {"idempotency-key": "mine"}
         assert (await runner.post(POST.format("keyed"), headers=key)).json() == {"number": 1}
         assert await receipts(operator) == [("EFFECT_RECEIPT", "confirmed")]
-        place.blobs.away = False
+        setattr(place.blobs, how, False)
         refused(await runner.post(POST.format("keyed"), headers=key), 409, "EffectDone")
         assert len(place.authority.log) == 1
 

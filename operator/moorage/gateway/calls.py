@@ -306,10 +306,11 @@ class Calls:
         await close(run, effect.effect_id, came.outcome, came.detail, **told)
 
     async def _kept(self, run: Run, content: bytes) -> dict[str, BlobRef] | None:
-        """Where the answer lies; None where it can't be kept: that it came is worth telling all the same."""
+        """Where the answer lies; None where it can't be kept soon: that it came is worth more, and is told after it."""
         try:
-            return {"answer": await self._log.outlast(run, partial(self._gate.ledger.attach, run, content))}
-        except (StoreBusy, StoreUnavailable) as error:
+            async with asyncio.timeout(self._settings.answer_patience_ms / 1000):
+                return {"answer": await self._gate.ledger.attach(run, content)}
+        except (StoreBusy, StoreUnavailable, TimeoutError) as error:
             self._gate.deps.log.warning("answer_not_kept", run_uid=run.uid, reason=type(error).__name__)
             return None
 

@@ -67,8 +67,12 @@ class GatewaySettings:
     """F4: a heartbeat is at most 1 KiB."""
 
     receipt_patience_ms: int = 30_000
-    """What a target has answered is known to this process alone: a store or bucket that is away is waited for this long
-    before the effect is left open. A failover of PostgreSQL takes seconds, and an agent waits."""
+    """What a target has answered is known to this process alone: a store that is away is waited for this long before
+    the effect is left open. A failover of PostgreSQL takes seconds, and an agent waits."""
+
+    answer_patience_ms: int = 2_000
+    """Its body may take this long to be kept: its receipt comes after it, and a gateway that is told to end has five
+    seconds for both."""
 
     upstream_patience_ms: int = 60_000
     """An upstream that can't be reached is tried again this long before the run is told to fail."""
