@@ -20,11 +20,19 @@ from moorage.app.stores import open_stores
 from moorage.core.journal.record import BlobRef
 from moorage.store.blobs_s3 import PART, S3Blobs
 from moorage.store.bucket import Bucket
-from moorage.store.errors import BlobCorrupted, BlobMissing, BucketMissing, BucketRefused, StoreUnavailable
+from moorage.store.errors import (
+    AuthorityUnreadable,
+    BlobCorrupted,
+    BlobMissing,
+    BucketMissing,
+    BucketRefused,
+    StoreUnavailable,
+)
 from moorage.testing.clock import StepClock
 from moorage.testing.s3 import FaultyWay, S3Server, cut, lost, says, spoilt
 
 NOW = 1_800_000_000_000
+BROKEN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 KEYS = {"access_key": "key-1", "secret_key": "secret-1"}
 
 
@@ -295,3 +303,9 @@ async def test_a_server_that_an_authority_of_ones_own_vouches_for_is_spoken_to_w
         assert await S3Blobs(bucket, lambda: NOW).get("team-a", ref) == b"what it says"
         with pytest.raises(StoreUnavailable):
             await S3Blobs(replace(bucket, ca=None, patience_s=1.0), lambda: NOW).get("team-a", ref)
+
+
+@pytest.mark.parametrize("given", [b"", b"not a pem", b"\xff", BROKEN], ids=["empty", "words", "bytes", "broken"])
+def test_an_authority_that_cant_be_read_is_told_by_its_setting(given: bytes) -> None:
+    with pytest.raises(AuthorityUnreadable, match=r"store\.blobs\.s3\.caSecretRef"):
+        S3Blobs(Bucket("shop", "https://127.0.0.1:1", ca=given, **KEYS), lambda: NOW)
