@@ -131,6 +131,35 @@ async def test_a_pushs_answer_outlasts_a_store_that_is_away_for_a_moment(place: 
         assert place.store.times == 0
 
 
+async def test_all_that_a_push_waits_for_has_one_patience(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlast, ends = EffectLog.outlast, list[float | None]()
+
+    async def watched(log: EffectLog, run: Any, write: Any, until: float | None = None) -> Any:
+        ends.append(until)
+        return await outlast(log, run, write, until)
+
+    monkeypatch.setattr(EffectLog, "outlast", watched)
+    async with place.gateway().serving() as gateway:
+        operator = Operator(gateway, place.spec)
+        _, head = await work_done(gateway, operator, tmp_path)
+        await verified(gateway, operator, head)
+        await ok(await operator.deliver(1, head))
+    assert len(ends) == 2
+    assert len({*ends}) == 1
+    assert None not in ends
+
+
+async def test_a_receipt_is_given_up_once_its_time_is_over(place: Place) -> None:
+    async with place.gateway(receipt_patience_ms=10**9) as gateway:
+        await agent_at_work(gateway, Operator(gateway, place.spec))
+        gate, place.store.times = Gate(gateway.deps), 10**9
+        run = await gate.ledger.open("u1")
+        with pytest.raises(StoreUnavailable):
+            await EffectLog(gate).receipt(run, "push-1", "confirmed", "", until=0)
+
+
 @pytest.mark.rule("E1")
 async def test_who_waits_to_write_a_receipt_can_be_cancelled(place: Place) -> None:
     async with place.gateway() as gateway:

@@ -82,26 +82,39 @@ class EffectLog:
         reached(Point.INTENT_AFTER)
 
     async def receipt(
-        self, run: Run, effect_id: str, outcome: str, detail: str, *, beside: Sequence[Draft] = (), **more: Any
+        self,
+        run: Run,
+        effect_id: str,
+        outcome: str,
+        detail: str,
+        *,
+        beside: Sequence[Draft] = (),
+        until: float | None = None,
+        **more: Any,
     ) -> None:
         """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile.
 
-        `beside` is told with it, unless the run has ended.
+        `beside` is told with it, unless the run has ended. `until` as for `outlast`.
         """
-        await self.outlast(run, partial(self._receipt, run, effect_id, outcome, detail, beside=beside, more=more))
+        write = partial(self._receipt, run, effect_id, outcome, detail, beside=beside, more=more)
+        await self.outlast(run, write, until)
 
     async def found(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> None:
         """The same, where it was asked for again: what is known already, or known better, is no news."""
         await self.outlast(run, partial(self._found, run, effect_id, outcome, detail, more))
 
-    async def outlast(self, run: Run, write: Callable[[], Awaitable[T]]) -> T:
-        """`write`, which this process alone can: a store or bucket that is away for a moment is waited for.
+    def patience(self) -> float:
+        """Until when what came just now may be tried to be written, in the loop's time: `receipt_patience_ms` on."""
+        return asyncio.get_running_loop().time() + self._patience_s
 
-        Each time from the run as it is then. Raise what the last try did once `receipt_patience_ms` are over; whoever
-        is cancelled meanwhile ends at once, and the effect is as open as it was.
+    async def outlast(self, run: Run, write: Callable[[], Awaitable[T]], until: float | None = None) -> T:
+        """`write`, which this process alone can: a store that is away for a moment is waited for.
+
+        Each time from the run as it is then. Raise what the last try did once it is `until` (None: what `patience` says
+        now); whoever is cancelled meanwhile ends at once, and the effect is as open as it was.
         """
-        time = asyncio.get_running_loop().time
-        until, pause = time() + self._patience_s, FIRST_PAUSE_S
+        time, pause = asyncio.get_running_loop().time, FIRST_PAUSE_S
+        until = self.patience() if until is None else until
         while True:
             try:
                 if run.at is None:
