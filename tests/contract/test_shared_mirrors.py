@@ -105,6 +105,15 @@ async def write(tree: Path, name: str, text: str = "x\n") -> str:
     return await asyncio.to_thread(commit, tree, name, text)
 
 
+async def pushed(gateway: LocalGateway, operator: Operator, tmp_path: Path, *refspecs: str) -> tuple[Path, str]:
+    """An agent is at work, and the first commit of its worktree is pushed, as a checkpoint if nothing else is said."""
+    await agent_at_work(gateway, operator)
+    tree = await worktree(gateway, tmp_path, "p1")
+    head = await write(tree, "file-1")
+    await push(tree, *(refspecs or [f"HEAD:{CHECKPOINTS}"]))
+    return tree, head
+
+
 async def take_over(operator: Operator) -> None:
     """Attempt 1 is lost, attempt 2 has a pod."""
     await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
@@ -242,10 +251,7 @@ async def test_a_fenced_epochs_push_is_kept_by_nobody(
     """Its pack was on its way while the epoch rose at another gateway: the store refuses the row."""
     one, two = await installation.gateway(), await installation.gateway()
     operator, other = Operator(one, resolved(upstream)), Operator(two, resolved(upstream))
-    await agent_at_work(one, operator)
-    tree = await worktree(one, tmp_path, "p1")
-    first = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    tree, first = await pushed(one, operator, tmp_path)
     await write(tree, "file-2")
     put = one.deps.blobs.put_file
 
@@ -296,10 +302,7 @@ async def test_a_gateway_that_dies_while_it_follows_follows_again(
     installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any, point: Point
 ) -> None:
     one, two = await installation.gateway(), await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    _, head = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
     dies_at(monkeypatch, point)
     with pytest.raises(Exception, match="503"):
         await seen(two, tmp_path)
@@ -323,10 +326,7 @@ async def test_who_asks_a_gateway_with_an_empty_mirror_is_told_to_ask_again(
     """Bringing a repository may take minutes: no request lasts as long, and git's caller knows that from an outage."""
     one = await installation.gateway()
     operator = Operator(one, resolved(upstream))
-    await agent_at_work(one, operator)
-    tree = await worktree(one, tmp_path, "p1")
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
+    _, head = await pushed(one, operator, tmp_path, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
     two = await installation.gateway(wait_ms=20)
     get_file, on, asked = installation.blobs.get_file, asyncio.Event(), list[str]()
 
@@ -356,10 +356,7 @@ async def test_what_goes_wrong_beside_is_told_to_who_asks_next(
 ) -> None:
     one = await installation.gateway()
     operator = Operator(one, resolved(upstream))
-    await agent_at_work(one, operator)
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    await push(tree, f"HEAD:refs/heads/{BRANCH}")
+    await pushed(one, operator, tmp_path, f"HEAD:refs/heads/{BRANCH}")
     two = await installation.gateway(wait_ms=20)
     on = asyncio.Event()
 
@@ -383,10 +380,7 @@ async def troubled(
 ) -> tuple[LocalGateway, LocalGateway, Path]:
     """Two gateways and a worktree of the first. Whoever asked the second has left, then it failed to follow."""
     one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    tree, _ = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
     two = await installation.gateway()
     run, refs = await two.gate.ledger.open("u1"), two.gate.refs
     here, on = asyncio.Event(), asyncio.Event()
@@ -515,10 +509,7 @@ async def test_a_released_runs_packs_go_and_so_do_its_refs_at_every_gateway(
 ) -> None:
     one, two = await installation.gateway(), await installation.gateway()
     operator = Operator(one, resolved(upstream))
-    await agent_at_work(one, operator)
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    await pushed(one, operator, tmp_path)
     assert CHECKPOINTS in await seen(two, tmp_path)
     (kept,) = await one.deps.store.kept_pushes("u1")
     assert kept.pack.sha256 in await installation.blobs.digests("team-a")
@@ -540,10 +531,7 @@ async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
     """It is a cache: the volume is not for every repository that there ever was. The next run makes it anew."""
     one = await installation.gateway()
     operator = Operator(one, resolved(upstream))
-    await agent_at_work(one, operator)
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    await pushed(one, operator, tmp_path)
     key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs
 
     async def round_of_housekeeping(idle_s: int) -> bool:
@@ -612,10 +600,9 @@ async def test_a_run_whose_mirror_was_removed_has_all_of_it_again(
 ) -> None:
     """`remade`: somebody has brought the repository again meanwhile, and nothing of the run."""
     one = await installation.gateway(idle_ms=0)
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
+    tree, head = await pushed(
+        one, Operator(one, resolved(upstream)), tmp_path, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}"
+    )
     assert await one.gate.refs.forget(()) == 1
     if remade:
         other = Operator(one, resolved(upstream, uid="u2", delivery=None))
@@ -634,10 +621,7 @@ async def test_a_push_that_breaks_the_rules_is_refused_as_ever(
     installation: Installation, upstream: GitServer, tmp_path: Path
 ) -> None:
     one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    tree, _ = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
     await asyncio.to_thread(git, tree, "commit", "--amend", "-qm", "another")
     blob = await asyncio.to_thread(git, tree, "rev-parse", "HEAD:file-1")
     for refspec, why in (
@@ -685,10 +669,7 @@ async def test_the_base_is_found_again_whatever_became_of_its_branch(
     if how in {"shallow", "ephemeral"}:
         spec = spec.model_copy(update={"workspace": space.model_copy(update=change)})
     one = await installation.gateway()
-    await agent_at_work(one, Operator(one, spec))
-    tree = await worktree(one, tmp_path, "p1")
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
+    _, head = await pushed(one, Operator(one, spec), tmp_path)
     seed = tmp_path / "seed"
     if how == "rewritten":
         await asyncio.to_thread(git, seed, "commit", "--amend", "-qm", "another root")

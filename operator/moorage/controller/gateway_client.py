@@ -125,7 +125,7 @@ class GatewayClient:
         """Returns where a gateway could take a heartbeat now; else raises GatewayAway, soon."""
         await self._call("GET", "/readyz", wait_s=READY_TIMEOUT_S)
 
-    async def changes(self, after: int, opened: Callable[[], None] = lambda: None) -> AsyncIterator[Change | None]:
+    async def changes(self, after: int, opened: Callable[[], None]) -> AsyncIterator[Change | None]:
         """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it. `opened` is called once
         the gateway has agreed to tell.
         """

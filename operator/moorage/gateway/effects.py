@@ -130,7 +130,7 @@ class EffectLog:
     async def _receipt(
         self, run: Run, effect_id: str, outcome: str, detail: str, *, beside: Sequence[Draft], more: Mapping[str, Any]
     ) -> None:
-        if outcome == "unknown" and _is(run, effect_id, outcome):
+        if outcome == "unknown" and _status(run, effect_id) == outcome:
             return  # nothing new
         try:
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more), *beside)
@@ -144,7 +144,7 @@ class EffectLog:
     async def _found(self, run: Run, effect_id: str, outcome: str, detail: str, more: Mapping[str, Any]) -> None:
         def news(run: Run) -> None:
             """Raise Known where another gateway has found out as much meanwhile."""
-            if _is(run, effect_id, outcome) or (known(run, effect_id) and outcome not in KNOWN):
+            if _status(run, effect_id) == outcome or (known(run, effect_id) and outcome not in KNOWN):
                 raise Known
 
         try:
@@ -168,8 +168,9 @@ class Known(Exception):
 
 def known(run: Run, effect_id: str) -> bool:
     """I8: it is certain what became of an effect."""
-    return any(_is(run, effect_id, outcome) for outcome in KNOWN)
+    return _status(run, effect_id) in KNOWN
 
 
-def _is(run: Run, effect_id: str, status: str) -> bool:
-    return any(effect.effect_id == effect_id and effect.status == status for effect in run.state.effects)
+def _status(run: Run, effect_id: str) -> str | None:
+    """None for one that nobody means to."""
+    return next((effect.status for effect in run.state.effects if effect.effect_id == effect_id), None)

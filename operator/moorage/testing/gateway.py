@@ -115,8 +115,7 @@ class LocalGateway:
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []
-        self.gate = Gate(self.deps)
-        self._app = app_of(self.gate)
+        self._begin()
         self.operator = self.client(OPERATOR_TOKEN)
 
     async def __aenter__(self) -> LocalGateway:
@@ -140,6 +139,9 @@ class LocalGateway:
         """Forget everything that only memory held."""
         peers = Alone() if isinstance(self.deps.peers, Alone) else self.deps.peers
         self.deps = replace(self.deps, metrics=GatewayMetrics(CollectorRegistry()), peers=peers)
+        self._begin()
+
+    def _begin(self) -> None:
         self.gate = Gate(self.deps)
         self._app = app_of(self.gate)
 
