@@ -53,9 +53,7 @@ def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tena
     }
     before = len(tenant.world.model_log())
     tenant.run("slow", agent=agent, goal=f"{tenant.namespace}: Take your time.")
-    waited = time.monotonic() + 90
-    while len(tenant.world.model_log()) < before + 2:
-        assert time.monotonic() < waited, tenant.status("slow")
+    assert eventually(lambda: len(tenant.world.model_log()) >= before + 2, within_s=90), tenant.status("slow")
     pod = tenant.sandbox("slow")["metadata"]["name"]
 
     def begun() -> bool:
