@@ -239,7 +239,7 @@ async def test_no_connection_is_away() -> None:
         with pytest.raises(GatewayAway):
             await client.pending()
         with pytest.raises(GatewayAway):
-            [change async for change in client.changes(0)]
+            [change async for change in client.changes(0, lambda: None)]
 
 
 async def test_a_feed_that_is_refused_has_not_opened() -> None:
@@ -254,7 +254,7 @@ async def test_a_feed_that_is_refused_has_not_opened() -> None:
 async def test_a_feed_of_another_shape_is_a_broken_feed(odd: str) -> None:
     async with answering(200, odd) as (client, _):
         with pytest.raises(GatewayAway):
-            [change async for change in client.changes(0)]
+            [change async for change in client.changes(0, lambda: None)]
 
 
 async def test_the_feed_is_changes_and_signs_of_life() -> None:
