@@ -296,7 +296,8 @@ PROVIDER = {"protocol": "anthropic-messages", "baseURL": "https://models.example
         ("Agent", COMMAND | {"constraints": {"cost": {"hard": "8"}}}, "NotSupported"),
         ("ModelProvider", PROVIDER, None),
         ("ModelProvider", PROVIDER | {"models": [{"name": "m-1"}]}, None),
-        ("ModelProvider", PROVIDER | {"protocol": "openai-chat"}, "ProtocolNotSupported"),
+        ("ModelProvider", PROVIDER | {"protocol": "openai-chat"}, None),
+        ("ModelProvider", PROVIDER | {"protocol": "openai-responses"}, None),
     ],
 )
 def test_whether_runs_can_use_an_object_is_found_out_as_a_run_would(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,40 +12,74 @@ from starlette.responses import Response
 
 from moorage.api.wire import ResolvedModel
 from moorage.core.journal.record import RecordType
-from moorage.gateway import anthropic
-from moorage.gateway.anthropic import Reading
+from moorage.core.models.passing import Passing
+from moorage.core.models.protocol import Protocol
+from moorage.core.models.reading import EVENT_STREAM, Reading
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
+from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, reached
 
 TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One model request as it came. `bytes_hash` is over its canonical bytes, `headers` are those to send on."""
+    """One model request as it came.
 
+    `asked` is what `body` says, `sent` the body that leaves, `bytes_hash` is over the canonical bytes of what came,
+    `headers` are those to send on.
+    """
+
+    protocol: Protocol
     request_id: str
     body: bytes
+    asked: Mapping[str, Any]
+    sent: bytes
     bytes_hash: str
     model: str
-    stream: bool
     query: str
     turn: int | None
     again: bool
     headers: dict[str, str]
 
+    @property
+    def stream(self) -> bool:
+        """Whether events are asked for."""
+        return self.asked.get("stream") is True
+
+    def outgoing(
+        self, path: str, model: ResolvedModel, credential: Mapping[str, str], settings: GatewaySettings
+    ) -> dict[str, Any]:
+        """What `httpx.AsyncClient.build_request` takes, for a path of the provider's."""
+        base = model.base_url.rstrip("/").removesuffix("/v1")
+        connect = settings.model_connect_ms / 1000
+        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
+        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (self.headers | dict(credential)).items()]
+        return {
+            "method": "POST",
+            "url": f"{base}{path}" + (f"?{self.query}" if self.query else ""),
+            "content": self.sent,
+            "headers": headers,
+            "timeout": httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect),
+        }
+
 
 @dataclass(frozen=True)
 class Answered:
-    """How an exchange ended: HTTP status (0: no answer), and why it isn't whole, if it isn't."""
+    """How an exchange ended: HTTP status (0: no answer), and why it isn't whole, if it isn't.
+
+    `billed`: it may have cost something.
+    """
 
     status: int
     content_type: str
     problem: str | None = None
+    billed: bool = False
 
     @property
     def good(self) -> bool:
@@ -73,9 +108,10 @@ class Exchange:
     """Used once."""
 
     def __init__(self, gate: Gate, caller: Caller, ask: Ask) -> None:
-        self._gate, self._caller, self._ask = gate, caller, ask
+        self._gate, self._caller, self._ask, self._protocol = gate, caller, ask, ask.protocol
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
-        self._kept = Kept(gate.deps.settings.max_content_bytes)
+        self._limit = gate.deps.settings.max_content_bytes
+        self._kept = Kept(self._limit)
         self._began = 0
 
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
@@ -84,49 +120,49 @@ class Exchange:
         reached(Point.MODEL_BEFORE)
         self._began = self._clock.monotonic_ms()
         try:
-            answer = await self._gate.deps.http.send(self._outgoing(model, credential), stream=True)
+            answer = await self._send(model, credential)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            await self._note_answer(Answered(0, JSON, type(error).__name__), Reading())
+            told = Answered(0, JSON, type(error).__name__, billed=not isinstance(error, NOT_SENT))
+            await self._note_answer(told, Reading())
             why = f"the model provider can't be reached ({type(error).__name__})"
             raise Refusal(why, status=502, reason="ProviderUnreachable") from None
         self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
-        told = Answered(answer.status_code, answer.headers.get("content-type", JSON))
-        streams = told.good and told.content_type.startswith(anthropic.EVENT_STREAM)
+        told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
+        streams = told.good and told.content_type.startswith(EVENT_STREAM)
         body = self._stream(answer, told) if streams else self._whole(answer, told)
         headers = returned(answer.headers, decoded=True) | _tokens_left(self._caller.run)
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
-    def _outgoing(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Request:
-        ask, settings = self._ask, self._gate.deps.settings
-        url = f"{model.base_url.rstrip('/')}/v1/messages" + (f"?{ask.query}" if ask.query else "")
-        connect = settings.model_connect_ms / 1000
-        timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect)
-        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
-        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (ask.headers | dict(credential)).items()]
-        return self._gate.deps.http.build_request("POST", url, content=ask.body, headers=headers, timeout=timeout)
+    async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
+        http, settings = self._gate.deps.http, self._gate.deps.settings
+        request = self._ask.outgoing(self._protocol.path, model, credential, settings)
+        return await http.send(http.build_request(**request), stream=True)
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _stream(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
-        """Pass events on as they come; the chunk that ends the message waits for its record."""
-        reader, noted, problem = anthropic.StreamReader(), False, "EndedEarly"
+        """Pass events on as they come; what ends the answer waits for its record."""
+        passing = Passing(self._protocol, self._limit, altered=self._ask.sent is not self._ask.body)
+        noted, problem = False, "EndedEarly"
         try:
-            async for chunk in answer.aiter_bytes():
-                self._kept.add(chunk)
-                if reader.feed(chunk) and not noted:
-                    noted = True
-                    await self._note_answer(told, reader.reading)
-                reached(Point.MODEL_STREAM)
-                yield chunk
-                if not noted and _stopped(self._caller.run):
-                    problem = "Stopped"
-                    break
+            async with contextlib.aclosing(_pieces(answer, passing)) as pieces:
+                async for piece in pieces:
+                    self._kept.add(piece)
+                    if passing.reading.complete and not noted:
+                        noted = True
+                        await self._note_answer(told, passing.reading)
+                    if piece:
+                        reached(Point.MODEL_STREAM)
+                        yield piece
+                    if not noted and (passing.over or _stopped(self._caller.run)):
+                        problem = "TooLarge" if passing.over else "Stopped"
+                        break
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
             await answer.aclose()
             if not noted:
-                await self._note_answer(Answered(told.status, told.content_type, problem), reader.reading)
+                await self._note_answer(Answered(told.status, told.content_type, problem, billed=True), passing.reading)
         if not noted:
             raise Cut(problem)
 
@@ -141,8 +177,8 @@ class Exchange:
         finally:
             await answer.aclose()
         problem = problem or ("TooLarge" if self._kept.over else None)
-        reading = anthropic.read_message(self._kept.content()) if told.good else Reading()
-        await self._note_answer(Answered(told.status, told.content_type, problem), reading)
+        reading = self._protocol.read(self._kept.content()) if told.good else Reading()
+        await self._note_answer(Answered(told.status, told.content_type, problem, told.billed), reading)
         if problem:
             raise Cut(problem)
         yield self._kept.content()
@@ -153,7 +189,7 @@ class Exchange:
         """Content first, then the record, both durable before anything leaves (E1, J8)."""
         run, ask = self._caller.run, self._ask
         payload = {
-            "protocol": anthropic.PROTOCOL,
+            "protocol": self._protocol.name,
             "model": ask.model,
             "bytes_hash": ask.bytes_hash,
             "size": len(ask.body),
@@ -164,7 +200,7 @@ class Exchange:
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
-        usage, estimated = reading.settled() if told.good else ({}, False)
+        usage, estimated = reading.settled(len(self._ask.body)) if told.billed else ({}, False)
         payload = {
             "status": told.status,
             "usage": usage,
@@ -200,9 +236,16 @@ class Exchange:
 
     def _measure(self, told: Answered, usage: Mapping[str, int]) -> None:
         outcome = told.problem or ("ok" if told.good else str(told.status))
-        self._metrics.model_requests.labels(anthropic.PROTOCOL, outcome).inc()
+        self._metrics.model_requests.labels(self._protocol.name, outcome).inc()
         for name, amount in usage.items():
             self._metrics.model_tokens.labels(name).inc(amount)
+
+
+async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[bytes, None]:
+    """What may go on, piece by piece; an empty one is a moment to look up."""
+    async for chunk in answer.aiter_bytes():
+        yield passing.feed(chunk)
+    yield passing.close()
 
 
 def _tokens_left(run: Run) -> dict[str, str]:

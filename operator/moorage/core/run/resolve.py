@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from moorage.api.agent import Agent, AgentTemplate, EgressHost, ModelChoice, Sandbox
@@ -32,10 +33,13 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.models.anthropic import MESSAGES
+from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.observed import Problem
 
 Placement = Literal["local", "cluster"]
-SUPPORTED_PROTOCOLS = frozenset({"anthropic-messages"})
+SPEAKS = MappingProxyType({"builtin": frozenset({MESSAGES.name})})
+"""Protocols that a driver's program speaks; what isn't named here may speak any."""
 
 
 @dataclass(frozen=True)
@@ -202,16 +206,17 @@ def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> Res
         command=template.command or (),
         args=template.args or (),
         env={variable.name: variable.value for variable in template.env or ()},
-        model=_model(template.model, refs) if template.model else None,
+        model=_model(template, template.model, refs) if template.model else None,
     )
 
 
-def _model(choice: ModelChoice, refs: References) -> ResolvedModel:
+def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> ResolvedModel:
     name = choice.provider_ref.name
     spec = _found("ModelProvider", name, refs.provider).spec
-    if spec.protocol not in SUPPORTED_PROTOCOLS:
-        known = ", ".join(sorted(SUPPORTED_PROTOCOLS))
-        why = f"ModelProvider {name} speaks {spec.protocol}, which this version doesn't relay; it relays: {known}"
+    spoken = SPEAKS.get(template.driver, PROTOCOLS.keys())
+    if spec.protocol not in spoken:
+        known = ", ".join(sorted(spoken))
+        why = f"ModelProvider {name} speaks {spec.protocol}; the driver {template.driver} speaks: {known}"
         raise Unresolved("ProtocolNotSupported", why)
     allowed = tuple(model.name for model in spec.models or ())
     if allowed and choice.name not in allowed:

@@ -1,0 +1,257 @@
+"""The model doors in all three protocols, against the stand-in over real sockets."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import Operator, agent_at_work, ok, resolved
+
+from moorage.api.wire import ResolvedLimits, ResolvedModel, SecretRef
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
+from moorage.testing.models.script import Usage
+
+KEY = "sk-real-0123456789abcdef"
+MODEL = "m-1"
+CALL = ToolCall(name="bash", input={"command": "ls " + "x" * 200})
+USAGE = Usage(input_tokens=17, output_tokens=300, cache_read_input_tokens=100, reasoning_tokens=256)
+REPLY = Reply(text="word " * 50, tools=(CALL,), usage=USAGE)
+CUT = Reply(text="word " * 50, usage=USAGE, faults=(Fault(kind="cut", after=6),))
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A protocol as an agent knows it: where it asks, with what, and what the journal has of the answer."""
+
+    name: str
+    path: str
+    question: dict[str, Any]
+    stop: str
+    final: bytes
+    reasoning: bool = True
+
+    def ask(self, **changes: Any) -> dict[str, Any]:
+        """A request's body."""
+        return {"model": MODEL} | self.question | changes
+
+    @property
+    def vector(self) -> dict[str, int]:
+        """What USAGE is counted as."""
+        counted = {"input_tokens": 17, "cache_read_tokens": 100, "output_tokens": 300}
+        return counted | ({"reasoning_tokens": 256} if self.reasoning else {})
+
+
+USER = [{"role": "user", "content": "mend it"}]
+ANTHROPIC = Spoken(
+    "anthropic-messages",
+    "/model/v1/messages",
+    {"max_tokens": 1_000, "messages": USER},
+    "tool_use",
+    b"message_stop",
+    reasoning=False,
+)
+RESPONSES = Spoken(
+    "openai-responses", "/model/v1/responses", {"input": "mend it"}, "completed", b"event: response.completed"
+)
+CHAT = Spoken("openai-chat", "/model/v1/chat/completions", {"messages": USER}, "tool_calls", b'"tool_calls"}')
+ALL = pytest.mark.parametrize("spoken", [ANTHROPIC, RESPONSES, CHAT], ids=lambda each: each.name)
+
+
+@dataclass
+class Place:
+    """A run at a stand-in that speaks all protocols."""
+
+    gateway: LocalGateway
+    upstream: GitServer
+    model: StandIn
+    operator: Operator | None = None
+
+    async def run(self, spoken: Spoken, **changes: Any) -> Operator:
+        """Begin the run, its agent at work."""
+        self.gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+        limits = changes.pop("limits", ResolvedLimits())
+        model = ResolvedModel(
+            provider="main",
+            protocol=spoken.name,
+            base_url=self.model.url,
+            name=MODEL,
+            credentials=SecretRef(name="model", key="api-key"),
+        ).model_copy(update=changes)
+        spec = resolved(self.upstream)
+        agent = spec.agent.model_copy(update={"model": model})
+        operator = Operator(self.gateway, spec.model_copy(update={"agent": agent, "limits": limits}))
+        await agent_at_work(self.gateway, operator)
+        return operator
+
+    async def ask(self, spoken: Spoken, pod: str = "p1", **changes: Any) -> httpx.Response:
+        """What a sandbox asks."""
+        headers = {"authorization": f"Bearer token-of-{pod}", "openai-beta": "x"}
+        return await self.client(pod).post(spoken.path, json=spoken.ask(**changes), headers=headers)
+
+    def client(self, pod: str = "p1") -> httpx.AsyncClient:
+        """A sandbox's."""
+        return self.gateway.sandbox(pod, "team-a")
+
+
+@pytest.fixture
+def script() -> Sequence[Reply]:
+    return (REPLY,)
+
+
+@pytest.fixture
+async def place(gateway: LocalGateway, upstream: GitServer, script: Sequence[Reply]) -> AsyncIterator[Place]:
+    async with StandIn(Script(replies=tuple(script))).serving() as model:
+        yield Place(gateway, upstream, model)
+
+
+def said(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def some(usage: dict[str, int]) -> dict[str, int]:
+    return {name: amount for name, amount in usage.items() if amount}
+
+
+async def last(operator: Operator, kind: str) -> Any:
+    return [record for record in await operator.records() if record.type == kind][-1]
+
+
+async def asked_directly(model: StandIn, spoken: Spoken, **changes: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=model.url) as client:
+        return await client.post(spoken.path.removeprefix("/model"), json=spoken.ask(**changes))
+
+
+@pytest.mark.rule("T2", "B1")
+@ALL
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_protocol_passes_as_it_is_and_is_counted(place: Place, spoken: Spoken, stream: bool) -> None:
+    operator = await place.run(spoken)
+    answer = await place.ask(spoken, stream=stream)
+    assert answer.status_code == 200
+    assert answer.content == (await asked_directly(place.model, spoken, stream=stream)).content
+    assert place.model.log[0].api_key == KEY
+    request, response = await last(operator, "MODEL_REQUEST"), await last(operator, "MODEL_RESPONSE")
+    assert (request.payload["protocol"], request.payload["stream"]) == (spoken.name, stream)
+    assert (some(response.payload["usage"]), response.payload["estimated"]) == (spoken.vector, False)
+    assert (response.payload["stop_reason"], response.payload["complete"]) == (spoken.stop, True)
+    content = await place.gateway.deps.blobs.get("team-a", response.attachments["content"])
+    assert content == answer.content
+    assert some((await operator.state())["usage"]) == spoken.vector | {"model_requests": 1}
+
+
+@pytest.mark.rule("R2")
+@ALL
+async def test_the_record_comes_before_what_can_be_acted_on(place: Place, spoken: Spoken) -> None:
+    operator, got = await place.run(spoken), b""
+    async with place.client().stream("POST", spoken.path, json=spoken.ask(stream=True)) as answer:
+        async for chunk in answer.aiter_bytes():
+            got += chunk
+            if spoken.final in chunk:
+                assert "MODEL_RESPONSE" in await operator.types()
+    assert spoken.final in got
+
+
+@pytest.mark.rule("R2")
+@ALL
+async def test_a_recovered_attempt_gets_the_recorded_answer_and_is_not_billed(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken)
+    first = await place.ask(spoken, stream=True)
+    used = (await operator.state())["usage"]
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    place.gateway.restart()
+    again = await place.ask(spoken, "p2", stream=True)
+    assert (again.content, again.headers["x-moorage-replayed"]) == (first.content, "true")
+    assert (await operator.state())["usage"] == used
+    assert len(place.model.log) == 1
+
+
+@pytest.mark.parametrize("script", [(CUT,)])
+@ALL
+async def test_a_cut_stream_is_cut_for_the_agent_too_and_settled_as_an_estimate(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken)
+    with pytest.raises(httpx.RemoteProtocolError):
+        await place.ask(spoken, stream=True)
+    payload = (await last(operator, "MODEL_RESPONSE")).payload
+    assert (payload["complete"], payload["estimated"]) == (False, True)
+    assert payload["usage"]["input_tokens"] > 0
+    assert payload["usage"]["output_tokens"] >= 1
+
+
+async def test_a_chats_usage_is_told_to_us_and_only_to_who_asked(place: Place) -> None:
+    await place.run(CHAT)
+    plain = await place.ask(CHAT, stream=True)
+    asking = await place.ask(CHAT, stream=True, stream_options={"include_usage": True})
+    sent = [body.get("stream_options") for body in place.model.bodies]
+    assert sent == [{"include_usage": True}] * 2
+    assert all(chunk["choices"] for chunk in said(plain))
+    assert said(asking)[:-1] == said(plain)
+    assert said(asking)[-1]["usage"]["completion_tokens"] == 300
+    assert plain.text.endswith("data: [DONE]\n\n")
+
+
+@ALL
+async def test_refusals_are_in_the_providers_shape_and_not_retried(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken, limits=ResolvedLimits(tokens_hard=0))
+    other = await place.ask(spoken, model="m-2")
+    spent = await place.ask(spoken)
+    assert [(a.status_code, a.headers["x-should-retry"]) for a in (other, spent)] == [(404, "false"), (400, "false")]
+    error = spent.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("BudgetExhausted")
+    assert place.model.log == []
+    assert "MODEL_REQUEST" not in await operator.types()
+
+
+async def test_the_other_protocols_doors_are_closed_to_a_run(place: Place) -> None:
+    await place.run(RESPONSES)
+    for other in (ANTHROPIC, CHAT):
+        answer = await place.ask(other)
+        assert answer.status_code == 404
+        assert "ask at /v1/responses" in answer.json()["error"]["message"]
+    assert place.model.log == []
+
+
+@pytest.mark.parametrize("script", [(Reply(text="x", faults=(Fault(kind="status", status=429, retry_after_s=3),)),)])
+@ALL
+async def test_a_providers_refusal_passes_and_costs_nothing(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken)
+    answer = await place.ask(spoken)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    payload = (await last(operator, "MODEL_RESPONSE")).payload
+    assert (payload["status"], payload["usage"], payload["complete"]) == (429, {}, False)
+
+
+@ALL
+async def test_the_list_of_models_is_what_the_run_may_use(place: Place, spoken: Spoken) -> None:
+    await place.run(spoken, allowed=("m-1", "vendor/m-2"))
+    client = place.client()
+    listed = (await ok(await client.get("/model/v1/models")))["data"]
+    assert [model["id"] for model in listed] == ["m-1", "vendor/m-2"]
+    assert await ok(await client.get("/model/v1/models/vendor/m-2")) == listed[1]
+    missing = await client.get("/model/v1/models/m-3")
+    assert (missing.status_code, "error" in missing.json()) == (404, True)
+    stranger = await place.gateway.sandbox("nobody", "team-a").get("/model/v1/models")
+    assert stranger.status_code in {401, 425}
+    assert place.model.log == []
+
+
+async def test_tokens_are_counted_by_the_provider_and_nothing_is_recorded(place: Place) -> None:
+    operator = await place.run(ANTHROPIC, limits=ResolvedLimits(tokens_hard=0))
+    body = ANTHROPIC.ask()
+    answer = await place.client().post("/model/v1/messages/count_tokens", json=body)
+    assert (answer.status_code, answer.json()["input_tokens"] > 5) == (200, True)
+    refused = await place.client().post("/model/v1/messages/count_tokens", json=body | {"model": "m-2"})
+    assert refused.status_code == 404
+    assert not [kind for kind in await operator.types() if kind.startswith("MODEL")]
+
+
+async def test_a_base_url_with_the_version_in_it_is_the_same_address(place: Place) -> None:
+    await place.run(CHAT, base_url=f"{place.model.url}/v1/")
+    assert (await place.ask(CHAT)).status_code == 200
