@@ -7,8 +7,10 @@ import pytest
 
 from moorage.drivers.builtin import driver as builtin
 from moorage.drivers.builtin import model, tools
-from moorage.drivers.command import LINE_CAP, PIPE_GRACE_S, STOP_GRACE_S, CommandDriver
+from moorage.drivers.command import LINE_CAP, CommandDriver
+from moorage.drivers.program import PIPE_GRACE_S, STOP_GRACE_S
 from moorage.drivers.registry import known, load
+from moorage.drivers.telling import RESULT_CHARACTERS
 from moorage.runner.host import AgentPaths
 from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
 
@@ -51,7 +53,7 @@ def test_limits_in_words_are_the_true_ones() -> None:
     assert (PIPE_GRACE_S, builtin.MAX_CUT, builtin.MAX_EMPTY) == (2.0, 3, 2)
     for told in ("heard for\ntwo seconds", "four answers in a row", "three empty answers"):
         assert told in COMMAND + BUILTIN
-    assert f"{tools.RESULT_CHARACTERS:,} characters" in BUILTIN
+    assert f"{RESULT_CHARACTERS:,} characters" in BUILTIN
 
 
 def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moorage.core.journal.canonical import canonical
 from moorage.drivers.builtin.answer import Malformed, parse
-from moorage.drivers.builtin.driver import _journaled
+from moorage.drivers.telling import journaled
 
 
 def body(*content: Any, stop: str = "tool_use", **more: Any) -> bytes:
@@ -64,13 +64,13 @@ def test_depth_is_bounded() -> None:
         parse(body(call(value=deep)))
 
 
-def test_half_surrogates_and_numbers_past_json_can_still_be_sent_and_journaled() -> None:
+def test_half_surrogates_and_numbers_past_json_can_still_be_sent_andjournaled() -> None:
     given = b'{"t": "\\ud800", "n": NaN, "big": 123456789012345678901234567890}'
     block = b'{"type": "tool_use", "id": "a", "name": "w", "input": %s}' % given
     arguments = parse(b'{"type": "message", "content": [%s]}' % block).calls[0].arguments
     json.dumps(arguments, ensure_ascii=False).encode()
     assert arguments["n"] is None
-    canonical({"arguments": _journaled(arguments)})
+    canonical({"arguments": journaled(arguments)})
 
 
 JSON_VALUES = st.recursive(
@@ -96,4 +96,4 @@ def test_any_message_gives_an_answer_that_can_be_sent_back(content, stop, usage)
     assert all(amount > 0 for amount in answer.usage.values())
     json.dumps(answer.content(), ensure_ascii=False).encode()
     for each in answer.calls:
-        canonical({"arguments": _journaled(each.arguments)})
+        canonical({"arguments": journaled(each.arguments)})

@@ -11,8 +11,8 @@ from starlette.routing import Mount
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits, ResolvedModel
 from moorage.drivers.builtin import BuiltinDriver, prompt
-from moorage.drivers.builtin.driver import MAX_ARGUMENTS
 from moorage.drivers.port import Outcome
+from moorage.drivers.telling import MAX_ARGUMENTS
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorage.drivers.builtin.tools import RESULT_CHARACTERS, Toolbox, ToolResult
+from moorage.drivers.builtin.tools import Toolbox
+from moorage.drivers.telling import RESULT_CHARACTERS, ToolResult
 from moorage.runner.processes import PR_SET_CHILD_SUBREAPER, ChildProcess, become_subreaper, family, processes, spawn
 
 

@@ -6,14 +6,12 @@ unique ids and plain JSON arguments, or a `Malformed`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from moorage.api.tokens import ANTHROPIC
-
-MAX_DEPTH = 64
+from moorage.drivers.untrusted import read
 
 
 class Malformed(ValueError):
@@ -65,8 +63,8 @@ class Answer:
 def parse(body: bytes) -> Answer:
     """Read an answer. Raises Malformed."""
     try:
-        told = _plain(json.loads(body, parse_constant=lambda _: None), MAX_DEPTH)
-    except (ValueError, RecursionError) as error:
+        told = read(body)
+    except ValueError as error:
         raise Malformed(str(error) or type(error).__name__) from None
     if not isinstance(told, dict) or told.get("type") != "message" or not isinstance(told.get("content"), list):
         raise Malformed("the answer is no message")
@@ -93,16 +91,3 @@ def _usage(usage: object) -> dict[str, int]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """The same value without half surrogates, which no UTF-8 can carry."""
-    if depth == 0:
-        raise Malformed("the answer is nested too deep")
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_plain(k, depth): _plain(v, depth - 1) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, depth - 1) for item in value]
-    return value

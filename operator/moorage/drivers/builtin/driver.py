@@ -8,24 +8,21 @@ new conversation from the goal and a handoff made of facts (R4), at the next num
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moorage.core.journal.canonical import canonical
-from moorage.core.journal.errors import NotCanonical
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer, Call
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
-from moorage.drivers.builtin.tools import Toolbox, ToolResult
+from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.port import Guarantees, Host, Outcome, Task
+from moorage.drivers.program import SUMMARY_CAP
+from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
 MAX_OUTPUT_TOKENS = 8_192
-MAX_ARGUMENTS = 1 << 20  # bytes of a call's arguments; more fits no report to the journal
 MAX_CUT = 3  # N1: answers in a row that the output limit cut
 MAX_EMPTY = 2
-SUMMARY_CAP = 4_096
 FEW_ITERATIONS = 3
 TOKENS_SHORT = 0.2  # of the hard limit
 
@@ -78,6 +75,10 @@ class _Loop:
     cut: int = 0
     empty: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
+    telling: Telling = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.telling = Telling(self.host)
 
     async def run(self) -> Outcome:
         self.tokens, self.done = self.task.tokens_used, self.task.iterations_used
@@ -122,7 +123,7 @@ class _Loop:
     async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
         """Do what was decided; an Outcome where that is the end."""
         self.tokens += sum(answer.usage.values())
-        await self._show(answer.text)
+        await self.telling.said(answer.text)
         if answer.text.strip():
             self.summary = answer.text.strip()[:SUMMARY_CAP]
         self.cut = self.cut + 1 if answer.cut else 0
@@ -168,27 +169,15 @@ class _Loop:
 
     async def _run_call(self, iteration: int, index: int, call: Call) -> ToolResult:
         """M1: the arguments are durable before anything of the call runs."""
-        place = {"tool": call.name[:128], "iteration": iteration, "index": index}
-        size = len(json.dumps(call.arguments))
-        arguments = _journaled(call.arguments) if size <= MAX_ARGUMENTS else None
-        await self._tell("TOOL_REQUEST", {**place, "arguments": arguments, "bytes": size}, iteration, index)
+        place = Place(call.name, iteration, index)
+        size = await self.telling.asked(place, call.arguments)
         if size <= MAX_ARGUMENTS:
             result = await self.tools.run(call.name, call.arguments)
         else:
             why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
             result = ToolResult(False, why, size=len(why))
-        await self._tell("TOOL_RESPONSE", {**place, **result.payload()}, iteration, index)
-        await self._show(f"[{call.name} {_brief(call)}: {_end(result)}]")
+        await self.telling.answered(place, call.arguments, result)
         return result
-
-    async def _tell(self, kind: str, payload: Mapping[str, Any], iteration: int, index: int) -> None:
-        """Under ids that follow from the place of the call, so that told twice it is one record."""
-        call_id = f"{iteration}.{index}"
-        await self.host.emit(kind, payload, record_id=f"{kind}:{call_id}", turn=iteration, tool_call_id=call_id)
-
-    async def _show(self, text: str) -> None:
-        if text.strip():
-            await self.host.output("stdout", f"{text.rstrip()}\n".encode())
 
     # --- the conversation ---------------------------------------------------------------------------------------------
 
@@ -260,23 +249,3 @@ def _unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     *before, last = messages
     *blocks, block = last["content"]
     return [*before, {**last, "content": [*blocks, {k: v for k, v in block.items() if k != "cache_control"}]}]
-
-
-def _journaled(arguments: dict[str, Any]) -> object:
-    """As they are where canonical JSON can hold them; else as text."""
-    try:
-        canonical(arguments)
-    except NotCanonical:
-        return json.dumps(arguments)
-    return arguments
-
-
-def _brief(call: Call) -> str:
-    text = str(call.arguments.get("command") or call.arguments.get("path") or "").strip()
-    return text.splitlines()[0][:120] if text else ""
-
-
-def _end(result: ToolResult) -> str:
-    if result.timed_out:
-        return "timed out"
-    return f"exit {result.exit_code}" if result.exit_code is not None else ("ok" if result.ok else "refused")

@@ -1,0 +1,50 @@
+"""Agents that come from npm, installed once per lock file into the cache: exact versions, each with its integrity hash.
+
+The lock files name no registry: npm asks the one that it is set up for, and takes only what has the hash. Scripts of
+packages don't run.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from e2e.cluster.caches import workplace
+from e2e.cluster.console import Console
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.locks import exclusive
+from e2e.cluster.paths import CHECKOUT
+from e2e.cluster.shell import run_logged
+
+FOLDER = CHECKOUT / "sandbox-images"
+LOCK = "package-lock.json"
+_INSTALL = ("npm", "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
+
+
+def installed(agent: str, cache: Path, console: Console) -> Path:
+    """Install what the lock file in sandbox-images/AGENT names, unless it is there.
+
+    Returns:
+        the folder node_modules.
+
+    Raises:
+        HarnessError: npm isn't there, or refused.
+    """
+    sources = [FOLDER / agent / name for name in ("package.json", LOCK)]
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    final = cache / "npm" / f"{agent}-{digest}"
+    with exclusive(cache / "npm" / "lock"):
+        if not final.is_dir():
+            if shutil.which("npm") is None:
+                raise HarnessError("npm isn't installed or not on PATH: install Node.js with npm and try again")
+            with console.step(f"install {agent}"), workplace(final.parent, agent) as partial:
+                _install(sources, partial, cache / "logs" / f"npm-{agent}.log")
+                (partial / "whole").rename(final)
+    return final / "node_modules"
+
+
+def _install(sources: list[Path], partial: Path, log: Path) -> None:
+    whole = partial / "whole"
+    whole.mkdir()
+    for path in sources:
+        shutil.copy(path, whole)
+    run_logged([*_INSTALL, f"--cache={partial / 'downloads'}"], log, cwd=whole)

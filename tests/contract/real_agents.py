@@ -1,0 +1,57 @@
+"""The real agents, as npm has them, and a model for them that is none: what the drivers' contract tests share."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from e2e.cluster.console import Console
+from e2e.cluster.npm import installed
+from e2e.cluster.paths import cache_root
+from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.testing.models import Reply, Script, StandIn, ToolCall
+from moorage.testing.models.script import Usage
+from moorage.testing.serving import listening
+
+PROTOCOLS = {"codex": "openai-responses", "pi": "anthropic-messages"}
+USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000)
+DONE = Reply(text="All done.", usage=USAGE)
+
+
+def program(agent: str) -> Path:
+    """Where the agent's program is; npm brings it first."""
+    modules = installed(agent, cache_root(), Console())
+    if agent == "codex":  # the static binary: npm's own `codex` is a script that starts it
+        return next(modules.glob("@openai/codex-linux-*/vendor/*/bin/codex"))
+    return modules / ".bin" / agent
+
+
+def path_with(agent: str, folder: Path) -> str:
+    """A PATH on which the agent is found under its own name."""
+    folder.mkdir(exist_ok=True)
+    (folder / agent).symlink_to(program(agent))
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def resolved(agent: str, path: str, protocol: str = "", url: str = "http://127.0.0.1:9") -> ResolvedAgent:
+    """The agent with a model."""
+    model = ResolvedModel(provider="p", protocol=protocol or PROTOCOLS[agent], base_url=url, name="scripted")
+    return ResolvedAgent(driver=agent, env={"PATH": path}, model=model)
+
+
+def run(agent: str, *commands: str, text: str = "") -> Reply:
+    """A decision to run shell commands, by the tool that the agent has for that."""
+    tool, argument = {"codex": ("exec_command", "cmd"), "pi": ("bash", "command")}[agent]
+    calls = tuple(ToolCall(name=tool, input={argument: command}) for command in commands)
+    return Reply(text=text, tools=calls, usage=USAGE)
+
+
+@contextlib.asynccontextmanager
+async def model_door(*replies: Reply) -> AsyncIterator[tuple[str, StandIn]]:
+    """A stand-in where the runner's relay has the model door; the URL is the relay's."""
+    model = StandIn(Script(replies=replies))
+    async with listening(Starlette(routes=[Mount("/model", app=model.app)])) as url:
+        yield url, model
