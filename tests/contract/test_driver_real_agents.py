@@ -1,12 +1,18 @@
 """Real, unmodified Codex and pi, from npm, driven against the stand-in model: what they do is told as facts."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.contract.real_agents import DONE, model_door, path_with, resolved, run
+from tests.contract.real_agents import DONE, PROTOCOLS, model_door, path_with, resolved, run
 
+from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
 from moorage.drivers.registry import load
 from moorage.testing.host import LocalHost, task_for
+from moorage.testing.models import Fault, Reply, Script
+from moorage.testing.trees import git
+from moorage.testing.world import BRANCH, MODEL_KEY, World
 
 AGENTS = ("codex", "pi")
 pytestmark = pytest.mark.timeout(300)  # the first one may have to wait for npm
@@ -48,3 +54,89 @@ async def test_it_mends_a_file_and_tells_each_call(agent, path, host):
     assert host.iterations == [1, 2, 3]
     total = {name: sum(each.get(name, 0) for each in host.usage) for name in host.usage[-1]}
     assert total == {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}
+
+
+@pytest.mark.parametrize(
+    ("status", "end"), [(401, ("failed", "ModelUnauthorized")), (400, ("exhausted", "BudgetExhausted"))]
+)
+async def test_a_refusal_of_the_model_is_no_success_whatever_the_exit_code(agent, path, host, status, end):
+    message = "BudgetExhausted: the run's token limit is used up" if status == 400 else "no way"
+    fault = Fault(kind="status", status=status, times=99, message=message)
+    async with model_door(Reply(text="Fine.", faults=(fault,))) as (url, _):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (ended.outcome, ended.reason) == end
+    assert message in ended.message
+
+
+async def test_a_failure_that_it_gets_over_is_none(agent, path, host):
+    fault = Fault(kind="status", status=500)
+    async with model_door(run(agent, "echo two > a.txt").model_copy(update={"faults": (fault,)}), DONE) as (url, _):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (ended.outcome, (host.tree / "a.txt").read_text()) == ("completed", "two\n")
+
+
+@pytest.mark.rule("B3")
+async def test_no_decision_follows_the_last_iteration_that_there_may_be(agent, path, host):
+    steps = [run(agent, f"echo {n} > a.txt") for n in range(9)]
+    task = task_for(host, resolved(agent, path), limits=ResolvedLimits(max_iterations=2))
+    async with model_door(*steps, DONE) as (url, _):
+        ended = await load(agent).run(replace(task, relay_url=url), host)
+    assert (ended.outcome, host.iterations) == ("exhausted", [1, 2])
+
+
+async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
+    goal = "Mend it. " * 20_000 + "The last words."
+    async with model_door(DONE) as (url, model):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url, goal=goal), host)
+    assert ended.outcome == "completed"
+    assert goal in str(model.bodies[0])
+
+
+@pytest.mark.rule("X2")
+async def test_a_stop_ends_it_and_all_that_it_started(agent, path, host):
+    async with model_door(run(agent, "echo begun > begun; sleep 1000"), DONE) as (url, _):
+        working = asyncio.create_task(load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host))
+        async with asyncio.timeout(60):
+            while not (host.tree / "begun").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        host.stopping.set()
+        ended = await working
+    assert (ended.outcome, ended.reason) == ("cancelled", "Stopped")
+
+
+async def test_a_conversation_that_survived_goes_on_and_hears_of_the_handoff(agent, path, host):
+    script = (run(agent, "echo two > a.txt"), DONE, run(agent, "cat a.txt"), Reply(text="Really done."))
+    task = task_for(host, resolved(agent, path))
+    async with model_door(*script) as (url, model):
+        assert (await load(agent).run(replace(task, relay_url=url), host)).outcome == "completed"
+        again = replace(task, relay_url=url, next_iteration=3, iterations_used=2, handoff="Two steps are done.")
+        ended = await load(agent).run(again, host)
+    assert (ended.outcome, ended.summary) == ("completed", "Really done.")
+    assert [entry.reply for entry in model.log] == [0, 1, 2, 3]
+    assert "Two steps are done." in str(model.bodies[2])
+    assert host.iterations == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("T2", "L4", "V3")
+async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(agent, path, tmp_path):
+    script = Script(replies=(run(agent, "env > env.txt; echo two > a.txt", text="I mend it."), DONE))
+    async with World(tmp_path / "world", script=script) as world:
+        chosen = resolved(agent, path, url=world.model.url)
+        model = chosen.model.model_copy(update={"credentials": SecretRef(name="model", key="apiKey")})
+        check = ResolvedCheck(name="two", run="grep -qx two a.txt")
+        work = await world.admit(agent=chosen.model_copy(update={"model": model}), acceptance=(check,))
+        sandbox = await work.start()
+        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        assert await (await work.verify()).ended() == 0
+        state = await work.state()
+        assert state["verification"]["passed"] is True, state["agent_end"]
+        assert (state["iteration"], state["usage"]["tool_calls"], state["usage"]["model_requests"]) == (2, 1, 2)
+        assert state["usage"]["cache_read_tokens"] == 2_000
+        await work.deliver()
+        seen = git(world.remote.root / "shop.git", "show", f"{BRANCH}:env.txt")
+        assert MODEL_KEY not in seen
+        assert {entry.api_key for entry in world.model.log} == {MODEL_KEY}
+        assert {entry.protocol for entry in world.model.log} == {PROTOCOLS[agent]}
+        assert [p["changed"] for p in await work.content("ITERATION_COMPLETE")] == [True, False]
+        logs = "".join(each["text"] for each in await work.content("AGENT_OUTPUT"))
+        assert "I mend it." in logs

@@ -185,14 +185,13 @@ class AgentListener:
                 self._trouble = self._failure(fact.message)
                 await self._telling.said(f"[{self._trouble}]")
             case Ended():
-                self._end = fact
-                self._failure(fact.failure or "")
+                self._end = Ended(None if fact.failure is None else self._failure(fact.failure))
                 self.final.set()
 
     def _failure(self, message: str) -> str:
         """A failure's words, looked through for a refused key."""
         self._refused = self._refused or bool(REFUSED.search(message))
-        return message[:MESSAGE_CAP]
+        return in_words(message)[:MESSAGE_CAP]
 
     async def _asked(self, fact: Asked) -> None:
         if fact.call in self._open or len(self._open) >= MAX_OPEN:
@@ -237,9 +236,9 @@ class AgentListener:
 
     def _failed(self, why: str, code: int) -> Outcome:
         if SPENT in why:
-            return Outcome("exhausted", "BudgetExhausted", why[:MESSAGE_CAP], self.summary, code)
+            return Outcome("exhausted", "BudgetExhausted", why, self.summary, code)
         reason = "ModelUnauthorized" if self._refused else "AgentFailed"
-        return Outcome("failed", reason, why[:MESSAGE_CAP], self.summary, code)
+        return Outcome("failed", reason, why, self.summary, code)
 
 
 def _event(piece: Piece) -> dict[str, Any] | None:
@@ -252,6 +251,16 @@ def _event(piece: Piece) -> dict[str, Any] | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("type"), str) else None
+
+
+def in_words(message: str) -> str:
+    """A provider's error, which programs like to repeat as JSON, by its message."""
+    before, brace, rest = message.partition("{")
+    try:
+        said = mapping(mapping(read(f"{brace}{rest}".encode())).get("error")).get("message")
+    except ValueError:
+        return message
+    return f"{before}{said}" if isinstance(said, str) else message
 
 
 def mapping(value: object) -> Mapping[str, Any]:

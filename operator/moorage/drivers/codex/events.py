@@ -59,7 +59,7 @@ class CodexEvents:
     def _started(self, item: Mapping[str, Any]) -> Sequence[Fact] | None:
         call, tool = text(item.get("id")), _tool(item)
         if tool is None:
-            return [] if item.get("type") in {"agent_message", "todo_list", *WORDS} else None
+            return [] if text(item.get("type")) in {"agent_message", "todo_list", *WORDS} else None
         self._open.add(call)
         return [Asked(call, tool, _arguments(item))]
 

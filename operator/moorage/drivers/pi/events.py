@@ -69,7 +69,7 @@ class PiEvents:
 
     def _turn(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         message = mapping(event.get("message"))
-        if message.get("stopReason") in {"error", "aborted"}:
+        if text(message.get("stopReason")) in {"error", "aborted"}:
             return []
         return [Settled(counts(mapping(message.get("usage")), USAGE), more=bool(event.get("toolResults")))]
 
