@@ -17,22 +17,20 @@ from moorage.testing.models.script import Usage
 from moorage.testing.serving import listening
 
 PROTOCOLS = {"codex": "openai-responses", "pi": "anthropic-messages"}
+PROGRAMS = {  # as the images have them; npm's own `codex` is a script that starts the static binary
+    "codex": {"codex": "@openai/codex-linux-*/vendor/*/bin/codex"},
+    "pi": {"pi": ".bin/pi", "node": "node-linux-*/bin/node"},
+}
 USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000)
 DONE = Reply(text="All done.", usage=USAGE)
 
 
-def program(agent: str) -> Path:
-    """Where the agent's program is; npm brings it first."""
-    modules = installed(agent, cache_root(), Console())
-    if agent == "codex":  # the static binary: npm's own `codex` is a script that starts it
-        return next(modules.glob("@openai/codex-linux-*/vendor/*/bin/codex"))
-    return modules / ".bin" / agent
-
-
 def path_with(agent: str, folder: Path) -> str:
-    """A PATH on which the agent is found under its own name."""
+    """A PATH on which the agent's programs are found; npm brings them first."""
+    modules = installed(agent, cache_root(), Console())
     folder.mkdir(exist_ok=True)
-    (folder / agent).symlink_to(program(agent))
+    for name, place in PROGRAMS[agent].items():
+        (folder / name).symlink_to(next(modules.glob(place)))
     return f"{folder}:{os.environ['PATH']}"
 
 

@@ -149,6 +149,8 @@ class AgentListener:
             facts = self._facts(piece)
             if facts is None or piece.kind != "line":
                 await self._host.output("stdout", piece.data)
+            if piece.kind == "text":
+                self._look(piece.data)
             for fact in facts or ():
                 await self._take(fact)
 
@@ -156,7 +158,7 @@ class AgentListener:
         """All of it is output; looked through for a refused key."""
         before = b""
         async for data in stderr:
-            self._refused = self._refused or bool(UNAUTHORIZED.search(before + data))
+            self._look(before + data)
             before = data[-OVERLAP:]
             await self._host.output("stderr", data)
 
@@ -187,6 +189,10 @@ class AgentListener:
             case Ended():
                 self._end = Ended(None if fact.failure is None else self._failure(fact.failure))
                 self.final.set()
+
+    def _look(self, said: bytes) -> None:
+        """Look for a refused key in what is no event."""
+        self._refused = self._refused or bool(UNAUTHORIZED.search(said))
 
     def _failure(self, message: str) -> str:
         """A failure's words, looked through for a refused key."""
