@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.gateway_script import Operator, agent_at_work, ok, resolved
 
-from moorage.api.wire import ResolvedLimits, ResolvedModel, SecretRef
+from moorage.api.wire import ResolvedLimits, ResolvedModel, ResolvedPrices, SecretRef
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
@@ -142,6 +142,30 @@ async def test_each_protocol_passes_as_it_is_and_is_counted(place: Place, spoken
     content = await place.gateway.deps.blobs.get("team-a", response.attachments["content"])
     assert content == answer.content
     assert some((await operator.state())["usage"]) == spoken.vector | {"model_requests": 1}
+
+
+PRICES = {
+    MODEL: ResolvedPrices(
+        input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000, cache_write_1h=6_000_000
+    )
+}
+COST = 17 * 3 + 100 * 3 // 10 + 300 * 15  # micro-dollars of USAGE: 4,581
+
+
+@pytest.mark.rule("B1", "B3", "C7")
+@ALL
+async def test_each_answer_has_its_cost_and_a_hard_limit_stops(place: Place, spoken: Spoken) -> None:
+    limits = ResolvedLimits(cost_soft_micros=1, cost_hard_micros=2 * COST)
+    operator = await place.run(spoken, limits=limits, prices=PRICES)
+    first, second, third = [await place.ask(spoken, stream=stream) for stream in (True, False, False)]
+    assert (first.headers["x-moorage-cost-left"], first.headers["x-moorage-cost-used"]) == ("0.009162", "0.00")
+    assert (second.headers["x-moorage-cost-left"], second.headers["x-moorage-cost-used"]) == ("0.004581", "0.004581")
+    assert (third.status_code, third.headers["x-should-retry"]) == (400, "false")
+    assert "BudgetExhausted: the run's cost limit of $0.009162 is used up" in third.json()["error"]["message"]
+    answers = [r.payload["usage"]["cost_micros"] for r in await operator.records() if r.type == "MODEL_RESPONSE"]
+    assert answers == [COST, COST]
+    assert (await operator.state())["usage"]["cost_micros"] == 2 * COST
+    assert len(place.model.log) == 2
 
 
 @pytest.mark.rule("R2")

@@ -99,7 +99,9 @@ class ResolvedPrices(Wire):
 
 
 class ResolvedModel(Wire):
-    """Which model behind which endpoint; the credential stays a reference. `prices` by the name of the model."""
+    """Which model behind which endpoint; the credential stays a reference. `prices` by the name of the model;
+    `max_output_tokens` likewise, where the provider says how long its answers may be.
+    """
 
     provider: str
     protocol: str
@@ -108,6 +110,7 @@ class ResolvedModel(Wire):
     credentials: SecretRef | None = None
     allowed: tuple[str, ...] = ()
     prices: dict[str, ResolvedPrices] = {}
+    max_output_tokens: dict[str, int] = {}
 
 
 class ResolvedAgent(Wire):

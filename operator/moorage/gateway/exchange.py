@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 from starlette.responses import Response
 
-from moorage.api.wire import ResolvedModel
+from moorage.api.quantity import dollars
+from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.journal.record import RecordType
 from moorage.core.models.passing import Passing
+from moorage.core.models.prices import cost_micros
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.reading import EVENT_STREAM, Reading
 from moorage.gateway.errors import Refusal
@@ -24,6 +26,8 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, reached
 
 TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
+COST_LEFT_HEADER = "x-moorage-cost-left"
+COST_USED_HEADER = "x-moorage-cost-used"
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
 
@@ -42,6 +46,7 @@ class Ask:
     sent: bytes
     bytes_hash: str
     model: str
+    prices: ResolvedPrices | None
     query: str
     turn: int | None
     again: bool
@@ -130,7 +135,7 @@ class Exchange:
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
         streams = told.good and told.content_type.startswith(EVENT_STREAM)
         body = self._stream(answer, told) if streams else self._whole(answer, told)
-        headers = returned(answer.headers, decoded=True) | _tokens_left(self._caller.run)
+        headers = returned(answer.headers, decoded=True) | _left(self._caller.run)
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
     async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
@@ -201,6 +206,7 @@ class Exchange:
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
         usage, estimated = reading.settled(len(self._ask.body)) if told.billed else ({}, False)
+        usage = priced(usage, self._ask.prices)
         payload = {
             "status": told.status,
             "usage": usage,
@@ -237,8 +243,15 @@ class Exchange:
     def _measure(self, told: Answered, usage: Mapping[str, int]) -> None:
         outcome = told.problem or ("ok" if told.good else str(told.status))
         self._metrics.model_requests.labels(self._protocol.name, outcome).inc()
-        for name, amount in usage.items():
-            self._metrics.model_tokens.labels(name).inc(amount)
+        self._metrics.model_cost.inc(usage.get("cost_micros", 0))
+        for name in usage.keys() - {"cost_micros"}:
+            self._metrics.model_tokens.labels(name).inc(usage[name])
+
+
+def priced(usage: Mapping[str, int], prices: ResolvedPrices | None) -> dict[str, int]:
+    """The usage with what it costs, where that is known."""
+    cost = {} if prices is None or not usage else {"cost_micros": cost_micros(usage, prices)}
+    return {**usage, **cost}
 
 
 async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[bytes, None]:
@@ -248,10 +261,16 @@ async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[by
     yield passing.close()
 
 
-def _tokens_left(run: Run) -> dict[str, str]:
-    """C7: what is left before this answer."""
-    limit = run.spec.limits.tokens_hard
-    return {} if limit is None else {TOKENS_LEFT_HEADER: str(max(0, limit - run.state.usage.tokens))}
+def _left(run: Run) -> dict[str, str]:
+    """C7: what is used and left before this answer; costs in dollars."""
+    limits, used, told = run.spec.limits, run.state.usage, {}
+    if limits.tokens_hard is not None:
+        told[TOKENS_LEFT_HEADER] = str(max(0, limits.tokens_hard - used.tokens))
+    if limits.cost_hard_micros is not None:
+        told[COST_LEFT_HEADER] = dollars(max(0, limits.cost_hard_micros - used.cost_micros))
+    if limits.cost_hard_micros is not None or limits.cost_soft_micros is not None:
+        told[COST_USED_HEADER] = dollars(used.cost_micros)
+    return told
 
 
 def _stopped(run: Run) -> bool:

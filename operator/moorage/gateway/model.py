@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, Role
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
@@ -158,6 +159,7 @@ class ModelRoom:
         except TooLarge as error:
             raise Refusal(error.message, status=413, reason="TooLarge") from None
         asked = _parse(body)
+        name = _demand_allowed(asked.get("model"), _allowed(model))
         turn = request.headers.get(TURN_HEADER, "")
         return Ask(
             protocol=protocol,
@@ -166,7 +168,8 @@ class ModelRoom:
             asked=asked,
             sent=protocol.sent(asked, body),
             bytes_hash=_hash(asked, body),
-            model=_demand_allowed(asked.get("model"), _allowed(model)),
+            model=name,
+            prices=model.prices.get(name),
             query=request.url.query,
             turn=int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 10 else None,
             again=request.headers.get(RETRY_HEADER, "0") != "0",
@@ -268,6 +271,10 @@ def _demand_budget(run: Run) -> None:
     limit, used = run.spec.limits.tokens_hard, run.state.usage.tokens
     if limit is not None and used >= limit:
         raise Refusal(f"the run's token limit of {limit} is used up ({used})", status=400, reason="BudgetExhausted")
+    cost, spent = run.spec.limits.cost_hard_micros, run.state.usage.cost_micros
+    if cost is not None and spent >= cost:
+        why = f"the run's cost limit of ${dollars(cost)} is used up (${dollars(spent)})"
+        raise Refusal(why, status=400, reason="BudgetExhausted")
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -60,6 +60,9 @@ class GatewayMetrics:
             registry=registry,
         )
         self.model_tokens = Counter("moorage_model_tokens", "Tokens by kind.", ("kind",), registry=registry)
+        self.model_cost = Counter(
+            "moorage_model_cost_micro_dollars", "What models cost, where prices are known.", registry=registry
+        )
         self.git_requests = Counter(
             "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
         )

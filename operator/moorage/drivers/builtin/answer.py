@@ -30,7 +30,8 @@ class Call:
 @dataclass(frozen=True)
 class Answer:
     """One decision. `usage` in the names of the budget vector; `stop` is the provider's stop reason. One that is
-    `replayed` comes from the journal and was billed before.
+    `replayed` comes from the journal and was billed before. `spent_micros`: what the run had cost before it, where its
+    cost is limited.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Answer:
     stop: str
     usage: Mapping[str, int]
     replayed: bool = False
+    spent_micros: int | None = None
 
     @property
     def cut(self) -> bool:

@@ -8,10 +8,11 @@ new conversation from the goal and a handoff made of facts (R4), at the next num
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moorage.api.quantity import dollars
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer, Call
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
@@ -24,7 +25,7 @@ MAX_OUTPUT_TOKENS = 8_192
 MAX_CUT = 3  # N1: answers in a row that the output limit cut
 MAX_EMPTY = 2
 FEW_ITERATIONS = 3
-TOKENS_SHORT = 0.2  # of the hard limit
+SHORT = 0.2  # of the hard limit
 
 
 class BuiltinDriver:
@@ -71,6 +72,7 @@ class _Loop:
     tools: Toolbox
     summary: str = ""
     tokens: int = 0
+    spent_micros: int = 0
     done: int = 0
     cut: int = 0
     empty: int = 0
@@ -123,6 +125,7 @@ class _Loop:
     async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
         """Do what was decided; an Outcome where that is the end."""
         self.tokens += sum(answer.usage.values())
+        self.spent_micros = answer.spent_micros or self.spent_micros
         await self.telling.said(answer.text)
         if answer.text.strip():
             self.summary = answer.text.strip()[:SUMMARY_CAP]
@@ -223,18 +226,25 @@ class _Loop:
     def _warn(self) -> None:
         """C7, B3: say what is left when little is, or when a soft limit is passed."""
         limits = self.task.limits
-        iterations = tokens = None
+        left: dict[str, str] = {}
         after = self.done + 1  # this one is all but complete
         if limits.max_iterations is not None and limits.max_iterations - after <= FEW_ITERATIONS:
-            iterations = limits.max_iterations - after
-        soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
-        if limits.tokens_hard is not None:
-            left = limits.tokens_hard - self.tokens
-            tokens = max(0, left) if soft or left <= limits.tokens_hard * TOKENS_SHORT else None
-        elif soft:
-            self._say(prompt.OVER_SOFT)
-        if told := prompt.remaining(iterations, tokens):
+            left["steps"] = str(limits.max_iterations - after)
+        left |= self._short("tokens", self.tokens, limits.tokens_soft, limits.tokens_hard, str)
+        left |= self._short("dollars", self.spent_micros, limits.cost_soft_micros, limits.cost_hard_micros, dollars)
+        if told := prompt.remaining(left):
             self._say(told)
+
+    def _short(
+        self, what: str, used: int, soft: int | None, hard: int | None, spelt: Callable[[int], str]
+    ) -> dict[str, str]:
+        """What is left of it, where that is to be told; where nothing says how much, that the soft limit is passed."""
+        over = soft is not None and used >= soft
+        if hard is None:
+            if over:
+                self._say(prompt.over_soft(what))
+            return {}
+        return {what: spelt(max(0, hard - used))} if over or hard - used <= hard * SHORT else {}
 
 
 def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,10 +18,12 @@ from typing import Any
 
 import httpx
 
+from moorage.api.quantity import price_micros
 from moorage.drivers.builtin.answer import Answer, Malformed, parse
 
 VERSION = "2023-06-01"
 REPLAYED_HEADER = "x-moorage-replayed"
+COST_USED_HEADER = "x-moorage-cost-used"
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 READ_S = 630.0  # just above the gateway's own limit for silence, so that its word comes first
 MAX_SAID = 500
@@ -103,10 +105,19 @@ class ModelClient:
             return _Failure("ModelUnavailable", f"the answer was cut or never came ({type(error).__name__})")
         if response.is_success:
             try:
-                return replace(parse(response.content), replayed=REPLAYED_HEADER in response.headers)
+                answer, told = parse(response.content), response.headers
+                return replace(answer, replayed=REPLAYED_HEADER in told, spent_micros=_spent(told))
             except Malformed as error:
                 return _Failure("ModelMalformed", f"the model's answer can't be read: {error}")
         return _judge(response)
+
+
+def _spent(headers: httpx.Headers) -> int | None:
+    """C7: micro-dollars that the run had cost before this answer, where the gateway says so."""
+    try:
+        return price_micros(headers.get(COST_USED_HEADER, ""))
+    except ValueError:
+        return None
 
 
 def client(relay_url: str, dummy_key: str) -> httpx.AsyncClient:
