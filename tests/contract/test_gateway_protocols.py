@@ -1,5 +1,6 @@
 """The model doors in all three protocols, against the stand-in over real sockets."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -166,6 +167,46 @@ async def test_each_answer_has_its_cost_and_a_hard_limit_stops(place: Place, spo
     assert answers == [COST, COST]
     assert (await operator.state())["usage"]["cost_micros"] == 2 * COST
     assert len(place.model.log) == 2
+
+
+@pytest.mark.rule("B2", "B3")
+@pytest.mark.parametrize("limited", ["tokens", "cost"])
+async def test_fifty_requests_at_once_pass_a_limit_by_one_at_most(place: Place, limited: str) -> None:
+    """Each reserves its worst case and waits for room; the sum over all answers is the run's."""
+    tokens, cost = 10 * 417, 10 * COST
+    limits = ResolvedLimits(tokens_hard=tokens) if limited == "tokens" else ResolvedLimits(cost_hard_micros=cost)
+    operator = await place.run(ANTHROPIC, limits=limits, prices=PRICES)
+    asking = [place.ask(ANTHROPIC, stream=n % 2 == 0, max_tokens=300, temperature=n / 100) for n in range(50)]
+    answers = await asyncio.gather(*asking)
+    assert sorted({answer.status_code for answer in answers}) == [200, 400]
+    refused = [answer.json()["error"]["message"] for answer in answers if answer.status_code == 400]
+    assert all(message.startswith("BudgetExhausted") for message in refused)
+    used = (await operator.state())["usage"]
+    assert len(place.model.log) == used["model_requests"] == 50 - len(refused)
+    assert used["cost_micros"] == len(place.model.log) * COST
+    assert len(place.model.log) == 10, "requests that wait for room use all that there is"
+
+
+@pytest.mark.rule("B2")
+@pytest.mark.parametrize("script", [(Reply(text="x", usage=USAGE, faults=(Fault(kind="stall"),)),)])
+async def test_what_its_gateway_never_heard_the_end_of_is_charged_at_its_worst(place: Place) -> None:
+    limits = ResolvedLimits(cost_hard_micros=100_000)
+    operator = await place.run(ANTHROPIC, limits=limits, prices=PRICES)
+    waiting = asyncio.create_task(place.ask(ANTHROPIC))
+    async with asyncio.timeout(40):
+        while not place.model.log:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    reserved = (await last(operator, "MODEL_REQUEST")).payload["reserved"]
+    assert reserved["output_tokens"] == 1_000
+    assert (await operator.state())["usage"].get("cost_micros", 0) == 0
+    place.gateway.restart()
+    assert (await place.ask(ANTHROPIC, temperature=1)).status_code == 200
+    lost = next(r.payload for r in await operator.records() if r.type == "MODEL_RESPONSE")
+    assert (lost["problem"], lost["estimated"], lost["complete"]) == ("GatewayLost", True, False)
+    assert lost["usage"] == reserved
+    assert (await operator.state())["usage"]["cost_micros"] == reserved["cost_micros"] + COST
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
 @pytest.mark.rule("R2")

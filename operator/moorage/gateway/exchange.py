@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, ResolvedPrices
-from moorage.core.journal.record import RecordType
+from moorage.core.journal.record import Draft, RecordType
 from moorage.core.models.passing import Passing
-from moorage.core.models.prices import cost_micros
+from moorage.core.models.prices import Reserve, cost_micros
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.reading import EVENT_STREAM, Reading
 from moorage.gateway.errors import Refusal
@@ -22,8 +22,10 @@ from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
+from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, reached
+from moorage.store.errors import RunSealed
 
 TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
 COST_LEFT_HEADER = "x-moorage-cost-left"
@@ -47,6 +49,7 @@ class Ask:
     bytes_hash: str
     model: str
     prices: ResolvedPrices | None
+    worst: Reserve
     query: str
     turn: int | None
     again: bool
@@ -110,10 +113,11 @@ class Kept:
 
 
 class Exchange:
-    """Used once."""
+    """Used once. `gone`: whether whoever asked has gone away."""
 
-    def __init__(self, gate: Gate, caller: Caller, ask: Ask) -> None:
+    def __init__(self, gate: Gate, caller: Caller, ask: Ask, questions: Questions, gone: Gone) -> None:
         self._gate, self._caller, self._ask, self._protocol = gate, caller, ask, ask.protocol
+        self._questions, self._gone = questions, gone
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
@@ -121,6 +125,14 @@ class Exchange:
 
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         """Send the request on; the answer, its body still to come."""
+        self._questions.begin(self._ask.request_id)
+        try:
+            return await self._answer(model, credential)
+        except BaseException:
+            self._questions.end(self._ask.request_id)
+            raise
+
+    async def _answer(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         await self._note_request()
         reached(Point.MODEL_BEFORE)
         self._began = self._clock.monotonic_ms()
@@ -191,7 +203,7 @@ class Exchange:
     # --- records ------------------------------------------------------------------------------------------------------
 
     async def _note_request(self) -> None:
-        """Content first, then the record, both durable before anything leaves (E1, J8)."""
+        """Content first, then the record with what is reserved (B2), both durable before anything leaves (E1, J8)."""
         run, ask = self._caller.run, self._ask
         payload = {
             "protocol": self._protocol.name,
@@ -200,13 +212,30 @@ class Exchange:
             "size": len(ask.body),
             "stream": ask.stream,
             "iteration": run.state.iteration + 1,
+            "reserved": asdict(ask.worst),
+            "gateway": self._questions.me,
         }
-        await self._note(RecordType.MODEL_REQUEST, payload, ask.body, self._caller.epoch)
+        draft = await self._draft(RecordType.MODEL_REQUEST, payload, ask.body)
+        await self._questions.ask(run, self._caller.epoch, draft, self._gone)
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
-        usage, estimated = reading.settled(len(self._ask.body)) if told.billed else ({}, False)
-        usage = priced(usage, self._ask.prices)
+        try:
+            ask, usage, estimated = self._ask, {}, False
+            if told.billed:
+                usage, estimated = reading.settled(len(ask.body), ask.worst.output_tokens)
+                usage = priced(usage, ask.prices)
+            self._measure(told, usage)
+            reached(Point.MODEL_WITHIN)
+            await self._append_answer(told, reading, usage, estimated=estimated)
+            reached(Point.MODEL_AFTER)
+        finally:
+            self._questions.end(self._ask.request_id)
+
+    async def _append_answer(
+        self, told: Answered, reading: Reading, usage: Mapping[str, int], *, estimated: bool
+    ) -> None:
+        run = self._caller.run
         payload = {
             "status": told.status,
             "usage": usage,
@@ -217,19 +246,18 @@ class Exchange:
             "problem": told.problem,
             "duration_ms": self._clock.monotonic_ms() - self._began,
         }
-        self._measure(told, usage)
-        reached(Point.MODEL_WITHIN)
-        if self._caller.run.state.end is not None:
-            self._gate.deps.log.warning("model_answer_after_the_end", run_uid=self._caller.run.uid)
-            return
         content = b"" if self._kept.over else self._kept.content()
-        await self._note(RecordType.MODEL_RESPONSE, payload, content, None)
-        reached(Point.MODEL_AFTER)
+        try:
+            draft = await self._draft(RecordType.MODEL_RESPONSE, payload, content)
+            await self._ledger.append(run, None, [draft])
+        except RunSealed:
+            self._gate.deps.log.warning("model_answer_after_the_release", run_uid=run.uid)
 
-    async def _note(self, kind: RecordType, payload: Mapping[str, Any], content: bytes, epoch: int | None) -> None:
+    async def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: bytes) -> Draft:
+        """Its content is durable before it is (J8)."""
         run, ask = self._caller.run, self._ask
         attachments = {"content": await self._ledger.attach(run, content)} if content else None
-        draft = self._ledger.observed(
+        return self._ledger.observed(
             kind,
             payload,
             ask.request_id,
@@ -238,7 +266,6 @@ class Exchange:
             turn=ask.turn,
             attempt=run.state.attempt,
         )
-        await self._ledger.append(run, epoch, [draft])
 
     def _measure(self, told: Answered, usage: Mapping[str, int]) -> None:
         outcome = told.problem or ("ok" if told.good else str(told.status))

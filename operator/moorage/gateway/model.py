@@ -21,15 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, Role
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.core.models.anthropic import MESSAGES
+from moorage.core.models.prices import worst
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.gateway.addresses import is_http, leads_to_metadata
+from moorage.gateway.budget import demand_left
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Ask, Exchange, Kept
@@ -39,6 +40,7 @@ from moorage.gateway.headers import forwarded, returned
 from moorage.gateway.http import JSON, read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.ports import SecretMissing
+from moorage.gateway.questions import Questions
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreError
 
 PREFIX = "/model"
@@ -50,8 +52,8 @@ TURN_HEADER = "x-moorage-turn"
 class ModelRoom:
     """POST at each protocol's own path below /model, and the lists of what may be asked."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, gate: Gate, questions: Questions) -> None:
+        self._gate, self._questions = gate, questions
         self._ledger = gate.ledger
         self._metrics = gate.deps.metrics
         self._settings = gate.deps.settings
@@ -92,10 +94,11 @@ class ModelRoom:
         recorded = self._recorded(caller, ask)
         if recorded is not None and (answer := await self._again(caller, ask, recorded)) is not None:
             return answer
-        _demand_budget(caller.run)
+        await self._questions.settle(caller.run)
+        demand_left(caller.run.spec.limits, caller.run.state.usage)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)
-        return await Exchange(self._gate, caller, ask).run(model, credential)
+        return await Exchange(self._gate, caller, ask, self._questions, request.is_disconnected).run(model, credential)
 
     # --- what is no decision ------------------------------------------------------------------------------------------
 
@@ -170,6 +173,7 @@ class ModelRoom:
             bytes_hash=_hash(asked, body),
             model=name,
             prices=model.prices.get(name),
+            worst=worst(len(body), protocol.cap(asked) or model.max_output_tokens.get(name), model.prices.get(name)),
             query=request.url.query,
             turn=int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 10 else None,
             again=request.headers.get(RETRY_HEADER, "0") != "0",
@@ -264,17 +268,6 @@ async def _demand_address(model: ResolvedModel) -> None:
         raise Refusal(f"the address of provider {model.provider} is no http(s) URL", status=404, reason="BadAddress")
     if await leads_to_metadata(model.base_url):
         raise Refusal("the provider's address is a metadata service's", status=403, reason="AddressForbidden")
-
-
-def _demand_budget(run: Run) -> None:
-    """B3: a hard limit stops; 0 left means 0."""
-    limit, used = run.spec.limits.tokens_hard, run.state.usage.tokens
-    if limit is not None and used >= limit:
-        raise Refusal(f"the run's token limit of {limit} is used up ({used})", status=400, reason="BudgetExhausted")
-    cost, spent = run.spec.limits.cost_hard_micros, run.state.usage.cost_micros
-    if cost is not None and spent >= cost:
-        why = f"the run's cost limit of ${dollars(cost)} is used up (${dollars(spent)})"
-        raise Refusal(why, status=400, reason="BudgetExhausted")
 
 
 def _parse(body: bytes) -> dict[str, Any]:

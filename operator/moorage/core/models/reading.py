@@ -30,14 +30,16 @@ class Reading:
     characters: int = 0
     concluding: bool = False
 
-    def settled(self, asked: int = 0) -> tuple[Vector, bool]:
+    def settled(self, asked: int = 0, most: int | None = None) -> tuple[Vector, bool]:
         """The usage, and whether it is an estimate: a cut answer has told its input at best.
 
-        `asked`: bytes of the request, by which the input is estimated that nobody told.
+        `asked`: bytes of the request, by which the input is estimated that nobody told. `most`: tokens of output that
+        there can be: long words are few tokens.
         """
         if self.complete and "output_tokens" in self.usage:
             return self.usage, False
-        output = max(self.usage.get("output_tokens", 0), _tokens(self.characters))
+        streamed = _tokens(self.characters)
+        output = max(self.usage.get("output_tokens", 0), streamed if most is None else min(streamed, most))
         inward = {} if self.usage.keys() & INWARD or not asked else {"input_tokens": _tokens(asked)}
         return {**self.usage, **inward, "output_tokens": output}, True
 
