@@ -221,16 +221,21 @@ class Exchange:
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
         try:
-            ask, usage, estimated = self._ask, {}, False
-            if told.billed:
-                usage, estimated = reading.settled(len(ask.body), ask.worst.output_tokens)
-                usage = priced(usage, ask.prices)
+            usage, estimated = self._settled(told, reading)
             self._measure(told, usage)
             reached(Point.MODEL_WITHIN)
             await self._append_answer(told, reading, usage, estimated=estimated)
             reached(Point.MODEL_AFTER)
         finally:
             self._questions.end(self._ask.request_id)
+
+    def _settled(self, told: Answered, reading: Reading) -> tuple[dict[str, int], bool]:
+        """What the answer used and cost, and whether that is an estimate."""
+        ask = self._ask
+        if not told.billed:
+            return {}, False
+        usage, estimated = reading.settled(len(ask.body), ask.worst.output_tokens)
+        return priced(usage, ask.prices), estimated
 
     async def _append_answer(
         self, told: Answered, reading: Reading, usage: Mapping[str, int], *, estimated: bool
