@@ -161,6 +161,15 @@ def test_no_shape_of_an_event_is_too_strange(agent):
         assert isinstance(dialect(agent).facts({"type": kind, place: value}) or [], list)
 
 
+async def test_numbers_past_all_reason_are_none(host):
+    huge = b"9" * 400
+    done = b'{"type":"item.completed","item":{"id":"i","type":"command_execution","exit_code":%s}}\n' % huge
+    over = b'{"type":"turn.completed","usage":{"input_tokens":%s,"output_tokens":-5}}\n' % huge
+    assert (await heard(host, "codex", done + over)).outcome == "completed"
+    assert all("exit_code" not in told.payload for told in host.told)
+    assert host.usage == [{}, {}]
+
+
 async def test_the_type_of_an_overlong_last_word_is_enough(host):
     """pi repeats the whole conversation at its end."""
     *lines, last = recorded("pi", "mended").splitlines(keepends=True)

@@ -23,6 +23,7 @@ MARK = b"{"
 LINE_CAP = 4 * 1024 * 1024
 MAX_OPEN = 256  # tool calls at once; a real agent has a few
 MESSAGE_CAP = 2_000
+MAX_NUMBER = 1 << 53
 OVERLAP = 128  # bytes of stderr that are looked at twice, since what is sought may be cut
 TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
 REFUSED = re.compile(r"\b401\b|authentication_error", re.IGNORECASE)  # in a failure's own words
@@ -149,6 +150,8 @@ class AgentListener:
             facts = self._facts(piece)
             if facts is None or piece.kind != "line":
                 await self._host.output("stdout", piece.data)
+            elif not facts:
+                await self._host.output("stdout", b"")  # nothing new, and yet a sign of life
             if piece.kind == "text":
                 self._look(piece.data)
             for fact in facts or ():
@@ -279,7 +282,12 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def number(value: object) -> int | None:
+    """The value where it is an integer that JSON carries from anybody to anybody."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER else None
+
+
 def counts(usage: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
     """Tokens by our names, from theirs (`names`: theirs to ours); what is no count, or 0, is left out."""
-    found = {ours: usage.get(theirs) for theirs, ours in names.items()}
-    return {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
+    found = {ours: number(usage.get(theirs)) for theirs, ours in names.items()}
+    return {name: n for name, n in found.items() if n is not None and n > 0}

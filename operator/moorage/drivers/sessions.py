@@ -6,8 +6,10 @@ HOME is the agent's to change, so what is read from it is checked and what is wr
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,10 +38,9 @@ def put(path: Path, text: str) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text)
-    fresh.chmod(0o600)
-    fresh.replace(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as fresh:  # a name that nothing stands at
+        fresh.write(text)
+    Path(fresh.name).replace(path)
 
 
 class Conversation:
@@ -57,11 +58,19 @@ class Conversation:
     def known(self) -> str | None:
         """Its name; None where there is none, or none that may stand on a command line."""
         try:
-            with self._file.open("rb") as opened:
-                name = opened.read(128).decode("ascii", "replace")
+            name = _head(self._file).decode("ascii", "replace")
         except OSError:
             return None
         return name if NAME.fullmatch(name) else None
+
+
+def _head(path: Path, size: int = 128) -> bytes:
+    """The first bytes of what may be anything: a pipe that nobody writes to has none, and is not waited for."""
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.read(opened, size)
+    finally:
+        os.close(opened)
 
 
 def opening(task: Task, *, resumed: bool) -> str:

@@ -20,6 +20,7 @@ from moorage.drivers.jsonlines import (
     Trouble,
     counts,
     mapping,
+    number,
     text,
 )
 from moorage.drivers.telling import ToolResult
@@ -95,12 +96,12 @@ def _arguments(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _result(item: Mapping[str, Any]) -> ToolResult:
-    said, code = text(item.get("aggregated_output")), item.get("exit_code")
+    said = text(item.get("aggregated_output"))
     failure = text(mapping(item.get("error")).get("message"))
     return ToolResult(
         ok=item.get("status") == "completed",
         text=said or failure,
-        exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
+        exit_code=number(item.get("exit_code")),
         size=len((said or failure).encode()),
     )
 
