@@ -8,9 +8,9 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from e2e.cluster import debian
 from e2e.cluster.caches import workplace
 from e2e.cluster.console import Console
-from e2e.cluster.errors import HarnessError
 from e2e.cluster.locks import exclusive
 from e2e.cluster.paths import CHECKOUT
 from e2e.cluster.shell import run_logged
@@ -27,15 +27,14 @@ def installed(agent: str, cache: Path, console: Console) -> Path:
         the folder node_modules.
 
     Raises:
-        HarnessError: npm isn't there, or refused.
+        HarnessError: npm can't be had here, or refused.
     """
     sources = [FOLDER / agent / name for name in ("package.json", LOCK)]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     final = cache / "npm" / f"{agent}-{digest}"
     with exclusive(cache / "npm" / "lock"):
         if not final.is_dir():
-            if shutil.which("npm") is None:
-                raise HarnessError("npm isn't installed or not on PATH: install Node.js with npm and try again")
+            debian.ensure(debian.NPM_PACKAGES, console, cache)
             with console.step(f"install {agent}"), workplace(final.parent, agent) as partial:
                 _install(sources, partial, cache / "logs" / f"npm-{agent}.log")
                 (partial / "whole").rename(final)
