@@ -140,3 +140,26 @@ async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(
         assert [p["changed"] for p in await work.content("ITERATION_COMPLETE")] == [True, False]
         logs = "".join(each["text"] for each in await work.content("AGENT_OUTPUT"))
         assert "I mend it." in logs
+
+
+@pytest.mark.rule("R1", "R3")
+async def test_after_a_lost_sandbox_its_conversation_goes_on_in_the_tree_of_the_last_safe_point(agent, path, tmp_path):
+    slow = run(agent, "echo never > never; touch ~/begun; sleep 1000")
+    script = Script(replies=(run(agent, "echo 1 > step-1"), slow, Reply(text="Gone on.")))
+    async with World(tmp_path / "world", script=script) as world:
+        work = await world.admit(agent=resolved(agent, path, url=world.model.url))
+        sandbox = await work.start()
+        await work.until("ITERATION_COMPLETE")
+        async with asyncio.timeout(60):
+            while not (work.volume / ".moorage" / "agent" / "home" / "begun").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await sandbox.kill()
+        await work.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "gone"})
+        again = await work.start(2)
+        assert await again.ended() == 0, again.said.read_text()
+        end = (await work.state())["agent_end"]
+        assert (end["outcome"], end["summary"]) == ("completed", "Gone on.")
+        assert sorted(each.name for each in again.tree.iterdir()) == [".git", "a.txt", "step-1"]
+        assert [entry.reply for entry in world.model.log] == [0, 1, 2], "the conversation went on"
+        assert "never > never" in str(world.model.bodies[-1])
+        assert len(await work.content("DRIFT_SAVED")) == 1
