@@ -249,7 +249,7 @@ while True:
     time.sleep(0.2)
 """)
     sandbox = await run.start()
-    await run.until("TOOL_REQUEST")
+    await run.until("TOOL_REQUEST", within_s=120)
     await run.report("CANCEL_REQUESTED", {"reason": "user"})
     assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
     assert sandbox.left() == []
@@ -288,7 +288,7 @@ say(END)
 async def test_one_that_sleeps_for_ever_can_be_cancelled(posing):
     run = await posing("say(CALL); time.sleep(10_000)")
     sandbox = await run.start()
-    await run.until("TOOL_REQUEST")
+    await run.until("TOOL_REQUEST", within_s=120)
     await run.report("CANCEL_REQUESTED", {"reason": "user"})
     assert await sandbox.ended(within_s=120) == 0
     assert (await run.state())["agent_end"]["outcome"] == "cancelled"

@@ -96,7 +96,7 @@ async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
 async def test_a_stop_ends_it_and_all_that_it_started(agent, path, host):
     async with model_door(run(agent, "echo begun > begun; sleep 1000"), DONE) as (url, _):
         working = asyncio.create_task(load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not (host.tree / "begun").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         host.stopping.set()
@@ -126,8 +126,8 @@ async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(
         check = ResolvedCheck(name="two", run="grep -qx two a.txt")
         work = await world.admit(agent=chosen.model_copy(update={"model": model}), acceptance=(check,))
         sandbox = await work.start()
-        assert await sandbox.ended() == 0, sandbox.said.read_text()
-        assert await (await work.verify()).ended() == 0
+        assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+        assert await (await work.verify()).ended(within_s=120) == 0
         state = await work.state()
         assert state["verification"]["passed"] is True, state["agent_end"]
         assert (state["iteration"], state["usage"]["tool_calls"], state["usage"]["model_requests"]) == (2, 1, 2)
@@ -149,14 +149,14 @@ async def test_after_a_lost_sandbox_its_conversation_goes_on_in_the_tree_of_the_
     async with World(tmp_path / "world", script=script) as world:
         work = await world.admit(agent=resolved(agent, path, url=world.model.url))
         sandbox = await work.start()
-        await work.until("ITERATION_COMPLETE")
-        async with asyncio.timeout(60):
+        await work.until("ITERATION_COMPLETE", within_s=120)
+        async with asyncio.timeout(120):
             while not (work.volume / ".moorage" / "agent" / "home" / "begun").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await sandbox.kill()
         await work.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "gone"})
         again = await work.start(2)
-        assert await again.ended() == 0, again.said.read_text()
+        assert await again.ended(within_s=120) == 0, again.said.read_text()
         end = (await work.state())["agent_end"]
         assert (end["outcome"], end["summary"]) == ("completed", "Gone on.")
         assert sorted(each.name for each in again.tree.iterdir()) == [".git", "a.txt", "step-1"]
