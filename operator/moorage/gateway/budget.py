@@ -7,9 +7,9 @@ and whichever gateways die meanwhile: what nobody answers for stays reserved unt
 
 from __future__ import annotations
 
-from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedLimits
 from moorage.core.models.prices import Reserve
+from moorage.core.run.limits import spent
 from moorage.core.run.state import Usage
 from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import KEPT_ANSWERS, Facts
@@ -37,11 +37,8 @@ def reserved(facts: Facts) -> Reserve:
 
 def demand_left(limits: ResolvedLimits, used: Usage) -> None:
     """Raise Exhausted where a hard limit is reached."""
-    tokens, cost = limits.tokens_hard, limits.cost_hard_micros
-    if tokens is not None and used.tokens >= tokens:
-        raise Exhausted(f"the run's token limit of {tokens} is used up ({used.tokens})")
-    if cost is not None and used.cost_micros >= cost:
-        raise Exhausted(f"the run's cost limit of ${dollars(cost)} is used up (${dollars(used.cost_micros)})")
+    if (reached := spent(limits, used)) is not None:
+        raise Exhausted(reached.message)
 
 
 def demand_free(limits: ResolvedLimits, used: Usage, facts: Facts) -> None:

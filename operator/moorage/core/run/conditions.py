@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moorage.api.meta import Condition, Status, get_condition
-from moorage.api.quantity import dollars
-from moorage.api.wire import ResolvedLimits, Role
+from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
+from moorage.core.run.limits import spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Effect, RunState
@@ -96,15 +96,10 @@ def _progressing(s: RunState, told: Plan, phase: str) -> Condition:
 
 
 def _within_budget(o: Observed, s: RunState) -> Condition:
-    limits = o.spec.limits if o.spec else ResolvedLimits()
-    hard, cost = limits.tokens_hard, limits.cost_hard_micros
     if s.end is not None and s.end.reason in OVER_BUDGET:
         return _truth("WithinBudget", "False", s.end.reason, s.end.message)
-    if hard is not None and s.usage.tokens >= hard:
-        return _truth("WithinBudget", "False", "TokensExhausted", f"{s.usage.tokens} of {hard} tokens are used")
-    if cost is not None and s.usage.cost_micros >= cost:
-        why = f"${dollars(s.usage.cost_micros)} of ${dollars(cost)} are spent"
-        return _truth("WithinBudget", "False", "CostExhausted", why)
+    if o.spec is not None and (reached := spent(o.spec.limits, s.usage)) is not None:
+        return _truth("WithinBudget", "False", reached.reason, reached.message)
     return _truth("WithinBudget", "True", "WithinLimits")
 
 
