@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ import pytest
 from tests.gateway_script import Operator, agent_at_work, ok, resolved
 
 from moorage.api.wire import ResolvedLimits, ResolvedModel, ResolvedPrices, SecretRef
+from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
@@ -69,7 +70,7 @@ class Place:
     gateway: LocalGateway
     upstream: GitServer
     model: StandIn
-    operator: Operator | None = None
+    waiting: list[asyncio.Task[httpx.Response]] = field(default_factory=list)
 
     async def run(self, spoken: Spoken, **changes: Any) -> Operator:
         """Begin the run, its agent at work."""
@@ -106,7 +107,11 @@ def script() -> Sequence[Reply]:
 @pytest.fixture
 async def place(gateway: LocalGateway, upstream: GitServer, script: Sequence[Reply]) -> AsyncIterator[Place]:
     async with StandIn(Script(replies=tuple(script))).serving() as model:
-        yield Place(gateway, upstream, model)
+        made = Place(gateway, upstream, model)
+        yield made
+        for task in made.waiting:
+            task.cancel()
+        await asyncio.gather(*made.waiting, return_exceptions=True)
 
 
 def said(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -192,7 +197,7 @@ async def test_fifty_requests_at_once_pass_a_limit_by_one_at_most(place: Place, 
 async def test_what_its_gateway_never_heard_the_end_of_is_charged_at_its_worst(place: Place) -> None:
     limits = ResolvedLimits(cost_hard_micros=100_000)
     operator = await place.run(ANTHROPIC, limits=limits, prices=PRICES)
-    waiting = asyncio.create_task(place.ask(ANTHROPIC))
+    place.waiting.append(asyncio.create_task(place.ask(ANTHROPIC)))
     async with asyncio.timeout(40):
         while not place.model.log:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -205,8 +210,48 @@ async def test_what_its_gateway_never_heard_the_end_of_is_charged_at_its_worst(p
     assert (lost["problem"], lost["estimated"], lost["complete"]) == ("GatewayLost", True, False)
     assert lost["usage"] == reserved
     assert (await operator.state())["usage"]["cost_micros"] == reserved["cost_micros"] + COST
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+
+
+STALLED = (Reply(text="x", usage=USAGE, faults=(Fault(kind="stall"),)),)
+
+
+async def reserved_all(place: Place, clock: StepClock) -> Operator:
+    """A run whose whole budget is reserved for a request that stalls."""
+    settings = replace(place.gateway.deps.settings, keep_alive_ms=20)
+    place.gateway.deps = replace(place.gateway.deps, settings=settings)
+    place.gateway.restart()
+    operator = await place.run(ANTHROPIC, limits=ResolvedLimits(tokens_hard=500))
+    place.waiting.append(asyncio.create_task(place.ask(ANTHROPIC)))
+    async with asyncio.timeout(40):
+        while not place.model.log:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return operator
+
+
+@pytest.mark.rule("B2")
+@pytest.mark.parametrize("script", [STALLED])
+async def test_room_that_doesnt_come_is_told_as_what_may_pass(place: Place, clock: StepClock) -> None:
+    await reserved_all(place, clock)
+    waiting = asyncio.create_task(place.ask(ANTHROPIC, temperature=1))
+    while not waiting.done():  # however late it asks: its patience begins when it does
+        clock.advance(place.gateway.deps.settings.model_room_ms)
+        await asyncio.sleep(0.01)
+    answer = await waiting
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+    assert "BudgetReserved" in answer.json()["error"]["message"]
+    assert len(place.model.log) == 1
+
+
+@pytest.mark.parametrize("script", [STALLED])
+async def test_who_goes_away_while_waiting_asks_nothing(place: Place, clock: StepClock) -> None:
+    operator = await reserved_all(place, clock)
+    given_up = place.gateway.deps.metrics.model_requests.labels("anthropic-messages", "BudgetReserved")
+    async with asyncio.timeout(40):
+        while not given_up._value.get():  # the time stands still: it isn't patience that ends
+            asking = asyncio.create_task(place.ask(ANTHROPIC, temperature=1))
+            await asyncio.wait({asking}, timeout=0.1)  # some come as far as to wait, and are cut there
+            asking.cancel()
+    assert (await operator.types()).count("MODEL_REQUEST") == len(place.model.log) == 1
 
 
 @pytest.mark.rule("R2")
