@@ -4,13 +4,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import Operator, agent_at_work, ok, resolved
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved
 
 from moorage.api.wire import ResolvedLimits, ResolvedModel, ResolvedPrices, SecretRef
+from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -97,6 +99,17 @@ class Place:
     def client(self, pod: str = "p1") -> httpx.AsyncClient:
         """A sandbox's."""
         return self.gateway.sandbox(pod, "team-a")
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
+    """Over SQLite alone: the journal's side of this is in test_gateway_model, over both."""
+    store = SqliteStore(tmp_path / "journal.db")
+    made = LocalGateway(tmp_path, store=store, clock=clock)
+    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with made.serving():
+        yield made
+    await store.close()
 
 
 @pytest.fixture
