@@ -350,3 +350,18 @@ async def test_a_provider_without_an_address_is_told(gateway, upstream, provider
     answer = await asked(gateway, ask())
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
     assert "MODEL_REQUEST" not in await operator.types()
+
+
+@pytest.mark.rule("B2")
+async def test_what_is_answered_after_the_end_is_charged_too(gateway, provider, operator) -> None:
+    provider.gate.clear()
+    waiting = asyncio.create_task(asked(gateway, ask(stream=True)))
+    await asyncio.wait_for(provider.reached.wait(), 30)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    provider.gate.set()
+    await asyncio.gather(waiting, return_exceptions=True)
+    async with asyncio.timeout(40):
+        while (await operator.types())[-1] != "MODEL_RESPONSE":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    usage = (await operator.state())["usage"]
+    assert (usage["input_tokens"], usage["cache_read_tokens"], usage["cache_write_tokens"]) == (11, 500, 40)

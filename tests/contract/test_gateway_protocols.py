@@ -267,6 +267,18 @@ async def test_who_goes_away_while_waiting_asks_nothing(place: Place, clock: Ste
     assert (await operator.types()).count("MODEL_REQUEST") == len(place.model.log) == 1
 
 
+@pytest.mark.rule("B2")
+@pytest.mark.parametrize("script", [STALLED])
+async def test_a_lost_request_is_charged_at_the_runs_end_at_the_latest(place: Place, clock: StepClock) -> None:
+    operator = await reserved_all(place, clock)
+    place.gateway.restart()
+    end = {"reason": "AgentFailed", "message": "", "commit": None}
+    await ok(await operator.report(1, "RUN_FAILED", end))
+    reserved = (await last(operator, "MODEL_REQUEST")).payload["reserved"]
+    used = (await operator.state())["usage"]
+    assert (used["input_tokens"], used["output_tokens"]) == (reserved["input_tokens"], 1_000)
+
+
 @pytest.mark.rule("R2")
 @ALL
 async def test_the_record_comes_before_what_can_be_acted_on(place: Place, spoken: Spoken) -> None:
