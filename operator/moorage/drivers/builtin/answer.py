@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moorage.api.tokens import ANTHROPIC
+from moorage.core.models.usage import anthropic
 from moorage.drivers.untrusted import read
 
 
@@ -85,10 +85,7 @@ def _calls(blocks: list[dict[str, Any]]) -> Iterator[Call]:
 
 
 def _usage(usage: object) -> dict[str, int]:
-    if not isinstance(usage, dict):
-        return {}
-    counts = {ours: usage.get(theirs) for theirs, ours in ANTHROPIC.items()}
-    return {name: n for name, n in counts.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
+    return {name: amount for name, amount in anthropic(usage).items() if amount}
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moorage.api.quantity import dollars
+from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer, Call
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
@@ -124,7 +125,7 @@ class _Loop:
 
     async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
         """Do what was decided; an Outcome where that is the end."""
-        self.tokens += sum(answer.usage.values())
+        self.tokens += total(answer.usage)
         self.spent_micros = answer.spent_micros or self.spent_micros
         await self.telling.said(answer.text)
         if answer.text.strip():
