@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved
 
 from moorage.api.wire import ResolvedLimits, ResolvedModel, ResolvedPrices, SecretRef
@@ -18,6 +19,7 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
+from moorage.testing.serving import listening
 
 KEY = "sk-real-0123456789abcdef"
 MODEL = "m-1"
@@ -277,6 +279,38 @@ async def test_a_lost_request_is_charged_at_the_runs_end_at_the_latest(place: Pl
     reserved = (await last(operator, "MODEL_REQUEST")).payload["reserved"]
     used = (await operator.state())["usage"]
     assert (used["input_tokens"], used["output_tokens"]) == (reserved["input_tokens"], 1_000)
+
+
+class Peak:
+    """A provider that notes how many requests it had at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self._now, self.most = app, 0, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self._now -= 1  # before anybody can know that it is over
+            await send(message)
+
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await self._app(scope, receive, noting)
+
+
+DRIPPING = Reply(text="word " * 50, usage=USAGE, faults=(Fault(kind="drip", seconds=0.01, times=99),))
+
+
+@pytest.mark.parametrize("script", [(DRIPPING,)])
+@pytest.mark.parametrize("limit", [2, None])
+async def test_no_more_requests_are_under_way_than_the_provider_takes(place: Place, limit: int | None) -> None:
+    peak = Peak(place.model.app)
+    async with listening(peak) as url:
+        await place.run(ANTHROPIC, base_url=url, max_concurrent=limit)
+        asking = [place.ask(ANTHROPIC, stream=n % 2 == 0, temperature=n / 100) for n in range(10)]
+        answers = await asyncio.gather(*asking)
+    assert {answer.status_code for answer in answers} == {200}
+    assert peak.most == 2 if limit else peak.most > 2
 
 
 @pytest.mark.rule("R2")

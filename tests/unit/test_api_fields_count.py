@@ -170,6 +170,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "ModelProvider.models.prices.cacheRead": priced(cacheRead="2"),
     "ModelProvider.models.prices.cacheWrite": priced(cacheWrite="2"),
     "ModelProvider.models.prices.cacheWriteHour": priced(cacheWriteHour="2"),
+    "ModelProvider.maxConcurrentRequests": {"maxConcurrentRequests": 9},
     "ModelProvider.models.maxOutputTokens": {"models": [{"name": "m-1", "maxOutputTokens": 9}]},
 }
 

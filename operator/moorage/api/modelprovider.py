@@ -75,6 +75,11 @@ class ModelProviderSpec(Fields):
     models: Annotated[tuple[ProvidedModel, ...], Field(max_length=64), KeyedBy("name")] | None = Field(
         default=None, description="Models that runs may use. Left out: the one that the run's agent names."
     )
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="Most requests under way at once, at each gateway. Others wait, and have their turns one run after"
+        " the other. Left out: no limit.",
+    )
 
 
 class ModelProviderStatus(Told):

@@ -111,6 +111,7 @@ class ResolvedModel(Wire):
     allowed: tuple[str, ...] = ()
     prices: dict[str, ResolvedPrices] = {}
     max_output_tokens: dict[str, int] = {}
+    max_concurrent: int | None = None
 
 
 class ResolvedAgent(Wire):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -24,6 +24,7 @@ from moorage.gateway.http import JSON, Cut, Piped
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.turns import Turns
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
 
@@ -112,12 +113,21 @@ class Kept:
         return bytes(self._data)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the exchanges of one process share."""
+
+    questions: Questions
+    turns: Turns = field(default_factory=Turns)
+
+
 class Exchange:
     """Used once. `gone`: whether whoever asked has gone away."""
 
-    def __init__(self, gate: Gate, caller: Caller, ask: Ask, questions: Questions, gone: Gone) -> None:
+    def __init__(self, gate: Gate, caller: Caller, ask: Ask, shared: Shared, gone: Gone) -> None:
         self._gate, self._caller, self._ask, self._protocol = gate, caller, ask, ask.protocol
-        self._questions, self._gone = questions, gone
+        self._questions, self._turns, self._gone = shared.questions, shared.turns, gone
+        self._has_turn = False
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
@@ -129,11 +139,12 @@ class Exchange:
         try:
             return await self._answer(model, credential)
         except BaseException:
-            self._questions.end(self._ask.request_id)
+            self._over()
             raise
 
     async def _answer(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         await self._note_request()
+        await self._take_turn(model)
         reached(Point.MODEL_BEFORE)
         self._began = self._clock.monotonic_ms()
         try:
@@ -149,6 +160,41 @@ class Exchange:
         body = self._stream(answer, told) if streams else self._whole(answer, told)
         headers = returned(answer.headers, decoded=True) | _left(self._caller.run)
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
+
+    async def _take_turn(self, model: ResolvedModel) -> None:
+        """Raise Refusal where it doesn't come; the request has not left then."""
+        if model.max_concurrent is None:
+            return
+        patience, began = self._gate.deps.settings.model_room_ms / 1000, self._clock.monotonic_ms()
+        self._has_turn = await self._turns.take(self._place, self._caller.run.uid, model.max_concurrent, patience)
+        self._metrics.model_turn.observe((self._clock.monotonic_ms() - began) / 1000)
+        if not self._has_turn:
+            await self._note_answer(Answered(0, JSON, "ProviderBusy"), Reading())
+            why = f"ModelProvider {model.provider} has as many requests under way as it may have: ask again"
+            raise Refusal(why, status=429, reason="ProviderBusy", headers={"retry-after": "5"})
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        """Whose turns these are."""
+        model = self._caller.run.spec.agent.model
+        return self._caller.run.tenant, model.provider if model else ""
+
+    async def _close(self, answer: httpx.Response) -> None:
+        """The provider has nothing under way for this any more."""
+        try:
+            await answer.aclose()
+        finally:
+            self._give_back()
+
+    def _over(self) -> None:
+        """Whatever it came to; saying it again does nothing."""
+        self._questions.end(self._ask.request_id)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._turns.give_back(self._place)
 
     async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
         http, settings = self._gate.deps.http, self._gate.deps.settings
@@ -177,7 +223,7 @@ class Exchange:
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
-            await answer.aclose()
+            await self._close(answer)
             if not noted:
                 await self._note_answer(Answered(told.status, told.content_type, problem, billed=True), passing.reading)
         if not noted:
@@ -192,7 +238,7 @@ class Exchange:
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
-            await answer.aclose()
+            await self._close(answer)
         problem = problem or ("TooLarge" if self._kept.over else None)
         reading = self._protocol.read(self._kept.content()) if told.good else Reading()
         await self._note_answer(Answered(told.status, told.content_type, problem, told.billed), reading)

@@ -33,7 +33,7 @@ from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.budget import demand_left
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
-from moorage.gateway.exchange import Ask, Exchange, Kept
+from moorage.gateway.exchange import Ask, Exchange, Kept, Shared
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import forwarded, returned
@@ -53,7 +53,7 @@ class ModelRoom:
     """POST at each protocol's own path below /model, and the lists of what may be asked."""
 
     def __init__(self, gate: Gate, questions: Questions) -> None:
-        self._gate, self._questions = gate, questions
+        self._gate, self._questions, self._shared = gate, questions, Shared(questions)
         self._ledger = gate.ledger
         self._metrics = gate.deps.metrics
         self._settings = gate.deps.settings
@@ -98,7 +98,7 @@ class ModelRoom:
         demand_left(caller.run.spec.limits, caller.run.state.usage)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)
-        return await Exchange(self._gate, caller, ask, self._questions, request.is_disconnected).run(model, credential)
+        return await Exchange(self._gate, caller, ask, self._shared, request.is_disconnected).run(model, credential)
 
     # --- what is no decision ------------------------------------------------------------------------------------------
 

@@ -235,6 +235,7 @@ def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> Re
         credentials=SecretRef(name=secret.name, key=secret.key) if secret else None,
         allowed=allowed,
         prices={each.name: _prices(each.prices) for each in offered if each.prices is not None},
+        max_concurrent=spec.max_concurrent_requests,
         max_output_tokens={each.name: each.max_output_tokens for each in offered if each.max_output_tokens is not None},
     )
 
