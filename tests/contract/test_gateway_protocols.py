@@ -302,15 +302,14 @@ DRIPPING = Reply(text="word " * 50, usage=USAGE, faults=(Fault(kind="drip", seco
 
 
 @pytest.mark.parametrize("script", [(DRIPPING,)])
-@pytest.mark.parametrize("limit", [2, None])
-async def test_no_more_requests_are_under_way_than_the_provider_takes(place: Place, limit: int | None) -> None:
+async def test_no_more_requests_are_under_way_than_the_provider_takes(place: Place) -> None:
     peak = Peak(place.model.app)
     async with listening(peak) as url:
-        await place.run(ANTHROPIC, base_url=url, max_concurrent=limit)
+        await place.run(ANTHROPIC, base_url=url, max_concurrent=2)
         asking = [place.ask(ANTHROPIC, stream=n % 2 == 0, temperature=n / 100) for n in range(10)]
         answers = await asyncio.gather(*asking)
     assert {answer.status_code for answer in answers} == {200}
-    assert peak.most == 2 if limit else peak.most > 2
+    assert peak.most <= 2
 
 
 @pytest.mark.rule("R2")
