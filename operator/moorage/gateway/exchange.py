@@ -131,7 +131,7 @@ class Exchange:
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
-        self._began = 0
+        self._began = self._clock.monotonic_ms()
 
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         """Send the request on; the answer, its body still to come."""
@@ -162,14 +162,14 @@ class Exchange:
         return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
 
     async def _take_turn(self, model: ResolvedModel) -> None:
-        """Raise Refusal where it doesn't come; the request has not left then."""
+        """Raise Refusal where it doesn't come, or comes to nobody's use any more (I5); nothing has left then."""
         if model.max_concurrent is None:
             return
         patience, began = self._gate.deps.settings.model_room_ms / 1000, self._clock.monotonic_ms()
         self._has_turn = await self._turns.take(self._place, self._caller.run.uid, model.max_concurrent, patience)
         self._metrics.model_turn.observe((self._clock.monotonic_ms() - began) / 1000)
-        if not self._has_turn:
-            await self._note_answer(Answered(0, JSON, "ProviderBusy"), Reading())
+        if not self._has_turn or _stopped(self._caller.run) or await self._gone():
+            await self._note_answer(Answered(0, JSON, "NotSent"), Reading())
             why = f"ModelProvider {model.provider} has as many requests under way as it may have: ask again"
             raise Refusal(why, status=429, reason="ProviderBusy", headers={"retry-after": "5"})
 

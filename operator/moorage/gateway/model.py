@@ -10,7 +10,7 @@ away doesn't read is still read here, and given to it when it asks again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -78,8 +78,11 @@ class ModelRoom:
 
     async def ask(self, protocol: Protocol, request: Request) -> Response:
         """One request; every refusal in the provider's own shape, so that SDKs understand it."""
+        return await self._told(protocol, self._answer(protocol, request))
+
+    async def _told(self, protocol: Protocol, answer: Awaitable[Response]) -> Response:
         try:
-            return await self._answer(protocol, request)
+            return await answer
         except Refusal as error:
             self._metrics.model_requests.labels(protocol.name, error.reason).inc()
             return refused(protocol, error)
@@ -104,15 +107,15 @@ class ModelRoom:
 
     async def count(self, protocol: Protocol, request: Request) -> Response:
         """How many tokens a request would have, by the provider's word. It decides nothing, and nothing is recorded."""
-        try:
-            caller = await self._gate.sandbox(request, "model", Role.RUNNER)
-            model = _demand_model(caller.run, protocol)
-            ask = await self._read(protocol, request, model)
-            await _demand_address(model)
-            credential = await self._credential(protocol, caller.run, model)
-            return await self._counted(ask, model, credential)
-        except Refusal as error:
-            return refused(protocol, error)
+        return await self._told(protocol, self._count(protocol, request))
+
+    async def _count(self, protocol: Protocol, request: Request) -> Response:
+        caller = await self._gate.sandbox(request, "model", Role.RUNNER)
+        model = _demand_model(caller.run, protocol)
+        ask = await self._read(protocol, request, model)
+        await _demand_address(model)
+        credential = await self._credential(protocol, caller.run, model)
+        return await self._counted(ask, model, credential)
 
     async def _counted(self, ask: Ask, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
         http, kept = self._gate.deps.http, Kept(self._settings.max_content_bytes)
