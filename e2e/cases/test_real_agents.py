@@ -64,4 +64,6 @@ def test_a_real_agent_mends_the_repository_in_a_sandbox(
     assert len(answered) == 4
     logs = moorage("-n", tenant.namespace, "logs", agent)
     assert "All four tests pass now." in logs
-    print(json.dumps(status.get("usage"), indent=1), logs)
+    assert upstream.MODEL_KEY not in logs
+    told = ("inputTokens", "cacheReadTokens", "outputTokens", "modelRequests", "toolCalls")
+    assert [status["usage"][name] for name in told] == [800, 5_500, 80, 4, 3]

@@ -79,6 +79,7 @@ async def test_facts_are_the_same_however_the_bytes_are_cut(host, agent, size):
     outcome = await heard(host, agent, recorded(agent, "mended"), size=size)
     assert (outcome.outcome, outcome.summary) == ("completed", "All done.")
     assert calls(host) == MENDED[agent]
+    assert host.told[-1].payload["exit_code"] == 3
     assert host.iterations == [1, 2, 3]
     total = {name: sum(each.get(name, 0) for each in host.usage) for name in host.usage[-1]}
     assert total == {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}

@@ -6,6 +6,7 @@ and says nothing more where it doesn't.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ USAGE = {
     "cacheRead": "cache_read_tokens",
     "cacheWrite": "cache_write_tokens",
 }
+EXIT = re.compile(r"Command exited with code (\d{1,3})$")  # how its `bash` tells of a failure
 CUT = "the last answer was cut by the model's limit of output tokens"
 
 
@@ -87,7 +89,9 @@ def _call(event: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
 
 def _result(event: Mapping[str, Any]) -> ToolResult:
     said = _words(mapping(event.get("result")).get("content"))
-    return ToolResult(ok=event.get("isError") is not True, text=said, size=len(said.encode()))
+    failed = event.get("isError") is True
+    code = EXIT.search(said) if failed and event.get("toolName") == "bash" else None
+    return ToolResult(ok=not failed, text=said, exit_code=int(code[1]) if code else None, size=len(said.encode()))
 
 
 def _words(content: object) -> str:
