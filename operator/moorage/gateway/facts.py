@@ -184,7 +184,8 @@ def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     content = (r.attachments or {}).get("content")
-    reserve = Reserve(**p.get("reserved", {}))
+    told = p.get("reserved", {})
+    reserve = Reserve(*(told.get(name, 0) for name in ("input_tokens", "output_tokens", "cost_micros")))
     question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, content, reserve, p.get("gateway"))
     return replace(f, asked=_newest({**f.asked, str(r.request_id): question}))
 
