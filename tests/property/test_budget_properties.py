@@ -2,6 +2,7 @@
 the one request that was let through last, and the run's usage is the sum of its answers'.
 """
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.property.run_world import record
 
 from moorage.api.wire import ResolvedLimits, ResolvedPrices
+from moorage.core.journal.plain import plain, restored
 from moorage.core.models.prices import Reserve, cost_micros, worst
 from moorage.core.models.reading import Reading
 from moorage.core.models.usage import total
@@ -135,6 +137,10 @@ class Budget(RuleBasedStateMachine):
         assert used.cost_micros == sum(usage["cost_micros"] for usage in self.billed)
         assert used.model_requests == self.asked
         assert set(self.facts.asked) == set(self.sent)
+
+    @invariant()
+    def a_restart_forgets_no_reserve(self) -> None:
+        assert restored(Facts, json.loads(json.dumps(plain(self.facts)))) == self.facts
 
 
 Budget.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
