@@ -17,8 +17,6 @@ from moorage.drivers.port import Outcome, Task
 
 NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 FOLDER = ".moorage"
-
-
 BROKEN = (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError)  # what an agent can make of its HOME
 
 
@@ -39,8 +37,12 @@ def put(path: Path, text: str) -> None:
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as fresh:  # a name that nothing stands at
-        fresh.write(text)
-    Path(fresh.name).replace(path)
+        try:
+            fresh.write(text)
+            fresh.flush()
+            Path(fresh.name).replace(path)
+        finally:
+            Path(fresh.name).unlink(missing_ok=True)
 
 
 class Conversation:
