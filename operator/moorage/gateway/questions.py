@@ -10,7 +10,6 @@ from moorage.core.journal.record import Draft, RecordType
 from moorage.core.models.prices import Reserve
 from moorage.gateway.budget import AllReserved, demand_free
 from moorage.gateway.errors import Refusal
-from moorage.gateway.facts import Question
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
@@ -64,14 +63,17 @@ class Questions:
 
     async def settle(self, run: Run) -> None:
         """B2: what was asked by a gateway that is gone is charged at its worst case. Raise as the store does."""
-        for request_id, question in list(run.facts.asked.items()):
-            if request_id not in self._here and await self._lost(question):
+        others = {key: each for key, each in run.facts.asked.items() if key not in self._here}
+        lost = {name for name in {each.gateway for each in others.values()} if await self._lost(name)}
+        for request_id, question in others.items():
+            if question.gateway in lost:
                 await self._charge(run, request_id, question.reserve)
 
-    async def _lost(self, question: Question) -> bool:
-        """Whether nobody is at it. Older versions didn't say whose it is, and reserved nothing."""
-        name = question.gateway
-        return name is not None and (name == self._peers.me or await self._peers.gone(name))
+    async def _lost(self, gateway: str | None) -> bool:
+        """Whether nobody is at what that gateway asked, which isn't here. Older versions didn't say whose it is, and
+        reserved nothing.
+        """
+        return gateway is not None and (gateway == self._peers.me or await self._peers.gone(gateway))
 
     async def _charge(self, run: Run, request_id: str, reserve: Reserve) -> None:
         usage = {"input_tokens": reserve.input_tokens, "output_tokens": reserve.output_tokens}
