@@ -1,21 +1,23 @@
 """Real, unmodified Codex and pi, from npm, driven against the stand-in model: what they do is told as facts."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 from tests.contract.real_agents import DONE, PROTOCOLS, model_door, path_with, resolved, run
 
 from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
 from moorage.drivers.registry import load
 from moorage.testing.host import LocalHost, task_for
-from moorage.testing.models import Fault, Reply, Script
+from moorage.testing.models import Fault, Reply, Script, StandIn
+from moorage.testing.serving import listening
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, World
 
 AGENTS = ("codex", "pi")
-pytestmark = pytest.mark.timeout(300)  # the first one may have to wait for npm
+pytestmark = pytest.mark.timeout(300)  # real programs, started twice where a conversation goes on
 
 
 @pytest.fixture(params=AGENTS)
@@ -142,18 +144,39 @@ async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(
         assert "I mend it." in logs
 
 
+@dataclass(frozen=True)
+class Paced:
+    """A model's door. Agents don't wait for our safe points: their second decision waits here until `safe` is set. So
+    does any later one until `lost` is; one that came before that is never answered.
+    """
+
+    model: StandIn
+    safe: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        if self.model.log:
+            await self.safe.wait()
+        if len(self.model.log) > 1 and not self.lost.is_set():
+            await asyncio.Event().wait()  # of a sandbox that is about to be lost; ends with the server
+        await self.model.app(scope, receive, send)
+
+
 @pytest.mark.rule("R1", "R3")
 async def test_after_a_lost_sandbox_its_conversation_goes_on_in_the_tree_of_the_last_safe_point(agent, path, tmp_path):
     slow = run(agent, "echo never > never; touch ~/begun; sleep 1000")
     script = Script(replies=(run(agent, "echo 1 > step-1"), slow, Reply(text="Gone on.")))
-    async with World(tmp_path / "world", script=script) as world:
-        work = await world.admit(agent=resolved(agent, path, url=world.model.url))
+    async with World(tmp_path / "world", script=script) as world, listening(door := Paced(world.model)) as url:
+        work = await world.admit(agent=resolved(agent, path, url=url))
         sandbox = await work.start()
         await work.until("ITERATION_COMPLETE", within_s=120)
+        door.safe.set()
         async with asyncio.timeout(120):
             while not (work.volume / ".moorage" / "agent" / "home" / "begun").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await sandbox.kill()
+        door.lost.set()
         await work.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "gone"})
         again = await work.start(2)
         assert await again.ended(within_s=120) == 0, again.said.read_text()
