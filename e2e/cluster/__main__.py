@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import backend, helm
+from e2e.cluster import backend, helm, npm
 from e2e.cluster import images as images_
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
@@ -27,6 +27,13 @@ def programs(
     if unknown := sorted(set(wanted) - set(GROUPS)):
         raise HarnessError(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     Programs(cache_root()).build(wanted, Console())
+
+
+@app.command()
+def agents() -> None:
+    """Have npm bring the programs of the real agents into the cache, where they are missing."""
+    for image in images_.AGENT_IMAGES:
+        npm.installed(image.folder, cache_root(), Console())
 
 
 @app.command()

@@ -26,7 +26,7 @@ DONE = Reply(text="All done.", usage=USAGE)
 
 
 def path_with(agent: str, folder: Path) -> str:
-    """A PATH on which the agent's programs are found; npm brings them first."""
+    """A PATH on which the agent's programs are found; `make test-unit` has had npm bring them, without a time limit."""
     modules = installed(agent, cache_root(), Console())
     folder.mkdir(exist_ok=True)
     for name, place in PROGRAMS[agent].items():

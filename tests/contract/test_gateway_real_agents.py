@@ -19,7 +19,7 @@ from moorage.testing.gitserver import GitServer
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Script, StandIn
 
-pytestmark = pytest.mark.timeout(300)  # the first one may have to wait for npm
+pytestmark = pytest.mark.timeout(300)  # real programs
 SPOKEN = [
     ("codex", "openai-responses"),
     ("pi", "anthropic-messages"),
