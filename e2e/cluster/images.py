@@ -82,6 +82,9 @@ class Builder(Protocol):
     def base(self) -> str:
         """What BASE is, for the digest; makes it if need be."""
 
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Have the image of an archive of `build`'s under its name, for others to be built on."""
+
     def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
         """Build an image and write it to `archive`; `base` is BASE, an empty one the Containerfile's default."""
 
@@ -113,6 +116,9 @@ class Buildah:
                     run_logged(self._argv("bud", "--isolation=chroot", f"--tag={name}", folder), log)
         return name
 
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Nothing to do: what was built lies in the cache beside its archive, and goes with it."""
+
     def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
         """Build from cached layers, and write them uncompressed: they don't travel far."""
         pull = "--pull=missing" if self.given else "--pull=never"
@@ -141,6 +147,12 @@ class Docker:
     def base(self) -> str:
         """Name the given base; an empty string leaves BASE at the Containerfile's default."""
         return self.given
+
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Load the archive: a cluster that was taken down took its images out of the engine, and another checkout may
+        have built its own under the same name.
+        """
+        run_logged(["docker", "load", "--quiet", f"--input={archive}"], log)
 
     def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
         """Build, and save for `kind load image-archive`."""
@@ -172,9 +184,7 @@ def build_all(builder: Builder, cache: Path, console: Console, images: Sequence[
             if image.base:
                 below = next(each for each in IMAGES if each.folder == image.base)
                 made = built.get(image.base) or _Build(below, builder, cache).archive(base, scratch, console)
-                built[image.folder] = _Build(image, builder, cache).archive(
-                    Base(below.name, made.name), scratch, console
-                )
+                built[image.folder] = _Build(image, builder, cache).archive(Base(below.name, made), scratch, console)
             else:
                 built[image.folder] = _Build(image, builder, cache).archive(base, scratch, console)
         return [built[image.folder] for image in images]
@@ -208,10 +218,10 @@ def install_builder(cache: Path, console: Console, base: str = "") -> Buildah:
 
 @dataclass(frozen=True)
 class Base:
-    """What an image stands on: its name, and what tells its content where the name doesn't."""
+    """What an image stands on: its name, and its archive where it is one of ours; that one's name tells its content."""
 
     name: str
-    digest: str = ""
+    archive: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,8 @@ class _Build:
         app = scratch / "app"
         wanted = self._inputs()
         ours = [] if self.image.base else [_digest_of_files(app)]
-        digest = _digest_of(base.name, base.digest, *wanted.values(), *self._sources(), *ours)
+        below = base.archive.name if base.archive else ""
+        digest = _digest_of(base.name, below, *wanted.values(), *self._sources(), *ours)
         archive = self.cache / "images" / f"{self.image.folder}-{digest}.tar"
         if not archive.is_file():
             agent = npm.installed(self.image.folder, self.cache, console) if self.image.base else None
@@ -249,6 +260,8 @@ class _Build:
             shutil.copytree(wheels.collect(requirements, self.cache, log), context / name)
         for name, folder in folders.items():
             shutil.copytree(folder, context / name, symlinks=True)
+        if base.archive:
+            self.builder.stand_on(base.archive, log)
         self.builder.build(self.image, base.name, context, archive, log)
         return archive
 
