@@ -3,13 +3,16 @@
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from e2e.cluster.backend import Backend
-from e2e.cluster.errors import CommandFailedError
+from e2e.cluster.errors import HarnessError
 from e2e.cluster.node import TOOLS_IMAGE
 
+T = TypeVar("T")
 SERVER_PORT = 8080
+_PROBE = 'probe "$0" "$1" 2>&1; code=$?; echo; echo $code'
+_PROBED = {"0": True, "1": False}  # of its exit codes, those that say how the connection went
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -58,11 +61,16 @@ def wait_ready(cluster: Backend, namespace: str, *names: str) -> None:
 
 
 def reaches(cluster: Backend, namespace: str, name: str, address: str, port: int) -> bool:
-    try:
-        cluster.kubectl("exec", "-n", namespace, name, "--", "probe", address, str(port))
-    except CommandFailedError:
-        return False
-    return True
+    """Whether a pod can connect to an address.
+
+    Raises:
+        HarnessError: nobody can say, since the pod or its probe could not be asked.
+    """
+    said = cluster.kubectl("exec", "-n", namespace, name, "--", "sh", "-c", _PROBE, address, str(port))
+    code = said.rstrip().rpartition("\n")[2]
+    if code not in _PROBED:
+        raise HarnessError(f"the probe of {address}:{port} in pod {name} exited {code}:\n{said}")
+    return _PROBED[code]
 
 
 def server(name: str = "server") -> dict[str, Any]:
@@ -86,11 +94,14 @@ def isolate(cluster: Backend, namespace: str, name: str) -> None:
     apply(cluster, namespace, policy)
 
 
+def settles(look: Callable[[], T], *, to: T, within_s: float) -> T:
+    """What is seen once that is what was waited for; the last that was seen where it never came."""
+    deadline = time.monotonic() + within_s
+    while (seen := look()) != to and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return seen
+
+
 def eventually(holds: Callable[[], bool], *, within_s: float = 15) -> bool:
     """Whether something comes to hold."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-    return True
+    return settles(holds, to=True, within_s=within_s)

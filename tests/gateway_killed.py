@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from tests.gateway_script import BRANCH, PASSWORD, commit, git, result, told, ve
 
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
+from moorage.runner.watch import background
 from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
+from moorage.testing.killpoints import Fault, Shot, environment
+from moorage.testing.torture import waken
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSING = {425, 500, 502, 503}
@@ -68,6 +71,13 @@ class Killed:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    async def keep_up(self, environ: Mapping[str, str]) -> None:
+        """Start it anew whenever it has died."""
+        while True:
+            assert self.process is not None
+            await self.process.wait()
+            await self.start(environ)
+
     async def torture(self, chance: random.Random, times: int) -> None:
         """Kill and start anew, at moments that nobody chose."""
         for _ in range(times):
@@ -84,6 +94,18 @@ async def running(root: Path, dsn: str | None = None) -> AsyncIterator[Killed]:
         yield gateway
     finally:
         await gateway.kill()
+
+
+@contextlib.asynccontextmanager
+async def meeting(
+    gateway: Killed, trace: Path, shots: Sequence[Shot], environ: Mapping[str, str] | None = None
+) -> AsyncIterator[None]:
+    """The gateway is started and meets these shots; it is started anew when it died of one, and woken when it slept."""
+    armed = {**(environ or {}), **environment(trace, *shots)}
+    await gateway.start(armed)
+    stops = [waken(trace, shot) for shot in shots if shot.fault is Fault.STOP]
+    async with background(gateway.keep_up(armed), *stops):
+        yield
 
 
 class Service:
@@ -204,10 +226,10 @@ async def verified_run(port: int, spec: Any, tmp_path: Path) -> str:
     return head
 
 
-async def whole_run(port: int, spec: Any, tmp_path: Path) -> tuple[str, Any]:
-    """The same, to success; the head and the last view."""
+async def whole_run(port: int, spec: Any, tmp_path: Path, *, then: int | None = None) -> tuple[str, Any]:
+    """The same, to success; the head and the last view. `then`: the port of the gateway that delivers it."""
     head = await verified_run(port, spec, tmp_path)
-    operator, run = Patient(port, OPERATOR_TOKEN), f"/v1/runs/{spec.uid}"
+    operator, run = Patient(then or port, OPERATOR_TOKEN), f"/v1/runs/{spec.uid}"
     while True:
         view = await operator("POST", f"{run}/deliver", {"epoch": 1, "commit": head})
         if [e["status"] for e in view["state"]["effects"]][-1:] == ["confirmed"]:

@@ -36,7 +36,9 @@ async def serve(root: Path, port: int, password: str) -> None:
 def made(root: Path, own: Path, password: str, **deps: Any) -> LocalGateway:
     blobs = FileBlobs(root / "blobs", lambda: 1_800_000_000_000)
     often = int(os.environ.get(SNAPSHOTS, GatewaySettings.snapshot_records))
-    settings = GatewaySettings(egress_private=("127.0.0.0/8",), snapshot_records=often, mirrors_shared=own != root)
+    settings = GatewaySettings(
+        egress_private=("127.0.0.0/8",), snapshot_records=often, mirrors_shared=own != root, answer_patience_ms=60_000
+    )
     hosts = {"api.example.com": "127.0.0.1"}
     gateway = LocalGateway(own, blobs=blobs, settings=settings, hosts=hosts, **deps)
     gateway.secrets.give("team-a", "git", username="ada", password=password)

@@ -1,7 +1,8 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog, recovery (the real cluster);
-all of them where none is named. Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
+Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog, recovery (the real cluster),
+partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to build/bench/
+(MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from e2e.bench import backlog, durable, journal, leases, recovery, restart, runs, takeover, worktree
+from e2e.bench import backlog, durable, journal, leases, partition, recovery, restart, runs, takeover, worktree
 from e2e.bench.figures import Report, machine
 from e2e.bench.system import System
 from e2e.cluster.console import Console
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
         "runs": lambda: runs.measure(system()),
         "backlog": lambda: backlog.measure(system()),
         "recovery": lambda: recovery.measure(system()),
+        "partition": lambda: partition.measure(console),
     }
     wanted = argv[1:] or list(parts)
     if unknown := [name for name in wanted if name not in parts]:

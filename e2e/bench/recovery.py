@@ -71,7 +71,7 @@ def measure(system: System) -> Report:
 async def _measure(cluster: SourceCluster, tenant: Tenant) -> Found:
     found = Found()
     async with Kube(cluster.kubeconfig(), token(cluster, NAMESPACE)) as kube:
-        bench = _Bench(cluster, tenant, kube, found)
+        bench = Bench(cluster, tenant, kube, found)
         await bench.begin("steps")
         for n in range(ROUNDS):
             found.bare.append(await bench.bare(f"bare-{n}"))
@@ -90,7 +90,9 @@ async def _measure(cluster: SourceCluster, tenant: Tenant) -> Found:
 
 
 @dataclass
-class _Bench:
+class Bench:
+    """A tenant whose runs take steps, and what happens to them."""
+
     cluster: SourceCluster
     tenant: Tenant
     kube: Kube
@@ -102,7 +104,7 @@ class _Bench:
         return Installation(self.cluster)
 
     async def begin(self, name: str) -> None:
-        """Apply the run, and let it take some steps."""
+        """Apply a run, and let it take some steps."""
         await self._apply(name)
         await self._until(lambda: len(self.steps(name)) >= 5, "five steps")
 
@@ -125,7 +127,7 @@ class _Bench:
             delivery={"branch": f"moorage/bench-{name}", "push": False},
             sandbox={"runtimeClassName": "gvisor", "resources": {**LIMITS, "disk": "1Gi"}},
         )
-        await self.kube.call("POST", f"{AGENTRUNS}/namespaces/{NAMESPACE}/agentruns", body)
+        await self.kube.call("POST", f"{AGENTRUNS}/namespaces/{self.tenant.namespace}/agentruns", body)
 
     async def pause(self, name: str, happens: Callable[[], None], *, takes_over: bool = True) -> float:
         """The longest pause between two steps from before it happens to five steps later."""
@@ -155,7 +157,7 @@ class _Bench:
 
     async def bare(self, name: str) -> float:
         """A bare pod's time to its first instruction."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        path = f"/api/v1/namespaces/{self.tenant.namespace}/pods"
         began = time.time()
         await self.kube.call("POST", path, bare_pod(name))
         deadline = time.monotonic() + PATIENCE_S
@@ -204,7 +206,7 @@ class _Bench:
 
     def _journal(self, name: str) -> list[Record]:
         program = str(Path(sys.executable).parent / "moorage")
-        where = ["--kubeconfig", str(self.cluster.kubeconfig()), "-n", NAMESPACE]
+        where = ["--kubeconfig", str(self.cluster.kubeconfig()), "-n", self.tenant.namespace]
         with tempfile.TemporaryDirectory(prefix="moorage-bench-") as folder:
             path = Path(folder) / "journal"
             done = subprocess.run([program, *where, "export", name, "-o", str(path)], check=False, capture_output=True)

@@ -27,9 +27,9 @@ class System:
     _worlds: list[Upstream] = field(default_factory=list)
 
     @classmethod
-    def up(cls, console: Console) -> "System":
-        """The cluster, the images of this checkout, the chart."""
-        cluster = backend.choose(console)
+    def up(cls, console: Console, cluster: Backend | None = None) -> "System":
+        """The cluster (the usual one where none is given), the images of this checkout, the chart."""
+        cluster = cluster or backend.choose(console)
         cluster.up()
         cluster.load_images(cluster.build_images())
         cluster.deploy()

@@ -4,7 +4,7 @@ import pytest
 
 from e2e.cluster.backend import Backend
 from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
-from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, wait_ready
+from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, settles, wait_ready
 
 
 def test_a_restricted_gvisor_pod_writes_to_its_volume(cluster: Backend, namespace: str) -> None:
@@ -27,15 +27,19 @@ def test_a_policy_refuses_what_a_pod_without_one_reaches(cluster: Backend, names
     apply(cluster, namespace, server(), pod("client", "exec sleep 3600", runtime=runtime))
     wait_ready(cluster, namespace, "server", "client")
     api = cluster.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
-    inside = [(address(cluster, namespace, "server"), SERVER_PORT), (api, 443)]
-    outside = [(PUBLIC_ADDRESS, 80), (METADATA_ADDRESS, 80)]
+    targets = {
+        "another pod": (address(cluster, namespace, "server"), SERVER_PORT),
+        "the API server's Service": (api, 443),
+        "a public address": (PUBLIC_ADDRESS, 80),
+        "the metadata address": (METADATA_ADDRESS, 80),
+    }
 
-    def reached() -> list[bool]:
-        return [reaches(cluster, namespace, "client", *target) for target in inside + outside]
+    def reached() -> set[str]:
+        return {name for name, target in targets.items() if reaches(cluster, namespace, "client", *target)}
 
-    assert all(reached())
+    assert settles(reached, to=set(targets), within_s=60) == set(targets)
     isolate(cluster, namespace, "client")
-    assert eventually(lambda: not any(reached()))
+    assert settles(reached, to=set(), within_s=60) == set()
 
 
 def test_a_policy_lets_in_whom_it_names_and_nobody_else(cluster: Backend, namespace: str) -> None:

@@ -4,8 +4,11 @@ import time
 
 import pytest
 
+from e2e.pods import eventually
 from e2e.system import SANDBOX_IMAGE, SYSTEM, Installation, Tenant, condition, shell
 
+BEGUN = "/workspace/.moorage/agent/home/begun"
+"""Made by the builtin agent's second command, which then takes long; see e2e/manifests/model-conversations.yaml."""
 SLOW = """
 echo step-1 > step-1; echo '{"moorage": {"event": "iteration"}}'; sleep 3
 echo step-2 > step-2; echo '{"moorage": {"event": "iteration"}}'; sleep 6
@@ -53,8 +56,12 @@ def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tena
     waited = time.monotonic() + 90
     while len(tenant.world.model_log()) < before + 2:
         assert time.monotonic() < waited, tenant.status("slow")
-    time.sleep(2)  # the second answer's command is running by then; where it isn't yet, the next attempt's takes long
     pod = tenant.sandbox("slow")["metadata"]["name"]
+
+    def begun() -> bool:
+        return tenant.kubectl("exec", pod, "--", "sh", "-c", f"test ! -e {BEGUN} || echo begun").strip() == "begun"
+
+    assert eventually(begun, within_s=50), tenant.status("slow")
     tenant.kubectl("delete", "pod", pod, *(("--grace-period=0", "--force") if how == "killed" else ("--wait=false",)))
     status = tenant.ended("slow")
     assert (status["phase"], status["attempt"], status["epoch"]) == ("Succeeded", 2, 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e.cluster import oci
 from e2e.cluster.caches import workplace
-from e2e.cluster.layout import Layout, Node
+from e2e.cluster.layout import MAX_NODES, Layout, Node
 from e2e.cluster.locks import exclusive
 from e2e.cluster.node import TOOLS_IMAGE
 from e2e.cluster.shell import run
@@ -98,11 +98,15 @@ def node_object(node: Node) -> dict[str, Any]:
     }
 
 
-def storage_files(layout: Layout, nodes: int) -> tuple[Path, Path]:
-    """Write the provisioner's configuration and helper pod; return both paths."""
+def storage_files(layout: Layout) -> tuple[Path, Path]:
+    """Write the provisioner's configuration and helper pod; return both paths.
+
+    Nodes that may still join are in it: the provisioner reads it again every half minute only, and a claim on a node
+    that it doesn't know of waits for longer than that.
+    """
     paths = [
         {"node": layout.node(number).name, "paths": [str(layout.node(number).folder / "volumes")]}
-        for number in range(1, nodes + 1)
+        for number in range(1, MAX_NODES + 1)
     ]
     config, helper = layout.state / "storage.json", layout.state / "storage-helper.json"
     config.write_text(json.dumps({"nodePathMap": paths}))

@@ -14,6 +14,7 @@ from e2e.cluster.errors import HarnessError
 PUBLIC_ADDRESS = "203.0.113.10"
 METADATA_ADDRESS = "169.254.169.254"
 API_PORT = 6443
+MAX_NODES = 2
 ETCD_PORT, ETCD_PEER_PORT = 2379, 2380
 _SLOTS = 128  # as many as there are pairs of /24 in 10.244.0.0/16 (two nodes each) and /23 in 10.96.0.0/16
 

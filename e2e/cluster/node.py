@@ -38,6 +38,11 @@ def mounted(mounts: str) -> bool:
     return {str(path) for path in FIXED_PATHS} <= points
 
 
+def serves(rules: str, address: str) -> bool:
+    """Whether kube-proxy leads a Service's address to who answers there, from the rules of its chain KUBE-SERVICES."""
+    return any(f" -d {address}/32 " in line and " -j KUBE-SVC-" in line for line in rules.splitlines())
+
+
 def cni(node: Node) -> str:
     """CNI configuration: pods on a bridge of the node's own."""
     bridge = {

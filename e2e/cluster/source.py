@@ -19,6 +19,7 @@ from e2e.cluster.layout import (
     API_PORT,
     ETCD_PEER_PORT,
     ETCD_PORT,
+    MAX_NODES,
     METADATA_ADDRESS,
     PUBLIC_ADDRESS,
     Layout,
@@ -30,7 +31,6 @@ from e2e.cluster.processes import read_pid_file, spawn
 from e2e.cluster.programs import CLUSTER_GROUPS, GROUPS, Programs, digest
 from e2e.cluster.shell import run, succeeds, tail, wait_until
 
-MAX_NODES = 2
 _SHAPING = ("addons.py", "controlplane.py", "layout.py", "network.py", "node.py", "pki.py", "source.py", "world.py")
 _READY_S = 90.0
 _NODE_PROCESSES = ("namespaces", "containerd", "kubelet", "kube-proxy", "kube-router")
@@ -257,9 +257,10 @@ class SourceCluster:
         with self.console.step(f"{this.name}: kubelet, kube-proxy, kube-router"):
             self._apply([addons.node_object(this)])
             self._start_kubelet(this)
-            self._start_storage(number)
+            self._start_storage()
             self._start_kube_proxy(this)
             self._wait(self._process(this, "kubelet"), lambda: self._node_ready(this))
+            self._wait(self._process(this, "kube-proxy"), lambda: self._serves(this))
             self._start_kube_router(this)
 
     def _hold_mounts(self, this: Node) -> None:
@@ -306,11 +307,11 @@ class SourceCluster:
         chains = network.inside(this.namespace, "iptables", "-S", "KUBE-ROUTER-FORWARD")
         self._wait(self._process(this, "kube-router"), lambda: succeeds(chains))
 
-    def _start_storage(self, nodes: int) -> None:
-        """Start the provisioner for `nodes` nodes; it reads its configuration again by itself when that changes."""
-        config, helper = addons.storage_files(self.layout, nodes)
+    def _start_storage(self) -> None:
+        """Start the provisioner, which is one for all nodes."""
         if self._alive("storage"):
             return
+        config, helper = addons.storage_files(self.layout)
         argv = addons.storage_argv(self.programs.path("local-path-provisioner"), self.layout, config, helper)
         self._spawn_beside("storage", argv)
 
@@ -359,7 +360,10 @@ class SourceCluster:
         if record is None or record.recipe != self._recipe():
             return 0
         whole = all(self._alive(name) for name in self._expected(record.nodes))
-        return record.nodes if whole and self._api_ready() and all(map(self._node_ready, self.nodes())) else 0
+        fit = (
+            whole and self._api_ready() and all(self._node_ready(each) and self._serves(each) for each in self.nodes())
+        )
+        return record.nodes if fit else 0
 
     def _expected(self, nodes: int) -> list[str]:
         on_nodes = [
@@ -453,6 +457,11 @@ class SourceCluster:
         condition = '{.status.conditions[?(@.type=="Ready")].status}'
         argv = self.kubectl_argv("get", "node", this.name, f"-o=jsonpath={condition}")
         return succeeds(argv) and run(argv) == "True"
+
+    def _serves(self, this: Node) -> bool:
+        """Whether pods of the node reach the API server by its Service."""
+        argv = network.inside(this.namespace, "iptables", "--wait", "-t", "nat", "-S", "KUBE-SERVICES")
+        return succeeds(argv) and node.serves(run(argv), self.layout.service_address)
 
     def _kubectl_succeeds(self, *arguments: str) -> bool:
         return self.layout.kubeconfig.is_file() and succeeds(self.kubectl_argv("--request-timeout=5s", *arguments))

@@ -40,6 +40,7 @@ class Machine:
 
     root: Path
     isolated: bool
+    program: tuple[str, ...] = (str(MOORAGE),)
     armed: dict[str, str] = field(default_factory=dict)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="mt-")))  # short: sockets live here
@@ -101,7 +102,7 @@ class Machine:
         self.manifest.write_text(yaml.safe_dump(body))
 
     def start(self, *more: str) -> subprocess.Popen[str]:
-        argv = [str(MOORAGE), "run", "-f", str(self.manifest), "--state", str(self.state), "-o", "json", *more]
+        argv = [*self.program, "run", "-f", str(self.manifest), "--state", str(self.state), "-o", "json", *more]
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, env=self.env, cwd="/", stdout=pipe, stderr=pipe, text=True)
         self.started.append(process)

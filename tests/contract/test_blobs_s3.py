@@ -1,22 +1,38 @@
 """What only a bucket can do: be away, be slow, be somebody else's, lie."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from moorage.app.gateway import Environment
 from moorage.app.stores import open_stores
 from moorage.core.journal.record import BlobRef
 from moorage.store.blobs_s3 import PART, S3Blobs
 from moorage.store.bucket import Bucket
-from moorage.store.errors import BlobCorrupted, BlobMissing, BucketMissing, BucketRefused, StoreUnavailable
+from moorage.store.errors import (
+    AuthorityUnreadable,
+    BlobCorrupted,
+    BlobMissing,
+    BucketMissing,
+    BucketRefused,
+    StoreUnavailable,
+)
 from moorage.testing.clock import StepClock
 from moorage.testing.s3 import FaultyWay, S3Server, cut, lost, says, spoilt
 
 NOW = 1_800_000_000_000
+BROKEN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 KEYS = {"access_key": "key-1", "secret_key": "secret-1"}
 
 
@@ -234,3 +250,62 @@ async def test_a_gateway_says_at_once_that_its_bucket_isnt_there(bucket: Bucket,
     with pytest.raises(BucketMissing):
         async with open_stores(tmp_path, StepClock(), bucket=replace(bucket, name="nowhere")):
             pytest.fail("it opened")
+
+
+async def test_a_read_that_is_given_up_lets_go_of_its_connection_at_once(
+    blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the garbage is collected: many of them would hold all connections until then."""
+    ref = await blobs.put("team-a", b"what it says")
+    stream, over = blobs._stream, list[str]()
+
+    async def watched(copy: Any) -> AsyncIterator[bytes]:
+        try:
+            async for piece in stream(copy):
+                yield piece[::-1] + piece
+        finally:
+            over.append(copy.sha256)
+
+    monkeypatch.setattr(blobs, "_stream", watched)
+    with pytest.raises(BlobCorrupted):
+        await blobs.get("team-a", ref)
+    assert over == [ref.sha256]
+
+
+def signed(folder: Path) -> tuple[ssl.SSLContext, bytes]:
+    """A server's context for 127.0.0.1, and the certificate, in PEM, of the authority that nobody else knows of."""
+    start, end = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in ("authority", "server")]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", "server")]
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = [
+        x509.CertificateBuilder(names[0], name, key.public_key(), x509.random_serial_number(), start, end)
+        .add_extension(x509.BasicConstraints(ca=name is names[0], path_length=None), critical=True)
+        .add_extension(address, critical=False)
+        .sign(keys[0], hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+        for name, key in zip(names, keys, strict=True)
+    ]
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(made[1] + keys[1].private_bytes(serialization.Encoding.PEM, *form))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "cert.pem")
+    return server, made[0]
+
+
+async def test_a_server_that_an_authority_of_ones_own_vouches_for_is_spoken_to_where_that_is_given(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    tls, authority = signed(tmp_path)
+    async with FaultyWay(s3_server.url).serving(tls) as way:
+        bucket = Bucket(s3_server.bucket(), way.url, patience_s=30.0, ca=authority, **KEYS)
+        ref = await S3Blobs(bucket, lambda: NOW).put("team-a", b"what it says")
+        assert await S3Blobs(bucket, lambda: NOW).get("team-a", ref) == b"what it says"
+        with pytest.raises(StoreUnavailable):
+            await S3Blobs(replace(bucket, ca=None, patience_s=1.0), lambda: NOW).get("team-a", ref)
+
+
+@pytest.mark.parametrize("given", [b"", b"not a pem", b"\xff", BROKEN], ids=["empty", "words", "bytes", "broken"])
+def test_an_authority_that_cant_be_read_is_told_by_its_setting(given: bytes) -> None:
+    with pytest.raises(AuthorityUnreadable, match=r"store\.blobs\.s3\.caSecretRef"):
+        S3Blobs(Bucket("shop", "https://127.0.0.1:1", ca=given, **KEYS), lambda: NOW)

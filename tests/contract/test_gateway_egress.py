@@ -238,6 +238,8 @@ async def test_an_agent_that_asks_again_for_a_keyed_request_nobody_knows_of_has_
 async def test_a_keyed_request_whose_receipt_the_store_did_not_take_is_asked_again_under_its_key(
     at_work: Agent, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    object.__setattr__(at_work.gateway.deps.settings, "receipt_patience_ms", 0)
+    at_work.gateway.restart()
     append, kinds = SqliteStore.append, []
 
     async def failing(self: SqliteStore, run_uid: str, epoch: int | None, drafts: Any, *more: Any, **named: Any) -> Any:

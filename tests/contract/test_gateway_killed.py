@@ -2,43 +2,38 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.gateway_killed import Killed, delivered_once, running, whole_run
+from tests.contract.killpoint_places import elsewhere
+from tests.gateway_killed import Killed, delivered_once, meeting, running, whole_run
 from tests.gateway_process import SNAPSHOTS
 from tests.gateway_script import resolved
 
 from moorage.points import Point
 from moorage.testing.gitserver import GitServer
-from moorage.testing.killpoints import Shot, environment, fired
+from moorage.testing.killpoints import Fault, Shot, fired
 
 pytestmark = pytest.mark.timeout(180)  # each case starts several gateways
 
 
 @pytest.mark.rule("K1", "P1")
-@pytest.mark.parametrize("point", [Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER])
-async def test_a_gateway_killed_around_a_snapshot_goes_on_from_the_journal(
-    upstream: GitServer, tmp_path: Path, point: Point
+@pytest.mark.parametrize(
+    ("fault", "points"), elsewhere("test_whatever_befalls_a_gateway_at_a_snapshot_the_run_goes_on")
+)
+async def test_whatever_befalls_a_gateway_at_a_snapshot_the_run_goes_on(
+    upstream: GitServer, tmp_path: Path, fault: Fault, points: Sequence[Point]
 ) -> None:
-    """Every record is followed by a snapshot here, and the gateway is killed at every third."""
-    shots = [Shot(point, number) for number in (2, 5, 8)]
-    often = {SNAPSHOTS: "1", **environment(tmp_path / "trace", *shots)}
-    gateway = Killed(tmp_path)
-    await gateway.start(often)
+    """From the journal: every record is followed by a snapshot here, and the gateway is disturbed at every third."""
+    shots = [Shot(point, number, fault) for point in points for number in (2, 5, 8)]
+    gateway, trace = Killed(tmp_path), tmp_path / "trace"
     try:
-        working = asyncio.create_task(whole_run(gateway.port, resolved(upstream), tmp_path))
-        while not working.done():
-            assert gateway.process is not None
-            ended = asyncio.create_task(gateway.process.wait())
-            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                await gateway.start(often)
-            ended.cancel()
-        head, view = await working
+        async with meeting(gateway, trace, shots, {SNAPSHOTS: "1"}):
+            head, view = await whole_run(gateway.port, resolved(upstream), tmp_path)
     finally:
         await gateway.kill()
-    assert all(fired(tmp_path / "trace", shot) for shot in shots)
+    assert all(fired(trace, shot) for shot in shots)
     delivered_once(upstream, head, view["state"])
 
 

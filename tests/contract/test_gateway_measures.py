@@ -26,6 +26,8 @@ async def test_an_outcome_counts_once_it_is_durable_and_once(
     def counted(outcome: str) -> float:
         return gateway.deps.metrics.effects.labels("git_push", outcome)._value.get()
 
+    object.__setattr__(gateway.deps.settings, "receipt_patience_ms", 0)
+    gateway.restart()
     monkeypatch.setattr(gateway.deps.store, "append", full)
     refused(await operator.deliver(1, head), 503, "StoreUnavailable")
     assert counted("confirmed") == 0

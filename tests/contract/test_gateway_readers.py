@@ -23,6 +23,7 @@ from tests.gateway_script import (
     work_done,
 )
 
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, session
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import verify_export
 from moorage.gateway.health import PROBE_TENANT, PROVED_MS
@@ -187,6 +188,19 @@ async def test_readiness_is_a_write_that_the_store_took(gateway, clock, monkeypa
     assert (await anybody.get("/readyz")).status_code == 200
     assert (await store.get_session(PROBE_TENANT, "gateway")).version == version + 1
     assert await store.list_open_sessions() == []
+
+
+@pytest.mark.rule("F4")
+async def test_an_operator_whose_feed_is_silent_hears_whether_a_heartbeat_would_be_taken(
+    gateway, clock, monkeypatch
+) -> None:
+    async with session() as http:
+        client = GatewayClient(http, gateway.url, lambda: "any")
+        await client.ready()
+        monkeypatch.setattr(gateway.deps.store, "open_session", unreachable)
+        clock.advance(PROVED_MS)
+        with pytest.raises(GatewayAway, match="StoreUnavailable"):
+            await client.ready()
 
 
 async def test_where_blobs_lie_on_the_volume_readiness_is_a_write_of_one_too(tmp_path, clock, monkeypatch) -> None:

@@ -125,6 +125,71 @@ async def test_a_run_waits_while_the_other_of_its_branch_is_being_closed(gateway
     assert (await ok(await second.get("/v1/self")))["git"]["base"]
 
 
+async def ended(operator: Operator) -> None:
+    for kind, payload in (
+        ("CANCEL_QUIESCED", {}),
+        ("CANCEL_RECONCILED", {"unknown": []}),
+        ("RUN_CANCELLED", {"reason": "ObjectDeleted"}),
+    ):
+        await ok(await operator.report(1, kind, payload))
+
+
+async def deferral(operator: Operator) -> tuple[str, str]:
+    found = (await operator.state())["deferral"]
+    return found["reason"], found["message"]
+
+
+@pytest.mark.rule("W2")
+async def test_what_is_told_of_a_taken_branch_is_whose_it_is_now(gateway, upstream, clock) -> None:
+    earlier = []
+    for uid, name in (("u1", "first"), ("u2", "second")):
+        earlier.append(Operator(gateway, resolved(upstream, uid, name=name)))
+        await earlier[-1].start(pod=f"pod-of-{uid}")
+        clock.advance(10)
+    first = earlier[0]
+    third, answer = await first_contact(gateway, resolved(upstream, "u3", name="third"))
+    runner = gateway.sandbox("pod-of-u3", "team-a")
+    refused(answer, 503, "BranchTaken")
+    reason, message = await deferral(third)
+    assert (reason, "run first delivers" in message, "given up at" in message) == ("BranchTaken", True, True)
+    clock.advance(10_000)
+    refused(await runner.get("/v1/self"), 503, "BranchTaken")
+    assert (await third.types()).count("EFFECT_DEFERRED") == 1, "who asks often makes no journal longer"
+    await ok(await first.report(1, "CANCEL_REQUESTED", {"reason": "ObjectDeleted"}))
+    refused(await runner.get("/v1/self"), 503, "BranchTaken")
+    reason, message = await deferral(third)
+    assert ("it is being closed" in message, "given up at" in message) == (True, False)
+    await ended(first)
+    refused(await runner.get("/v1/self"), 503, "BranchTaken")
+    reason, message = await deferral(third)
+    assert ("run second delivers" in message, "first" in message) == (True, False)
+
+
+@pytest.mark.rule("W2")
+async def test_a_branch_that_is_free_again_is_not_told_as_taken_while_the_repository_is_fetched(
+    upstream, clock, tmp_path
+) -> None:
+    settings = GatewaySettings(assignment_wait_ms=200)
+    async with Silent() as remote, LocalGateway(tmp_path, clock=clock, settings=settings).serving() as gateway:
+        specs = [
+            with_workspace(resolved(upstream, uid, name=name), url=remote.url, credentials=None)
+            for uid, name in (("u1", "first"), ("u2", "second"))
+        ]
+        first = Operator(gateway, specs[0])
+        await first.start(pod="pod-of-u1")
+        clock.advance(10)
+        second, _ = await first_contact(gateway, specs[1])
+        runner = gateway.sandbox("pod-of-u2", "team-a")
+        while (await runner.get("/v1/self")).json()["reason"] != "BranchTaken":
+            pass
+        assert (await deferral(second))[0] == "BranchTaken"
+        await ok(await first.report(1, "CANCEL_REQUESTED", {"reason": "ObjectDeleted"}))
+        await ended(first)
+        while (await runner.get("/v1/self")).json()["reason"] != "WorkspaceFetching":
+            pass
+        assert await deferral(second) == ("WorkspaceFetching", "the repository is being fetched")
+
+
 class Silent:
     """A remote that takes connections and says nothing, until it is let go."""
 

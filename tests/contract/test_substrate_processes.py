@@ -114,15 +114,17 @@ async def test_a_sandbox_that_is_told_to_go_while_it_begins_leaves_nothing(subst
         await until(lambda run=run: not processes_of(run))
 
 
-@pytest.mark.rule("F6")
-async def test_it_tells_no_time_of_its_own(substrate: ProcessSubstrate, run: RunKey, clock: StepClock) -> None:
+@pytest.mark.rule("F6", "F4")
+async def test_it_tells_no_time_of_its_own_and_a_look_is_no_sign_of_life(
+    substrate: ProcessSubstrate, run: RunKey, clock: StepClock
+) -> None:
     await substrate.raise_epoch(run, 1, "me")
-    view = await begun(substrate, run, a_spec(uid=run.uid))
-    assert (view.created_at, view.started_at) == (clock.now_ms(), clock.now_ms())
+    view, begun_at = await begun(substrate, run, a_spec(uid=run.uid)), clock.now_ms()
+    assert (view.created_at, view.started_at) == (begun_at, begun_at)
     clock.advance(3_600_000)
     lease = (await substrate.observe(run)).lease
     assert lease is not None
-    assert lease.renewed_at == clock.now_ms()
+    assert lease.renewed_at == begun_at
 
 
 async def test_nothing_is_sent_to_a_process_that_has_ended(

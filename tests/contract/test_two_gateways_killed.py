@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.contract.killpoint_places import elsewhere
 from tests.contract.test_gateway_egress_killed import HAPPENED, MEANT, NOTHING_MEANT, RUN, WRITTEN, at_work, body
-from tests.gateway_killed import Killed, Patient, Service, delivered_once, running, verified_run, whole_run
+from tests.gateway_killed import Killed, Patient, Service, delivered_once, meeting, running, verified_run, whole_run
 from tests.gateway_script import resolved, told
 
 from moorage.points import Point
@@ -58,6 +59,29 @@ async def test_either_gateway_killed_at_any_moment_and_the_run_is_delivered_once
         for _ in range(4):
             await chance.choice(pair).torture(chance, times=1)
         head, view = await working
+    delivered_once(upstream, head, view["state"])
+
+
+@pytest.mark.rule("K1", "P5")
+@pytest.mark.parametrize(
+    ("fault", "points"), elsewhere("test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed")
+)
+async def test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed(
+    postgres: str, upstream: GitServer, tmp_path: Path, fault: Fault, points: Sequence[Point]
+) -> None:
+    """What one of them was pushed, the other one delivers; each meets the fault at its part of that."""
+    one, other = Killed(tmp_path, postgres), Killed(tmp_path, postgres)
+    keeping, following = tmp_path / "keeping.trace", tmp_path / "following.trace"
+    kept = [Shot(point, fault=fault) for point in points if point.startswith("keep/")]
+    followed = [Shot(point, fault=fault) for point in points if point.startswith("follow/")]
+    try:
+        async with meeting(one, keeping, kept), meeting(other, following, followed):
+            head, view = await whole_run(one.port, resolved(upstream), tmp_path, then=other.port)
+    finally:
+        await one.kill()
+        await other.kill()
+    assert all(fired(keeping, shot) for shot in kept)
+    assert all(fired(following, shot) for shot in followed)
     delivered_once(upstream, head, view["state"])
 
 

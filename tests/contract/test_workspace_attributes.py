@@ -80,3 +80,28 @@ async def test_no_change_is_compared_with_every_other(place, monkeypatch: pytest
     worktree = await place.prepare()
     assert not (await worktree.checkpoint(1, 1)).changed
     assert compared == []
+
+
+WRITTEN = {"new.txt": b"a\r\nb\r\n", "mixed.md": b"a\r\nb\n", "new.dat": b"a\r\nb\r\n", "bytes.txt": b"\0\r\n\xff\r\n"}
+
+
+@pytest.mark.rule("P2", "R3")
+async def test_line_ends_stay_on_the_volume_and_are_gits_where_the_tree_is_made_anew(place):
+    """As docs/concepts.md has it: a checkpoint holds what `git add` would, and not a byte more."""
+    worktree = await place.prepare()
+    for name, content in WRITTEN.items():
+        (worktree.tree / name).write_bytes(content)
+    one = await worktree.checkpoint(1, 1)
+    await worktree.push_checkpoint(one)
+    again = await place.prepare(epoch=2, resume=one.commit)
+    assert again.drift is None
+    assert {name: (again.tree / name).read_bytes() for name in WRITTEN} == WRITTEN
+    place.lose_volume()
+    anew = await place.prepare(epoch=3, resume=one.commit)
+    assert {name: (anew.tree / name).read_bytes() for name in WRITTEN} == {
+        "new.txt": b"a\nb\n",
+        "mixed.md": b"a\r\nb\r\n",
+        "new.dat": WRITTEN["new.dat"],
+        "bytes.txt": b"\0\n\xff\n",
+    }
+    assert not (await anew.checkpoint(2, 3)).changed

@@ -205,19 +205,42 @@ async def test_a_shallow_mirror_delivers(mirrors, server, work):
 
 async def test_what_a_killed_gateway_left_is_swept_away(mirrors, upstream, work):
     path = (await mirrors.ensure(KEY, upstream)).path
-    for name in ("HEAD.lock", "packed-refs.lock", "config.lock", "shallow.lock", "refs/upstream/heads/main.lock"):
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).touch()
-    pushed = path / "refs/moorage/runs/run-1/3/checkpoints.lock"
-    pushed.parent.mkdir(parents=True)
-    pushed.touch()
+    left = [path / "refs/upstream/heads/main.lock", path / "refs/moorage/runs/run-1/3/checkpoints.lock"]
+    left += [path / name for name in ("HEAD.lock", "packed-refs.lock", "config.lock", "shallow.lock")]
+    for lock in left:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
     new = commit(work, "b.txt", "two\n")
     git(work, "push", "-q", "origin", "main")
     assert (await mirrors.ensure(KEY, upstream)).revision == new
-    assert pushed.exists()  # a push may be under way
-    os.utime(pushed, (0, 0))
+    assert not [lock for lock in left if lock.exists()]
+
+
+@pytest.mark.rule("W4")
+@pytest.mark.parametrize("name", ["packed-refs.lock", "shallow.lock", "refs/moorage/runs/run-1/3/checkpoints.lock"])
+async def test_a_lock_that_a_push_may_hold_is_left_until_it_is_old(mirrors, upstream, name):
+    """Also that of all packed refs: who removes a ref of a run has it, and a second writer would lose refs."""
+    path = (await mirrors.ensure(KEY, upstream)).path
+    begun, on = asyncio.Event(), asyncio.Event()
+
+    async def body():
+        begun.set()
+        await on.wait()
+        yield b"0000"
+
+    pushing = asyncio.create_task(mirrors.receive_pack(KEY, ReceivePolicy("run-1", 3, "moorage/x"), body()))
+    await begun.wait()
+    lock = path / name
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    os.utime(lock, (2**31, 2**31))  # fresh, however long this takes
     await mirrors.ensure(KEY, upstream)
-    assert not pushed.exists()
+    assert lock.exists()
+    os.utime(lock, (0, 0))
+    await mirrors.ensure(KEY, upstream)
+    assert not lock.exists()
+    on.set()
+    await pushing
 
 
 async def test_a_large_delivery_arrives_whole(mirrors, upstream, server, tmp_path):

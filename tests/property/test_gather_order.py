@@ -13,6 +13,7 @@ from tests.property.run_world import START, T, World, a_spec
 
 from moorage.controller.gather import Gatherer
 from moorage.controller.roll import Roll
+from moorage.controller.signs import Signs
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.resolve import Defaults
@@ -95,7 +96,7 @@ class Scene:
             roll=Roll(5),
             defaults=Defaults(),
             drivers=frozenset({"command"}),
-            clock=StepClock(self.world.now, self.world.now),
+            signs=Signs(StepClock(self.world.now, self.world.now)),
         )
 
 

@@ -109,6 +109,10 @@ def test_a_state_has_the_fields_that_it_has_however_it_is_changed() -> None:
             changed(state, offset=1, later=1, more=2)
     held = working(RunState())
     given = settled(held)
-    changed(held, strikes=3)
-    changed(held.usage, tool_calls=3)
+    vars(held).update(strikes=3)
+    held.usage.plus("tool_calls", 3)
     assert (given.strikes, given.usage.tool_calls) == (0, 0)
+    assert (settled(held).strikes, settled(held).usage.tool_calls) == (3, 3)
+    vars(held).update(later=1)
+    with pytest.raises(AttributeError, match="no field later"):
+        settled(held)

@@ -352,6 +352,7 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
         (("store.postgres.dsnSecretRef.name=Not_A_Name",), "name"),
         (("store.blobs.s3.bucket=Not_A_Bucket",), "bucket"),
         (("store.blobs.s3.endpoint=minio:9000",), "endpoint"),
+        (("store.blobs.s3.caSecretRef.name=Not_A_Secret",), "caSecretRef"),
         (("store.blobs.s3.endpoint=http://me:secret@minio:9000",), "endpoint"),
         (("tenancy.namespaced=true",), "namespaces"),
         (("tenancy.namespaces={Team_A}",), "namespaces"),
@@ -438,6 +439,29 @@ def test_a_bucket_is_named_in_the_open_and_its_keys_come_from_a_secret(helm: str
         {"name": "keys", "key": "access-key"},
         {"name": "keys", "key": "secret-key"},
     ]
+
+
+def test_servers_of_an_authority_of_ones_own_are_known_by_its_certificate_from_a_secret(helm: str) -> None:
+    def spec(*values: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        pod = named(render(helm, values), "Deployment", "moorage-gateway")["spec"]["template"]["spec"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        return {volume["name"]: volume for volume in pod["volumes"]}, mounts
+
+    assert not [name for name in spec()[0] if name.endswith("-ca")]
+    given = (
+        "store.blobs.s3.bucket=blobs",
+        "store.blobs.s3.caSecretRef.name=minio",
+        "store.postgres.caSecretRef.name=db",
+        "store.postgres.caSecretRef.key=root.pem",
+    )
+    volumes, mounts = spec(*given)
+    variables = gateway_variables(helm, *given)
+    for name, secret, key, variable in (
+        ("s3-ca", "minio", "ca.crt", "MOORAGE_S3_CA_FILE"),
+        ("postgres-ca", "db", "root.pem", "PGSSLROOTCERT"),
+    ):
+        assert volumes[name]["secret"] == {"secretName": secret, "items": [{"key": key, "path": "ca.crt"}]}
+        assert variables[variable]["value"] == f"{mounts[name]}/ca.crt"
 
 
 def test_the_key_that_signs_heads_is_the_volumes_own_or_a_secrets(helm: str) -> None:

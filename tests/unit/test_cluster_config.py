@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from e2e.cluster import node
-from e2e.cluster.addons import objects
+from e2e.cluster.addons import objects, storage_files
 from e2e.cluster.cgroups import Hierarchy, hierarchies
 from e2e.cluster.cleanup import mounts_below
 from e2e.cluster.controlplane import (
@@ -24,6 +24,11 @@ from e2e.cluster.paths import cache_root, state_root
 from e2e.cluster.pki import Pki
 
 LAYOUT = Layout("test", Path("/state/test"))
+
+
+def test_volumes_can_be_had_on_a_node_from_its_first_moment_on(tmp_path: Path) -> None:
+    config, _ = storage_files(Layout("test", tmp_path))
+    assert [each["node"] for each in json.loads(config.read_text())["nodePathMap"]] == ["node1", "node2"]
 
 
 def test_tokens_carry_user_and_groups() -> None:
@@ -92,6 +97,24 @@ def test_the_kubelet_works_on_either_cgroup_version_and_lets_nobody_in() -> None
 def test_pods_get_addresses_of_their_node() -> None:
     config = json.loads(node.cni(LAYOUT.node(2)))
     assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": LAYOUT.node(2).pod_range}]]
+
+
+@pytest.mark.parametrize(
+    ("rules", "serves"),
+    [
+        ("-N KUBE-SERVICES\n", False),
+        (
+            "-A KUBE-SERVICES -d 10.96.2.1/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y\n"
+            "-A KUBE-SERVICES -j KUBE-NODEPORTS\n",
+            True,
+        ),
+        ("-A KUBE-SERVICES -d 10.96.2.10/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y\n", False),
+        ("-A KUBE-SERVICES -d 10.96.2.1/32 -p tcp -m tcp --dport 443 -j REJECT\n", False),
+    ],
+    ids=["none yet", "there", "another's", "nobody answers"],
+)
+def test_a_service_is_reached_once_its_rule_is_there(rules: str, serves: bool) -> None:
+    assert node.serves(rules, "10.96.2.1") is serves
 
 
 def test_the_default_storage_class_gives_volumes_that_fsgroup_applies_to() -> None:

@@ -242,6 +242,14 @@ async def test_no_connection_is_away() -> None:
             [change async for change in client.changes(0)]
 
 
+async def test_a_feed_that_is_refused_has_not_opened() -> None:
+    opened: list[bool] = []
+    async with refusing(403) as client:
+        with pytest.raises(GatewayRefused):
+            [change async for change in client.changes(0, lambda: opened.append(True))]
+    assert not opened
+
+
 @pytest.mark.parametrize("odd", ["not json\n", '{"cursor":"x"}\n', "x" * 300_000])
 async def test_a_feed_of_another_shape_is_a_broken_feed(odd: str) -> None:
     async with answering(200, odd) as (client, _):
@@ -252,7 +260,9 @@ async def test_a_feed_of_another_shape_is_a_broken_feed(odd: str) -> None:
 async def test_the_feed_is_changes_and_signs_of_life() -> None:
     lines = '{"cursor":3,"tenant":"t","name":"a","run_uid":"u"}\n{}\n'
     async with answering(200, lines) as (client, _):
-        found = [c async for c in client.changes(2)]
+        opened: list[bool] = []
+        found = [c async for c in client.changes(2, lambda: opened.append(True))]
+    assert opened == [True], "once"
     assert [c.cursor if c else None for c in found] == [3, None]
 
 

@@ -1,12 +1,19 @@
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.run_plans import running
 
 from moorage.api import names
+from moorage.core.run.attempts import BLAMELESS
 from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.words import lost
 from moorage.sandbox.podview import view_of
+from moorage.sandbox.process import _last_words
 
 STARTED = "2026-11-29T10:00:00Z"
 
@@ -122,6 +129,22 @@ def test_running_means_that_the_runners_container_has_started(status: dict[str, 
 )
 def test_an_end_is_typed_by_its_most_telling_cause(status: dict[str, Any], reason: str) -> None:
     assert view_of(pod(**status)).reason == reason
+
+
+@pytest.mark.rule("R6")
+@pytest.mark.parametrize("told", sorted(BLAMELESS | {"DiskFull"}))
+def test_a_sandbox_names_itself_blameless_only_where_it_can_know(told: str, tmp_path: Path) -> None:
+    """On a cluster by its termination message, on a machine by its log, and by its agent's end."""
+    word = json.dumps({"reason": told, "message": "m"})
+    (tmp_path / "termination.log").write_text(word)
+    world = running()
+    world.finish("unknown")
+    assert world.state.agent_end is not None
+    said = replace(world.state, agent_end=replace(world.state.agent_end, reason=told))
+    expected = told if told in {"DiskFull", "GatewayLost", "Terminated"} else "RunnerFailed"
+    assert view_of(pod(phase="Failed", containerStatuses=[ended(5, message=word)])).reason == expected
+    assert _last_words(tmp_path / "termination.log", 5)[0] == expected
+    assert lost(said, "runner", None).payload["reason"] == expected
 
 
 @pytest.mark.parametrize(

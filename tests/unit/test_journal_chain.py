@@ -250,6 +250,30 @@ def test_hostile_bytes_are_malformed_and_broken(body: bytes) -> None:
     assert (broken.offset, broken.record_id) == (0, None)
 
 
+@pytest.mark.rule("J12")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seq": True}, "seq"),
+        ({"payload_ref": {"sha256": "ab" * 32, "size": True}}, "needs sha256 and size"),
+        ({"payload_ref": "ab"}, "payload_ref"),
+        ({"type": ["x"]}, "type"),
+        ({"type": None}, "type"),
+    ],
+)
+def test_a_record_that_looks_like_the_last_one_of_its_type_is_judged_too(change: dict[str, Any], says: str) -> None:
+    ref = BlobRef("ab" * 32, 7)
+    (stored,) = seal([draft(0, payload_ref=ref)], EMPTY, RUN, 1)
+    good = orjson.loads(stored.body)
+    for _ in range(2):
+        assert decode(stored).payload_ref == ref
+        with pytest.raises(Malformed, match=says):
+            decode(Stored(stored.hash, canonical(good | change)))
+    later = decode(Stored(stored.hash, canonical(good | {"zz_of_later": 1})))
+    assert later == decode(stored)
+    assert not hasattr(later, "zz_of_later")
+
+
 def rehash_bytes(body: bytes) -> Stored:
     return Stored(hashlib.sha256(b"GENESIS" + body).hexdigest(), body)
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from moorage.points import VARIABLE, Point, _Armed, arm, inherited, reached
 from moorage.store.errors import StoreUnavailable
 from moorage.testing import killpoints
-from moorage.testing.killpoints import Fault, Shot, begin, environment, fired, hook, passed
+from moorage.testing.killpoints import DSN, Fault, Shot, begin, environment, error_at, fired, hook, passed
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = "import os; from moorage import points; points.arm(os.environ)\nfor p in points.Point: points.reached(p)"
@@ -80,6 +81,16 @@ def test_an_error_is_what_fails_there(tmp_path: Path, point: Point, error: type[
     with pytest.raises(error):
         there(point)
     there(point)
+
+
+def test_in_postgres_it_is_the_drivers_own(tmp_path: Path) -> None:
+    there = hook({**environment(tmp_path / "trace", Shot(Point.APPEND_WITHIN, 1, Fault.ERROR)), DSN: "postgresql://"})
+    with pytest.raises(psycopg.OperationalError):
+        there(Point.APPEND_WITHIN)
+
+
+def test_at_every_point_there_is_something_to_fail() -> None:
+    assert all(isinstance(error_at(point), Exception) for point in Point)
 
 
 def test_a_delay_holds_up_and_a_shot_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

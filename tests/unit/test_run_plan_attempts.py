@@ -11,6 +11,7 @@ from moorage.api.agentrun import AgentRunStatus
 from moorage.core.run import actions as a
 from moorage.core.run.backoff import BACKOFF_CAP_MS, backoff_ms
 from moorage.core.run.observed import SandboxPhase, SandboxView
+from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.status import project
 
@@ -128,8 +129,8 @@ def test_recovery_backs_off_raises_the_epoch_and_waits_for_the_old_sandbox() -> 
     world.apply(a.Report("end", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "X", "message": ""}))
     assert world.state.strikes == 1
     waiting = world.plan()
-    assert (waiting.actions, waiting.requeue_ms) == (NO_ACTIONS, backoff_ms("u-1", 1))
-    world.now += backoff_ms("u-1", 1)
+    assert (waiting.actions, waiting.requeue_ms) == (NO_ACTIONS, backoff_ms("u-1:1", 1))
+    world.now += backoff_ms("u-1:1", 1)
     assert kinds(world.plan()) == ["RaiseEpoch"]
     world.step()
     assert kinds(world.plan()) == ["StopSandbox"]
@@ -155,6 +156,41 @@ def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
     (end,) = (r for r in world.plan().actions if isinstance(r, a.Report))
     told = "given up after 1 attempt (one that is lost before a checkpoint counts twice); the last ended with X: m"
     assert end.payload["message"] == told
+
+
+def pauses(*reasons: str, progress: bool) -> list[int]:
+    """How long each attempt that is lost so makes the next one wait (ms)."""
+    world, found = running(), []
+    world.spec = a_spec(max_attempts=100)
+    for attempt, reason in enumerate(reasons, 1):
+        if progress:
+            world.report("cp", T.ITERATION_COMPLETE, {"iteration": attempt})
+        lost = {"epoch": world.state.epoch, "role": "runner", "reason": reason, "message": ""}
+        world.apply(a.Report(f"end{attempt}", T.ATTEMPT_ENDED, lost))
+        found.append(world.plan().requeue_ms or 0)
+        world.now += found[-1]
+        while world.state.phase is RunPhase.RECOVERING:
+            world.step()
+    return found
+
+
+@pytest.mark.rule("R6")
+@pytest.mark.parametrize(("reason", "progress"), [("OOMKilled", True), ("NodeLost", False), ("OwnerLost", False)])
+def test_attempts_that_got_on_or_were_lost_by_no_fault_of_theirs_make_the_next_wait_no_longer(
+    reason: str, progress: bool
+) -> None:
+    assert pauses(*[reason] * 5, progress=progress) == [backoff_ms(f"u-1:{n}", 1) for n in range(1, 6)]
+
+
+@pytest.mark.rule("R6")
+def test_each_attempt_that_dies_without_a_safe_point_may_double_the_pause() -> None:
+    assert pauses(*["OOMKilled"] * 5, progress=False) == [backoff_ms(f"u-1:{n}", n) for n in range(1, 6)]
+
+
+@pytest.mark.rule("R6")
+def test_a_loss_without_blame_isnt_waited_for_longer_itself_and_counts_in_the_next_pause_that_is() -> None:
+    found = pauses("OOMKilled", "NodeLost", "OOMKilled", progress=False)
+    assert found == [backoff_ms(f"u-1:{n}", tries) for n, tries in ((1, 1), (2, 1), (3, 3))]
 
 
 @pytest.mark.rule("R6")

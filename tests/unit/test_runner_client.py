@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from moorage.runner import client as module
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
 from moorage.runner.exchange import NoAnswer, request
 from moorage.testing.serving import listening
-from moorage.workspace.errors import AuthFailed, DiskFull, NetworkUnreachable
+from moorage.workspace.errors import AuthFailed, DiskFull, NetworkUnreachable, TimedOut, classify
 
 REPORT = ReportRequest(
     epoch=3, records=(ReportedRecord(record_id="AGENT_STARTED:1", type="AGENT_STARTED", recorded_at=1),)
@@ -133,6 +134,55 @@ async def test_git_is_waited_for_where_the_network_failed_and_nowhere_else(clien
     assert came == []
 
 
+async def test_git_is_waited_for_while_the_gateway_fetches_and_where_it_was_slow_a_few_times(gateway, tmp_path) -> None:
+    """Neither is an outage: no patience is left for one here."""
+    (tmp_path / "token").write_text("t")
+    client = GatewayClient("http://127.0.0.1:9", tmp_path / "token", patience_s=0)
+    came: list[Exception] = []
+
+    async def fetch() -> str:
+        if came:
+            raise came.pop(0)
+        return "fetched"
+
+    words = "remote: WorkspaceFetching: ask again\nfatal: unable to access 'http://x/': ... error: 503"
+    came += [classify(words)] * 5
+    assert await client.patiently(fetch) == "fetched"
+    came += [TimedOut("300 s")] * 3
+    with pytest.raises(TimedOut):
+        await client.patiently(fetch)
+    came += [NetworkUnreachable("error: 503")]
+    with pytest.raises(GatewayLost):
+        await client.patiently(fetch)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [["away", "fetched"], ["away"], ["fetched"] * 500 + ["away"] * 30],
+    ids=["in turns", "away", "after a long fetch"],
+)
+async def test_patience_is_for_all_failures_together_and_for_no_time_that_the_gateway_prepares(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch between two failures neither uses patience up nor begins it anew. Each call takes a second here."""
+    now, came = [0.0], []
+
+    async def nothing(_: float) -> None:
+        return None
+
+    async def call() -> None:
+        now[0] += 1
+        assert len(came) < 1_000, "patience never ends"
+        came.append(answers[len(came) % len(answers)])
+        raise NoAnswer("none") if came[-1] == "away" else module.Preparing(503, "WorkspaceFetching", "ask again")
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=nothing))
+    with pytest.raises(GatewayLost):
+        await module.patiently(call, patience_s=30)
+    assert came.count("away") == 30
+
+
 @pytest.mark.rule("F4")
 async def test_a_heartbeat_that_fails_or_hangs_makes_room_for_the_next(gateway, client, monkeypatch) -> None:
     gateway.answers = [refusal(503, "Unavailable"), JSONResponse({"seq": 1, "stop": "cancel"})]
@@ -195,4 +245,13 @@ async def test_what_the_gateway_prepares_is_no_outage(gateway, tmp_path, reason:
     async with listening(gateway.app) as url:
         with pytest.raises(NotWanted):
             await GatewayClient(url, tmp_path / "token", patience_s=0).assignment()
+    assert len(gateway.tokens) == 4
+
+
+async def test_a_report_is_repeated_while_the_gateway_fetches_the_repository(gateway, tmp_path) -> None:
+    """A gateway that has just started brings the mirror before it can look at a checkpoint in it."""
+    (tmp_path / "token").write_text("first\n")
+    gateway.answers = [*[refusal(503, "WorkspaceFetching")] * 3, DONE]
+    async with listening(gateway.app) as url:
+        await GatewayClient(url, tmp_path / "token", patience_s=0).records(REPORT)
     assert len(gateway.tokens) == 4

@@ -227,6 +227,30 @@ async def test_a_request_whose_gateway_dies_is_asked_for_again_under_its_name_an
     assert all(b"/{token} HTTP/1.1\r\n" in seen and seen.endswith(b"\r\n\r\nbody") for seen in gateway.seen)
 
 
+AWAY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\n{}"
+FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\n{}"
+THEIRS = b"HTTP/1.1 503 Service Unavailable\r\nx-moorage-effect: http-1\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.rule("L4", "E2")
+async def test_what_the_gateway_could_not_say_is_asked_for_again_under_its_name(tmp_path) -> None:
+    """Its store was away when it had an answer: an agent that asked anew would have its order twice. What the target
+    itself says of that kind is the agent's to hear.
+    """
+    gateway = Dying(AWAY, FAILED, THEIRS)
+    gateway.gate.set()
+    (tmp_path / "token").write_text("token")
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+    relay = Relay(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", tmp_path / "token")
+    await relay.start()
+    head = b"POST http://a.example.com/ HTTP/1.1\r\ncontent-length: 4\r\n\r\nbody"
+    assert await send(relay, head) == THEIRS
+    await relay.stop()
+    server.close()
+    assert len({re.search(rb"x-moorage-call: (\S+)\r\n", seen).group(1) for seen in gateway.seen}) == 1
+    assert len(gateway.seen) == 3
+
+
 @pytest.mark.parametrize("head", [b"content-length: 2000000\r\n", b"transfer-encoding: chunked\r\n"])
 async def test_what_is_long_or_of_unknown_length_passes_once_as_a_stream(relayed, head) -> None:
     gateway, relay, _ = relayed

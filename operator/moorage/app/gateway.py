@@ -106,6 +106,7 @@ def _bucket(env: Mapping[str, str]) -> Bucket | None:
         env.get("MOORAGE_S3_REGION") or "us-east-1",
         env.get("MOORAGE_S3_ACCESS_KEY") or None,
         env.get("MOORAGE_S3_SECRET_KEY") or None,
+        Path(env["MOORAGE_S3_CA_FILE"]).read_bytes() if env.get("MOORAGE_S3_CA_FILE") else None,
     )
 
 

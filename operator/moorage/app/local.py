@@ -27,7 +27,7 @@ from moorage.app import interrupted
 from moorage.app.interrupted import Fate, Interrupted
 from moorage.app.machine import Machine, machine_fit, open_machine
 from moorage.app.manifest import TENANT, Manifest, read_manifest
-from moorage.app.owners import Owner, Owners, new_socket
+from moorage.app.owners import Owned, Owner, Owners, new_socket
 from moorage.app.taken import refuse_taken
 from moorage.cli.ports import Listener, LocalResult, Progress, RunRefused, Truth
 from moorage.controller.gateway_client import GatewayAway, GatewayRefused
@@ -119,7 +119,7 @@ async def _make_way(machine: Machine, asked: Manifest, *, fresh: bool) -> Interr
 async def _release_expired(machine: Machine) -> None:
     """W5: what was kept of ended runs goes when their retention is over. One whose journal can't be read is kept.
 
-    One whose folder is gone already and that somebody still owned was killed before its journal was sealed.
+    One whose folder is gone already and that somebody still owned was killed, or failed, before its journal was sealed.
     """
     for uid in sorted({*await asyncio.to_thread(_kept, machine.runs), *machine.owners.known()}):
         with contextlib.suppress(GatewayAway, GatewayRefused):
@@ -128,9 +128,19 @@ async def _release_expired(machine: Machine) -> None:
                 continue
             owned = machine.owners.take(uid)
             if owned is not None:
-                async with _run_of(machine, _bare(uid, view.spec.name, 0)) as run:
-                    await run.run()
-                owned.done()
+                try:
+                    await _release(machine, uid, view.spec.name, owned)
+                finally:
+                    owned.let_go()
+
+
+async def _release(machine: Machine, uid: str, name: str, owned: Owned) -> None:
+    """One try. It stays owned as long as anything of it is left: the next start looks at it again."""
+    async with _run_of(machine, _bare(uid, name, 0)) as run:
+        await run.run()
+    view = await machine.gateway.view(uid)
+    if view is not None and view.released and not (machine.runs / uid).exists():
+        owned.done()
 
 
 def _kept(runs: Path) -> list[str]:

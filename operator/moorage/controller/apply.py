@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from moorage.api import names
 from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
@@ -19,6 +20,8 @@ from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RunView
 from moorage.sandbox.port import Conflict, RunKey, Substrate, Which
 from moorage.telemetry.metrics import OperatorMetrics
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,7 @@ class Applier:
     async def _group(self, run: RunKey, group: Sequence[a.Action], known: Known) -> Known:
         match group:
             case [a.RaiseEpoch() as rise, a.EnsureVolume()]:
-                raised, _ = await asyncio.gather(
-                    self._raise(run, rise, known), self._substrate.ensure_volume(run, known.spec)
-                )
-                return raised
+                return await _both(self._raise(run, rise, known), self._substrate.ensure_volume(run, known.spec))
             case [a.Report(), *_]:
                 return await self._report(run, [r for r in group if isinstance(r, a.Report)], known)
             case [action]:
@@ -150,7 +150,7 @@ class Applier:
             case a.ReleaseVolume():
                 await self._substrate.release_volume(run)
             case a.ReleaseRun():
-                await asyncio.gather(self._substrate.release(run), self._gateway.release(run.uid))
+                await _both(self._substrate.release(run), self._gateway.release(run.uid))
             case a.DeleteObject():
                 await self._objects.delete(run)
 
@@ -182,6 +182,16 @@ class Applier:
             ReportedRecord(record_id=r.record_id, type=r.type, payload=r.payload, recorded_at=now) for r in reports
         ]
         return known.heard(await self._gateway.report(run.uid, _epoch(known), records))
+
+
+async def _both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, object]) -> T:
+    """What the one gives; what went wrong first is raised once both have ended: nothing of this pass is on its way any
+    more when the next one looks.
+    """
+    first, second = await asyncio.gather(one, other, return_exceptions=True)
+    if failed := next((each for each in (first, second) if isinstance(each, BaseException)), None):
+        raise failed
+    return cast("T", first)
 
 
 def _late(view: RunView, action: a.Begin) -> list[Conflict]:

@@ -30,7 +30,8 @@ DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
 KEPT_S = 60.0  # less than the gateway's server does
 BROKEN = frozenset({"JournalCorrupted", "UnknownCritical"})
 """Reasons of a 500 that no asking again mends: people must hear of the run's journal, not of an absent gateway."""
-FEED_SILENCE_S = 40.0  # the feed says something every 10 s
+FEED_SILENCE_S = 15.0  # the feed says something every 10 s
+READY_TIMEOUT_S = 2.0
 
 
 class GatewayAway(RuntimeError):
@@ -120,14 +121,21 @@ class GatewayClient:
         """Runs that have not ended, and ended ones that have not been released."""
         return _read(RUN_LIST, await self._call("GET", "/v1/runs?pending=true")).runs
 
-    async def changes(self, after: int) -> AsyncIterator[Change | None]:
-        """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it."""
+    async def ready(self) -> None:
+        """Returns where a gateway could take a heartbeat now; else raises GatewayAway, soon."""
+        await self._call("GET", "/readyz", wait_s=READY_TIMEOUT_S)
+
+    async def changes(self, after: int, opened: Callable[[], None] = lambda: None) -> AsyncIterator[Change | None]:
+        """The feed from a cursor on; None is a sign of life. Ends where the gateway ends it. `opened` is called once
+        the gateway has agreed to tell.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT_S, sock_read=FEED_SILENCE_S)
         url = f"{self.url}/v1/changes?after={after}"
         try:
             async with self._http.get(url, headers=self._headers(), timeout=timeout) as answer:
                 if answer.status >= 400:
                     raise _refusal(answer.status, await answer.read())
+                opened()
                 async for line in answer.content:
                     yield Change.model_validate_json(line) if len(line.strip()) > 2 else None
         except (aiohttp.ClientError, OSError, ValueError) as e:

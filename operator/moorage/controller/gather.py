@@ -21,7 +21,6 @@ from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
 from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.api.workspace import Workspace
-from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, key_of
@@ -82,11 +81,11 @@ class Gatherer:
         roll: Roll,
         defaults: Defaults,
         drivers: frozenset[str],
-        clock: Clock,
+        signs: Signs,
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers = roll, defaults, drivers
-        self._signs = Signs(clock)
+        self._signs = signs
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
         """One picture of the run. `new`: nobody has worked on it yet, so nothing stands for it and no journal knows it.
@@ -130,11 +129,13 @@ class Gatherer:
 
     async def _journal(self, key: RunKey) -> Journal:
         try:
-            return Journal(await self._gateway.view(key.uid))
+            found = Journal(await self._gateway.view(key.uid))
         except GatewayAway:
             return Journal(trouble="the gateway can't be reached")
         except GatewayRefused as e:  # no token, a wrong audience, a broken journal: people must hear of it
-            return Journal(trouble=f"the gateway refuses: {e}")
+            found = Journal(trouble=f"the gateway refuses: {e}")
+        self._signs.heard()
+        return found
 
     def _picture(
         self,

@@ -14,7 +14,7 @@ from moorage.api.merge import patched
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
-from moorage.controller.changes import follow
+from moorage.controller.changes import ask, follow
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.gateway_client import GatewayClient
@@ -22,6 +22,7 @@ from moorage.controller.gather import Gatherer
 from moorage.controller.operator import Operator
 from moorage.controller.ports import Body
 from moorage.controller.roll import Roll, key_of
+from moorage.controller.signs import Signs
 from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Defaults
 from moorage.core.run.status import ENDS
@@ -132,7 +133,7 @@ class LocalRun:
         self._ended = asyncio.Event()
         self._told = told
         self._chance = Random()  # noqa: S311  jitter, not a secret
-        roll = Roll(limit=1)
+        roll, self._signs = Roll(limit=1), Signs(clock)
         self._gatherer = Gatherer(
             objects=objects,
             substrate=substrate,
@@ -140,7 +141,7 @@ class LocalRun:
             roll=roll,
             defaults=Defaults(placement="local"),
             drivers=drivers,
-            clock=clock,
+            signs=self._signs,
         )
         self._deliveries = Deliveries(gateway, ended=self.look, log=log)
         applier = Applier(
@@ -171,7 +172,10 @@ class LocalRun:
         self._operator.run_changed(None if begun else "ADDED", self._objects.body)
         jobs = [
             asyncio.create_task(self._operator.queue.run()),
-            asyncio.create_task(follow(self._gateway, self._operator, self._log, self._chance)),
+            asyncio.create_task(
+                follow(self._gateway, self._operator, self._log, self._chance, heard=self._signs.heard)
+            ),
+            asyncio.create_task(ask(self._gateway, self._signs)),
         ]
         ended = asyncio.create_task(self._ended.wait())
         try:

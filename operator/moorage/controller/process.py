@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
-from moorage.controller.changes import follow
+from moorage.controller.changes import ask, follow
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.events import Events
@@ -26,6 +26,7 @@ from moorage.controller.operator import Operator, run_of_child
 from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
+from moorage.controller.signs import Signs
 from moorage.controller.together import together
 from moorage.controller.usability import Usability
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
@@ -82,7 +83,7 @@ async def run_operator(
 ) -> None:
     """Work until `stop`. `ready` is set once it watches; `duty` hears what the probes ask."""
     ready = ready or asyncio.Event()
-    roll = Roll(settings.max_live_runs)
+    roll, signs = Roll(settings.max_live_runs), Signs(deps.clock)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
@@ -93,7 +94,14 @@ async def run_operator(
 
     deliveries = Deliveries(deps.gateway, ended=delivered, log=deps.log)
     engine = _engine(
-        settings, deps, roll=roll, objects=objects, substrate=substrate, events=events, deliveries=deliveries
+        settings,
+        deps,
+        roll=roll,
+        signs=signs,
+        objects=objects,
+        substrate=substrate,
+        events=events,
+        deliveries=deliveries,
     )
     operator = Operator(
         engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
@@ -111,7 +119,8 @@ async def run_operator(
     jobs = [
         operator.queue.run(),
         usability.queue.run(),
-        follow(deps.gateway, operator, deps.log, deps.chance),
+        follow(deps.gateway, operator, deps.log, deps.chance, heard=signs.heard),
+        ask(deps.gateway, signs),
         scan.run(settings.scan_s),
         events.post(),
         guard.run(),
@@ -130,6 +139,7 @@ def _engine(
     deps: Deps,
     *,
     roll: Roll,
+    signs: Signs,
     objects: KubeObjects,
     substrate: PodSubstrate,
     events: Events,
@@ -142,7 +152,7 @@ def _engine(
         roll=roll,
         defaults=settings.defaults,
         drivers=deps.drivers,
-        clock=deps.clock,
+        signs=signs,
     )
     applier = Applier(
         substrate=substrate,

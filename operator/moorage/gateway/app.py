@@ -53,7 +53,12 @@ __all__ = ["GatewayDeps", "create_app"]
 
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
-    gate = Gate(deps)
+    return app_of(Gate(deps))
+
+
+def app_of(gate: Gate) -> Starlette:
+    """The same, around what all its rooms share."""
+    deps = gate.deps
     under_way = UnderWay(deps.peers)
     questions = Questions(gate)
     bases, calls = Bases(gate), Calls(gate, under_way)
@@ -80,6 +85,7 @@ def create_app(deps: GatewayDeps) -> Starlette:
         rounds.cancel()
         await asyncio.gather(rounds, return_exceptions=True)
         await bases.close()
+        await gate.refs.close()
         await gate.heartbeats.close()
 
     return Starlette(

@@ -12,9 +12,9 @@ from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, Resume
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import FETCH
-from moorage.core.run.state import RunState
-from moorage.gateway.bases import Bases, BranchTaken, StillFetching, refuse_ended
-from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
+from moorage.core.run.state import Deferral, RunState
+from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
+from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
 from moorage.gateway.upstream import PASSING, refusal_of
@@ -22,6 +22,7 @@ from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
 
 OF_ITS_OWN = frozenset({"OOMKilled"})  # why a sandbox dies again if the same is done again
+AGAIN = "; asked again and again, given up at "
 GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
 
 
@@ -84,7 +85,8 @@ class Assignments:
         settings = self._gate.deps.settings
         match refusal:
             case StillFetching():
-                if caller.run.state.deferral is None:  # what went wrong the last time says more
+                waited = caller.run.state.deferral  # the branch is free by now; what went wrong at the remote says more
+                if waited is None or waited.reason == BranchTaken.reason:
                     await self._tell(caller, refusal, "the repository is being fetched")
                 return True
             case BranchTaken(closing=True):
@@ -98,7 +100,7 @@ class Assignments:
                 return True
         if left > 0:
             until = format_time(self._gate.deps.clock.now_ms() + left)
-            await self._tell(caller, refusal, f"{refusal.message}; asked again and again, given up at {until}")
+            await self._tell(caller, refusal, f"{refusal.message}{AGAIN}{until}")
         return left > 0
 
     def _left(self, caller: Caller, what: str, patience_ms: int) -> int:
@@ -111,7 +113,7 @@ class Assignments:
     async def _tell(self, caller: Caller, refusal: Unavailable, message: str) -> None:
         """Once per reason: who asks often makes no journal longer."""
         state = caller.run.state
-        if state.deferral is not None and (state.deferral.reason, state.deferral.of_start) == (refusal.reason, True):
+        if state.deferral is not None and _known(state.deferral, refusal, message):
             return
         payload = {"kind": FETCH, "reason": refusal.reason, "message": message[:4096]}
         draft = self._gate.ledger.observed(
@@ -133,6 +135,15 @@ class Assignments:
             lfs=space.lfs,
             resume=resume,
         )
+
+
+def _known(told: Deferral, refusal: Unavailable, message: str) -> bool:
+    """Whether that was told already. Whose the branch is may change, and that run's end may come into sight; a remote
+    may say the same in other words each time.
+    """
+    if not told.of_start or told.reason != refusal.reason:
+        return False
+    return not isinstance(refusal, BranchTaken) or told.message.partition(AGAIN)[0] == message.partition(AGAIN)[0]
 
 
 def refuse_idle(run: Run) -> None:

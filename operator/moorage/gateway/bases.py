@@ -14,7 +14,7 @@ from moorage.api.wire import ResolvedRun
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
-from moorage.gateway.errors import Refusal, Unavailable, UpstreamRefused
+from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.mirroring import there
@@ -23,12 +23,6 @@ from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import pin_ref
-
-
-class StillFetching(Unavailable):
-    """The base is on its way, and nothing is wrong: ask again."""
-
-    reason = "WorkspaceFetching"
 
 
 class BranchTaken(Unavailable):
@@ -58,7 +52,7 @@ class Bases:
         task = self._fetching(run, epoch)
         await asyncio.wait({task}, timeout=self._gate.deps.settings.assignment_wait_ms / 1000)
         if not task.done():
-            raise StillFetching("the repository is being fetched: ask again")
+            raise StillFetching
         if run.fetching is not None and run.fetching[1] is task:
             run.fetching = None
         return task.result()

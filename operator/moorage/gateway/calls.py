@@ -26,9 +26,9 @@ from moorage.core.effects import http
 from moorage.core.effects.calls import Call, Chosen, Question, Way, choose, limit, named
 from moorage.core.effects.http import Asked
 from moorage.core.effects.levels import Level
-from moorage.core.journal.record import RecordType
+from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run import state
-from moorage.gateway.effects import EffectLog
+from moorage.gateway.effects import EffectLog, known
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
@@ -39,7 +39,7 @@ from moorage.gateway.sending import Came, Effect, Sending
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
 from moorage.points import Point, reached
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreBusy, StoreUnavailable
 
 EFFECT_HEADER = "x-moorage-effect"
 
@@ -172,8 +172,14 @@ class Calls:
         return self._new(run, chosen.key, question.level, demand)
 
     async def _give_up(self, run: Run, effect_id: str, why: str) -> None:
-        """E4: said as soon as it is known that nobody can know."""
-        await self._log.append(run, None, self._log.settled(run, effect_id, "unknown", why))
+        """E4: said as soon as it is known that nobody can know. Raise Overtaken where somebody has found out."""
+
+        def doubtful(run: Run) -> None:
+            if known(run, effect_id):
+                raise Overtaken(run.uid)
+
+        given_up = self._log.settled(run, effect_id, "unknown", why)
+        await self._log.append(run, None, given_up, condition=doubtful)
 
     def _new(self, run: Run, key: str, level: Level, demand: Demand) -> Effect:
         return Effect(
@@ -267,8 +273,12 @@ class Calls:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, run: Run, effect: Effect, watch: Watch, *, again: bool) -> Response:
-        """Send it, write down what came of it, and tell the agent."""
+        """Send it, write down what came of it, and tell the agent: in doubt, what another gateway was told."""
         came = await self._sent(run, effect, watch, again=again)
+        if effect.level is Level.KEYED and came.outcome == "unknown":
+            await self._gate.ledger.refresh(run)
+            if (call := _answered_elsewhere(run, effect)) is not None:
+                return await self._given(run, call)
         if came.status is None or not came.whole:
             raise _unanswered(effect, came)
         return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)
@@ -291,16 +301,24 @@ class Calls:
             told["content_encoding"] = came.headers.get("content-encoding")
             if came.whole:
                 told["body_sha256"] = hashlib.sha256(came.content).hexdigest()
-                told["attachments"] = {"answer": await self._gate.ledger.attach(run, came.content)}
-        known = {e.effect_id for e in run.state.unknown_effects}
-        if came.outcome == "unknown" and effect.effect_id in known:
-            return  # nothing new
-        if again:
-            await self._log.append(
-                run, None, self._log.settled(run, effect.effect_id, came.outcome, came.detail, **told)
-            )
-        else:
-            await self._log.receipt(run, effect.effect_id, came.outcome, came.detail, **told)
+                told["attachments"] = await self._kept(run, came.content)
+        close = self._log.found if again else self._log.receipt
+        await close(run, effect.effect_id, came.outcome, came.detail, **told)
+
+    async def _kept(self, run: Run, content: bytes) -> dict[str, BlobRef] | None:
+        """Where the answer lies; None where it can't be kept soon: that it came is worth more, and is told after it."""
+        try:
+            async with asyncio.timeout(self._settings.answer_patience_ms / 1000):
+                return {"answer": await self._gate.ledger.attach(run, content)}
+        except (StoreBusy, StoreUnavailable, TimeoutError) as error:
+            self._gate.deps.log.warning("answer_not_kept", run_uid=run.uid, reason=type(error).__name__)
+            return None
+
+
+def _answered_elsewhere(run: Run, effect: Effect) -> Call | None:
+    """The same call, where another gateway that sent it under its key has heard its answer."""
+    calls = (call for call in run.facts.calls if call.effect_id == effect.effect_id)
+    return next((call for call in calls if call.status == "confirmed" and not call.untold), None)
 
 
 def _question(caller: Caller, level: Level, own: str | None, demand: Demand) -> Question:

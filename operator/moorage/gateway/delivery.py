@@ -9,6 +9,7 @@ that comes to nothing is a record (EFFECT_DEFERRED), so that a restart of either
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
@@ -164,12 +165,12 @@ class Delivery:
 
     async def _receipt(self, run: Run, intent: Intent, verdict: Verdict) -> None:
         outcome, detail = verdict
-        beside = []
-        await self._gate.ledger.refresh(run)
+        beside, until = [], self._log.patience()
+        await self._log.outlast(run, partial(self._gate.ledger.refresh, run), until)
         if outcome in {"unknown", "not_dispatched"} and run.state.end is None and _open(run, intent):
             reason, _, message = detail.partition(": ")
             beside.append(self._deferred(run, Trouble(reason, message, passing=True)))
-        await self._log.receipt(run, intent.effect_id, *verdict, beside=beside)
+        await self._log.receipt(run, intent.effect_id, *verdict, beside=beside, until=until)
 
     # --- an earlier time ----------------------------------------------------------------------------------------------
 

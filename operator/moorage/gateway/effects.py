@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.run.reducer import KNOWN
@@ -11,10 +14,14 @@ from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
 from moorage.points import Point, reached
+from moorage.store.errors import StoreBusy, StoreUnavailable
 
 SENT = frozenset({RecordType.EFFECT_INTENT, RecordType.EFFECT_DISPATCHED})
 OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
 DETAIL_LIMIT = 1_000
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+T = TypeVar("T")
 
 
 class EffectLog:
@@ -22,6 +29,7 @@ class EffectLog:
 
     def __init__(self, gate: Gate) -> None:
         self._ledger, self._metrics, self._peers = gate.ledger, gate.deps.metrics, gate.deps.peers
+        self._log, self._patience_s = gate.deps.log, gate.deps.settings.receipt_patience_ms / 1000
 
     def note(
         self,
@@ -74,12 +82,56 @@ class EffectLog:
         reached(Point.INTENT_AFTER)
 
     async def receipt(
-        self, run: Run, effect_id: str, outcome: str, detail: str, *, beside: Sequence[Draft] = (), **more: Any
+        self,
+        run: Run,
+        effect_id: str,
+        outcome: str,
+        detail: str,
+        *,
+        beside: Sequence[Draft] = (),
+        until: float | None = None,
+        **more: Any,
     ) -> None:
         """A receipt belongs to no attempt: what happened has happened, also when epoch or phase moved on meanwhile.
 
-        `beside` is told with it, unless the run has ended.
+        `beside` is told with it, unless the run has ended. `until` as for `outlast`.
         """
+        write = partial(self._receipt, run, effect_id, outcome, detail, beside=beside, more=more)
+        await self.outlast(run, write, until)
+
+    async def found(self, run: Run, effect_id: str, outcome: str, detail: str, **more: Any) -> None:
+        """The same, where it was asked for again: what is known already, or known better, is no news."""
+        await self.outlast(run, partial(self._found, run, effect_id, outcome, detail, more))
+
+    def patience(self) -> float:
+        """Until when what came just now may be tried to be written, in the loop's time: `receipt_patience_ms` on."""
+        return asyncio.get_running_loop().time() + self._patience_s
+
+    async def outlast(self, run: Run, write: Callable[[], Awaitable[T]], until: float | None = None) -> T:
+        """`write`, which this process alone can: a store that is away for a moment is waited for.
+
+        Each time from the run as it is then. Raise what the last try did once it is `until` (None: what `patience` says
+        now); whoever is cancelled meanwhile ends at once, and the effect is as open as it was.
+        """
+        time, pause = asyncio.get_running_loop().time, FIRST_PAUSE_S
+        until = self.patience() if until is None else until
+        while True:
+            try:
+                if run.at is None:
+                    await self._ledger.refresh(run)
+                return await write()
+            except (StoreBusy, StoreUnavailable) as error:
+                if time() >= until:
+                    raise
+                self._log.warning("receipt_waits_for_store", run_uid=run.uid, reason=type(error).__name__)
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311  jitter, not a secret
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    async def _receipt(
+        self, run: Run, effect_id: str, outcome: str, detail: str, *, beside: Sequence[Draft], more: Mapping[str, Any]
+    ) -> None:
+        if outcome == "unknown" and _is(run, effect_id, outcome):
+            return  # nothing new
         try:
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more), *beside)
         except Illegal:
@@ -88,6 +140,17 @@ class EffectLog:
             if run.state.end is None:
                 raise
             await self.append(run, None, self.closed(run, effect_id, outcome, detail, **more))  # it ended just now
+
+    async def _found(self, run: Run, effect_id: str, outcome: str, detail: str, more: Mapping[str, Any]) -> None:
+        def news(run: Run) -> None:
+            """Raise Known where another gateway has found out as much meanwhile."""
+            if _is(run, effect_id, outcome) or (known(run, effect_id) and outcome not in KNOWN):
+                raise Known
+
+        try:
+            await self.append(run, None, self.settled(run, effect_id, outcome, detail, **more), condition=news)
+        except Known:
+            return
 
     async def append(self, run: Run, epoch: int | None, *drafts: Draft, condition: Condition | None = None) -> None:
         """An outcome counts once it is durable, and once. `condition` as for the ledger's."""
@@ -99,6 +162,14 @@ class EffectLog:
                 self._metrics.effects.labels(kind, str(record.payload["outcome"])).inc()
 
 
+class Known(Exception):
+    """There is nothing to add to what is known of an effect."""
+
+
 def known(run: Run, effect_id: str) -> bool:
     """I8: it is certain what became of an effect."""
-    return any(effect.effect_id == effect_id and effect.status in KNOWN for effect in run.state.effects)
+    return any(_is(run, effect_id, outcome) for outcome in KNOWN)
+
+
+def _is(run: Run, effect_id: str, status: str) -> bool:
+    return any(effect.effect_id == effect_id and effect.status == status for effect in run.state.effects)

@@ -103,3 +103,12 @@ class Unavailable(Refusal):
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message, reason=reason, headers={"retry-after": "1"})
+
+
+class StillFetching(Unavailable):
+    """What the run's repository lacks here is on its way, and nothing is wrong: ask again."""
+
+    reason = "WorkspaceFetching"
+
+    def __init__(self) -> None:
+        super().__init__("the repository is being fetched: ask again")

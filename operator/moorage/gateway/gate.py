@@ -76,7 +76,15 @@ class Gate:
         )
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (
-            SharedRefs(deps.mirrors, deps.store, deps.blobs, deps.secrets, deps.log)
+            SharedRefs(
+                deps.mirrors,
+                deps.store,
+                deps.blobs,
+                deps.secrets,
+                deps.log,
+                settings=deps.settings,
+                metrics=deps.metrics,
+            )
             if shared
             else OwnRefs(deps.mirrors)
         )

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.api.wire import Role
 from moorage.gateway.assignment import refuse_idle
+from moorage.gateway.errors import StillFetching
 from moorage.gateway.gate import Caller, Gate, branch_of, mirror_key
 from moorage.gateway.http import Piped
 from moorage.store import errors as store_errors
@@ -34,9 +35,12 @@ class GitRoom:
         caller = await self._gate.sandbox(request, "git", Role.RUNNER, Role.VERIFIER)
         if pushes:
             refuse_idle_push(caller)
-        await self._gate.refs.current(caller.run)
-        asked = GitRequest(request.method, path, service, request.headers, request.stream())
-        answered = await self._answered(caller, asked)
+        try:
+            await self._gate.refs.current(caller.run)
+            asked = GitRequest(request.method, path, service, request.headers, request.stream())
+            answered = await self._answered(caller, asked)
+        except StillFetching as error:
+            answered = _in_words(error)
         name = RECEIVE if pushes else "git-upload-pack"
         self._gate.deps.metrics.git_requests.labels(name, str(answered.status)).inc()
         return self._response(answered)
@@ -58,6 +62,12 @@ class GitRoom:
         if isinstance(answered.body, bytes):
             return Response(answered.body, answered.status, headers=headers, media_type=answered.content_type)
         return Piped(answered.body, answered.status, headers, answered.content_type, self._gate.deps.log)
+
+
+def _in_words(error: StillFetching) -> GitResponse:
+    """Git repeats to its caller what a failure says as plain text, and nothing else but the status."""
+    words = f"{error.reason}: {error.message}\n".encode()
+    return GitResponse(error.status, "text/plain", words, headers=error.headers)
 
 
 def refuse_idle_push(caller: Caller) -> None:

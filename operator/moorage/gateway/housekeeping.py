@@ -48,6 +48,8 @@ class Housekeeping:
         """
         async with claimed(self._gate.deps.peers, "housekeeping"):
             rows = await self._store()
+        with self._told(None):
+            await self._forget()
         for key in sorted({_mirror(row) for row in rows}, key=lambda key: (key.tenant, key.workspace)):
             with self._told(key.tenant):
                 await self._mirror(key, {row.run_uid for row in rows if row.sealed and _mirror(row) == key})
@@ -93,6 +95,12 @@ class Housekeeping:
         missing = await dangling(blobs, tenant, needed)
         if collected or missing:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
+
+    async def _forget(self) -> None:
+        """A run needs its mirror until it is released. Runs came while all journals were read: rows are read anew."""
+        needed = {_mirror(row) for row in await all_rows(self._gate.deps.store) if not row.sealed}
+        if removed := await self._gate.refs.forget(needed):
+            self._gate.deps.log.info("mirrors_removed", count=removed)
 
     async def _mirror(self, key: MirrorKey, over: Set[str]) -> None:
         try:

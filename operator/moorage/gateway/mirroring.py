@@ -12,29 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from moorage.core.journal.record import BlobRef
+from moorage.gateway.errors import StillFetching
 from moorage.gateway.ports import Secrets
 from moorage.gateway.reduced import Run
+from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.upstream import upstream_of
 from moorage.points import Point, reached
 from moorage.store.blobs import BlobStore
 from moorage.store.errors import PushConflict, StoreBusy
 from moorage.store.port import DurableExecutionStore, KeptPush
+from moorage.telemetry.metrics import GatewayMetrics
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
-from moorage.workspace.errors import NotFound
+from moorage.workspace.errors import NotFound, WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
 from moorage.workspace.refs import pin_ref
+from moorage.workspace.shared import Begun, Shared
 from moorage.workspace.staging import Staged
 
 BASE_PIN = "base"
 PROPOSAL_PIN = "proposal"
 WHOLE_EVERY = 32  # pushes; so many packs at most are brought from the blob store to catch up
 RETRIES = 32  # others push to the run, each time: one of them gets on, and a run has few who push
+TROUBLE_S = 60.0  # who is told to ask again does so within seconds; later it says nothing of how things are
 SCRATCH_S = 86_400  # what a killed process left on its way in or out goes after a day
 
 
@@ -70,7 +76,9 @@ class RunRefs(Protocol):
     """The refs of runs, whoever keeps them. Raises WorkspaceError and StoreError."""
 
     async def current(self, run: Run) -> None:
-        """Have the mirror say of the run's refs what was acknowledged anywhere, before somebody reads from it."""
+        """Have the mirror say of the run's refs what was acknowledged anywhere, before somebody reads from it. Raise
+        StillFetching where that takes long; it goes on beside.
+        """
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """Take a push. What the report calls taken outlives whatever this installation may lose."""
@@ -83,6 +91,12 @@ class RunRefs(Protocol):
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Remove from a mirror what killed processes left there, and the refs of runs that are over."""
+
+    async def forget(self, needed: Collection[MirrorKey]) -> int:
+        """Remove mirrors that can be made anew and that no run needs, and what was left of others; how many."""
+
+    async def close(self) -> None:
+        """Stop what goes on beside."""
 
 
 class OwnRefs:
@@ -109,15 +123,34 @@ class OwnRefs:
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """Nothing is left: pushes are taken in one step, and what is over was dropped here."""
 
+    async def forget(self, needed: Collection[MirrorKey]) -> int:  # noqa: ARG002  the port's signature
+        """None can be made anew: each has the word."""
+        return 0
 
-@dataclass
+    async def close(self) -> None:
+        """Nothing goes on beside."""
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """How following ended, in the loop's time, when nobody waited for it any more."""
+
+    error: BaseException
+    at: float
+
+
+@dataclass(eq=False)
 class _Followed:
-    """How far this mirror has come with a run. `base` is None until it is known to be here."""
+    """How far this mirror, the one after so many `removals`, has come with a run. `base` is None until it is known to
+    be here. `trouble` is the answer to who asks next, unless following has succeeded since.
+    """
 
+    removals: int = 0
     number: int = 0
     refs: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     whole: int = 0
+    trouble: _Trouble | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def on(self, pushes: Iterable[KeptPush]) -> None:
@@ -131,10 +164,22 @@ class SharedRefs:
     """The refs of one of several gateways, as the store has them. Pushes of one run come one after the other here."""
 
     def __init__(
-        self, mirrors: Mirrors, store: DurableExecutionStore, blobs: BlobStore, keys: Secrets, log: Any
+        self,
+        mirrors: Mirrors,
+        store: DurableExecutionStore,
+        blobs: BlobStore,
+        keys: Secrets,
+        log: Any,
+        *,
+        settings: GatewaySettings,
+        metrics: GatewayMetrics,
     ) -> None:
         self._mirrors, self._store, self._blobs, self._keys, self._log = mirrors, store, blobs, keys, log
+        self._wait_s, self._idle_s = settings.assignment_wait_ms / 1000, settings.mirror_idle_ms / 1000
+        self._metrics = metrics
         self._runs: dict[str, _Followed] = {}
+        self._following: Shared[None] = Shared()
+        self._beside: set[asyncio.Task[None]] = set()
         self._staging: set[str] = set()
 
     async def current(self, run: Run) -> None:
@@ -143,22 +188,22 @@ class SharedRefs:
             return  # its refs are gone
         at = self._at(run)
         if at.base != fixed_base(run) or await self._store.kept_pushes(run.uid, at.number):
-            async with at.turn:
-                await self._follow(run, at)
+            await self._caught_up(run, at)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """See the port."""
-        key, token, at = mirror_key(run), secrets.token_hex(8), self._at(run)
+        key, token = mirror_key(run), secrets.token_hex(8)
         self._staging.add(token)
         try:
             staged = await self._mirrors.stage(key, policy, token, body)
             if isinstance(staged, ReceiveReport):
                 return staged
+            at = self._at(run)
             try:
                 async with at.turn:
                     return await self._take(run, at, staged)
             finally:
-                await self._mirrors.discard(key, staged)
+                await self._forget(key, staged)
         finally:
             self._staging.discard(token)
 
@@ -172,21 +217,35 @@ class SharedRefs:
                     return
         raise _busy(run)
 
+    async def forget(self, needed: Collection[MirrorKey]) -> int:
+        """See the port."""
+        await asyncio.to_thread(self._mirrors.sweep, SCRATCH_S)
+        return await self._mirrors.remove_unused(needed, self._idle_s)
+
+    async def close(self) -> None:
+        """See the port."""
+        tasks = tuple(self._beside)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def drop(self, run: Run) -> int:
         """See the port. The seal takes the rows; the mirrors of other gateways are tidied."""
         return await self._mirrors.drop_run(mirror_key(run), run.uid)
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """See the port."""
-        await self._mirrors.discard_all_but(key, self._staging)
-        await asyncio.to_thread(self._mirrors.sweep, SCRATCH_S)
-        for uid in sorted(set(over) & await self._mirrors.runs(key)):
-            await self._mirrors.drop_run(key, uid)
         for uid in over:
             self._runs.pop(uid, None)
+        await self._mirrors.discard_all_but(key, self._staging)
+        for uid in sorted(set(over) & await self._mirrors.runs(key)):
+            await self._mirrors.drop_run(key, uid)
 
     def _at(self, run: Run) -> _Followed:
-        return self._runs.setdefault(run.uid, _Followed())
+        removals, at = self._mirrors.touch(mirror_key(run)), self._runs.get(run.uid)
+        if at is None or at.removals != removals:
+            at = self._runs[run.uid] = _Followed(removals)
+        return at
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
@@ -202,6 +261,7 @@ class SharedRefs:
             reached(Point.KEEP_WITHIN)
             if await self._kept(push):
                 reached(Point.KEEP_AFTER)
+                self._count(push)
                 await self._mirrors.publish(mirror_key(run), staged)
                 at.on([push])
                 return staged.report()
@@ -246,7 +306,53 @@ class SharedRefs:
                 return None
             return await self._blobs.put_file(run.tenant, path)
 
+    def _count(self, push: KeptPush) -> None:
+        self._metrics.pushes_kept.inc()
+        self._metrics.push_bytes_kept.inc(push.pack.size if push.pack else 0)
+
+    async def _forget(self, key: MirrorKey, staged: Staged) -> None:
+        """What is held of it goes now or, where a lock is in the way, with the next tidying: it changes no answer."""
+        try:
+            await self._mirrors.discard(key, staged)
+        except WorkspaceError as error:
+            self._log.warning("push_not_forgotten", reason=error.reason)
+
     # --- following ----------------------------------------------------------------------------------------------------
+
+    async def _caught_up(self, run: Run, at: _Followed) -> None:
+        """Follow. An empty mirror fetches a whole repository: what takes longer than a request may goes on beside."""
+        trouble, at.trouble = at.trouble, None
+        if trouble is not None and _now() - trouble.at < TROUBLE_S:
+            raise trouble.error
+        task = asyncio.create_task(self._following.do(at, partial(self._in_turn, run, at)))
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.wait({task}, timeout=self._wait_s)
+        finally:
+            if not task.done():
+                task.add_done_callback(partial(self._unheard, run, at))
+        if not task.done():
+            raise StillFetching
+        task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it from the task
+
+    def _unheard(self, run: Run, at: _Followed, task: asyncio.Task[None]) -> None:
+        """Nobody waits for it now: its failure is told to who asks next. Many may have left before the same one."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if at.trouble is None or at.trouble.error is not error:
+            self._log.warning("following_failed", run_uid=run.uid, reason=type(error).__name__)
+        at.trouble = _Trouble(error, _now())
+
+    async def _in_turn(self, run: Run, at: _Followed, begun: Begun) -> None:
+        async with at.turn:
+            begun()
+            await self._follow(run, at)
 
     async def _follow(self, run: Run, at: _Followed) -> None:
         """Bring what was kept elsewhere: first objects, then refs."""
@@ -254,8 +360,11 @@ class SharedRefs:
         base = fixed_base(run) or next((push.base for push in pushes if push.base), None)
         if base != at.base:
             await self._bring_base(run, at, base)
-        if not pushes:
-            return
+        if pushes:
+            await self._bring_pushes(run, at, pushes)
+        at.trouble = None
+
+    async def _bring_pushes(self, run: Run, at: _Followed, pushes: Sequence[KeptPush]) -> None:
         reached(Point.FOLLOW_BEFORE)
         key, moves = mirror_key(run), dict[str, str]()
         with self._mirrors.scratch() as folder:
@@ -283,6 +392,10 @@ class SharedRefs:
             return
         await self._blobs.get_file(run.tenant, push.pack, path)
         await self._mirrors.unpack(key, path)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _busy(run: Run) -> StoreBusy:

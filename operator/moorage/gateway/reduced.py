@@ -18,7 +18,7 @@ from moorage.gateway.errors import Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Start
-from moorage.store.errors import OffsetConflict, StoreBusy, StoreError
+from moorage.store.errors import OffsetConflict, StoreBusy
 from moorage.store.port import AppendResult, Execution, Guard
 
 
@@ -60,7 +60,7 @@ class Run:
     def now(self) -> Reduced:
         """The last durable state. Callers got the run from `open`, which has read it."""
         if self.at is None:
-            raise StoreError("the state of this run is being read again: ask again")
+            raise StoreBusy("the state of this run is being read again: ask again")
         return self.at
 
     @property

@@ -66,6 +66,14 @@ class GatewaySettings:
     heartbeat_bytes: int = KIB
     """F4: a heartbeat is at most 1 KiB."""
 
+    receipt_patience_ms: int = 30_000
+    """What a target has answered is known to this process alone: a store that is away is waited for this long before
+    the effect is left open. A failover of PostgreSQL takes seconds, and an agent waits."""
+
+    answer_patience_ms: int = 2_000
+    """Its body may take this long to be kept: its receipt comes after it, and a gateway that is told to end has five
+    seconds for both."""
+
     upstream_patience_ms: int = 60_000
     """An upstream that can't be reached is tried again this long before the run is told to fail."""
 
@@ -75,7 +83,7 @@ class GatewaySettings:
     for without a limit."""
 
     assignment_wait_ms: int = 10_000
-    """How long a sandbox that asks what to do is kept waiting for its repository before it is told to ask again: below
+    """How long who needs a run's repository is kept waiting while it is fetched, before it is told to ask again: below
     any proxy's patience, and a cancelled sandbox hears of it well within its grace."""
 
     cancel_grace_ms: int = 30_000
@@ -100,6 +108,10 @@ class GatewaySettings:
     mirrors_shared: bool = False
     """True where other gateways serve the same runs from mirrors of their own: what is pushed is kept with the store
     and the blobs before its answer. It costs a pack, a put and a transaction for each push."""
+
+    mirror_idle_ms: int = 3_600_000
+    """A mirror that no run needs, and that can be made anew, goes once nobody has used it for so long. Below the pause
+    between two rounds of housekeeping, whose own work on a mirror is a use."""
 
     sandboxes_isolated: bool = True
     """False where a sandbox is an ordinary process (local runs without bubblewrap): its grade is journaled with it."""

@@ -95,11 +95,11 @@ class Snapshots:
         try:
             reached(Point.SNAPSHOT_BEFORE)
             await self._store.put_snapshot(self._of(row, state, facts))
+            reached(Point.SNAPSHOT_AFTER)
         except StoreError as error:
             self._metrics.snapshots.labels("failed").inc()
             self._log.warning("snapshot_failed", run_uid=row.run_uid, reason=type(error).__name__)
         else:
-            reached(Point.SNAPSHOT_AFTER)
             self._metrics.snapshots.labels("taken").inc()
 
     def _of(self, row: Execution, state: RunState, facts: Facts) -> Snapshot:

@@ -28,12 +28,13 @@ from moorage.api.wire import (
     Wire,
 )
 from moorage.runner.exchange import Answer, NoAnswer, request
-from moorage.workspace.errors import NetworkUnreachable
+from moorage.workspace.errors import BeingFetched, NetworkUnreachable, TimedOut
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
+SLOW_TRIES = 3  # times that git may use up its own time limit: each is minutes
 ANSWER_TIMEOUT_S = 60.0
 ORDERS_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 8.0  # one that hangs must not keep the next ones back for as long as a Lease lasts
@@ -84,11 +85,7 @@ class GatewayClient:
         """What this sandbox is for; waits until it is registered (425), and while the gateway prepares it: that is no
         outage.
         """
-        while True:
-            try:
-                return await self._call(Assignment, "GET", "/v1/self")
-            except Preparing:
-                await asyncio.sleep(FIRST_PAUSE_S)
+        return await self._call(Assignment, "GET", "/v1/self")
 
     async def decision(self) -> bytes:
         """The model request, as it was sent, whose recorded answer this attempt begins with."""
@@ -148,14 +145,26 @@ class GatewayClient:
 
 
 async def patiently(call: Callable[[], Awaitable[R]], patience_s: float) -> R:
-    """Repeat a call while its failure may pass, with full jitter. Raise GatewayLost when patience ends."""
+    """Repeat a call while its failure may pass, with full jitter. Raise GatewayLost when patience ends.
+
+    What the gateway prepares is no outage, however long it takes; neither is git that was too slow a few times. Such
+    time uses up no patience, and gives none back.
+    """
     deadline = time.monotonic() + patience_s
-    pause = FIRST_PAUSE_S
+    pause, slow = FIRST_PAUSE_S, 0
     while True:
+        began = time.monotonic()
         try:
             return await call()
+        except (Preparing, BeingFetched, TimedOut) as error:
+            slow += isinstance(error, TimedOut)
+            if slow == SLOW_TRIES:
+                raise
+            await asyncio.sleep(FIRST_PAUSE_S)
+            deadline, pause = deadline + time.monotonic() - began, FIRST_PAUSE_S
+            continue
         except GatewayError as error:
-            if error.status not in PASSING or isinstance(error, Preparing):
+            if error.status not in PASSING:
                 raise
             why = str(error)
         except (NoAnswer, NetworkUnreachable, TokenUnreadable) as error:

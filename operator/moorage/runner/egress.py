@@ -18,6 +18,9 @@ PATIENCE_S = 60.0
 PAUSE_S = 0.2
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BUSY = b'"EffectBusy"'
+BLANK = b"\r\n\r\n"
+EFFECT = b"x-moorage-effect"  # on whatever is the target's
+FAILED = (b"HTTP/1.1 500 ", b"HTTP/1.1 503 ")
 BROKEN = (OSError, EOFError, TimeoutError)
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -69,7 +72,7 @@ async def ask(
             if gone() or time.monotonic() > deadline:
                 raise
         else:
-            if not (again and _busy(answer)) or gone() or time.monotonic() > deadline:
+            if not (_unserved(answer) or (again and _busy(answer))) or gone() or time.monotonic() > deadline:
                 return answer
         again = True
         await asyncio.sleep(PAUSE_S)
@@ -89,6 +92,14 @@ async def _once(stream: Stream, request: bytes) -> Answer:
         raise
     writer.close()
     return answer
+
+
+def _unserved(answer: Answer) -> bool:
+    """The gateway's own word, not the target's, that it can't say now: what came of the request it knows by its name,
+    and an agent that asked anew would be taken to want it once more.
+    """
+    theirs = header(answer.data.partition(BLANK)[0] + BLANK, EFFECT) is not None
+    return answer.rest is None and answer.data.startswith(FAILED) and not theirs
 
 
 def _busy(answer: Answer) -> bool:

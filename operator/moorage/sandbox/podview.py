@@ -15,6 +15,7 @@ from typing import Any
 from moorage.api import names
 from moorage.api.meta import bounded, parse_time
 from moorage.core.run.observed import SandboxPhase, SandboxView
+from moorage.core.run.words import self_told
 
 Body = Mapping[str, Any]
 MAX_MESSAGE = 512
@@ -128,7 +129,7 @@ def _last_word(ended: Body) -> tuple[str, str]:
     except ValueError:
         word = None
     if isinstance(word, dict) and _TYPED.fullmatch(str(word.get("reason", ""))):
-        return str(word["reason"]), str(word.get("message", ""))
+        return self_told(str(word["reason"]), str(word.get("message", "")))
     if code is None or code == 0:
         return "SandboxEnded", "the sandbox ended without a result"
     signal = f" (signal {code - 128})" if code > 128 else ""

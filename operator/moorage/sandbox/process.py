@@ -1,7 +1,8 @@
 """Substrate on this machine: a sandbox is a process tree below this process and dies with it.
 
 The Lease of a local run is this process: it holds while it lives. What runs is therefore kept in memory; what outlives
-this process is the journal in the store and the volume on the disk, which a successor adopts.
+this process is the journal in the store and the volume on the disk, which a successor adopts. Nothing renews that Lease
+beside: whether a runner lives is told by its heartbeats alone (F4).
 
 A sandbox ends with us however we end: bubblewrap's process-id namespace is killed by the kernel, and a runner without
 one sees its standard input end, which nobody but us holds open. `end_strays` is for what a killed runner left.
@@ -28,6 +29,7 @@ from moorage.api import names
 from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
+from moorage.core.run.words import self_told
 from moorage.points import Point, inherited, reached
 from moorage.procfs import below, processes
 from moorage.sandbox.isolation import RUN, VOLUME, Places, bubblewrap, environment, grade, program
@@ -67,7 +69,7 @@ class _Process:
 class _Run:
     """All that stands for one run."""
 
-    lease: tuple[int, str] | None = None
+    lease: LeaseView | None = None
     volume: Path | None = None
     sandboxes: dict[str, _Process] = field(default_factory=dict)
 
@@ -92,16 +94,15 @@ class ProcessSubstrate:
     async def observe(self, run: RunKey, *, fresh: bool = True) -> Children:  # noqa: ARG002  the port's shape
         """See the port; there is nothing between."""
         held = self._of(run)
-        lease = LeaseView(held.lease[0], held.lease[1], self._clock.now_ms(), LEASE_MS) if held.lease else None
         views = tuple(each.view for each in held.sandboxes.values())
-        return Children(lease=lease, sandboxes=views, volume=held.volume is not None)
+        return Children(lease=held.lease, sandboxes=views, volume=held.volume is not None)
 
     async def raise_epoch(self, run: RunKey, epoch: int, holder: str) -> int:
         """See the port; there is nobody to race."""
         held = self._of(run)
-        if held.lease is None or held.lease[0] < epoch:
-            held.lease = (epoch, holder)
-        return held.lease[0]
+        if held.lease is None or held.lease.epoch < epoch:
+            held.lease = LeaseView(epoch, holder, self._clock.now_ms(), LEASE_MS)
+        return held.lease.epoch
 
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:  # noqa: ARG002  the port's shape
         """See the port."""
@@ -338,7 +339,7 @@ def _last_words(log: Path, code: int) -> tuple[str, str]:
     """Typed reason and message from the runner's termination log, else from the exit code."""
     try:
         told = json.loads(log.read_text())
-        return str(told["reason"]), str(told["message"])
+        return self_told(str(told["reason"]), str(told["message"]))
     except (OSError, ValueError, KeyError, TypeError):
         if code == 0:
             return "Completed", ""

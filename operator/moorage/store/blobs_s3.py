@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +26,14 @@ from moorage.core.journal.record import BlobRef, Privacy, Retention
 from moorage.points import Point, reached
 from moorage.store.blobs import Arriving, Now, arriving_file, demand_digest, folder_of, reference
 from moorage.store.bucket import Bucket
-from moorage.store.errors import BlobCorrupted, BlobMissing, BucketMissing, BucketRefused, StoreUnavailable
+from moorage.store.errors import (
+    AuthorityUnreadable,
+    BlobCorrupted,
+    BlobMissing,
+    BucketMissing,
+    BucketRefused,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -53,17 +60,11 @@ class _Copy:
 
 
 class S3Blobs:
-    """BlobStore in a bucket, for any number of processes."""
+    """BlobStore in a bucket, for any number of processes. Raises AuthorityUnreadable."""
 
     def __init__(self, bucket: Bucket, now: Now) -> None:
         self._bucket, self._now = bucket, now
-        self._store = S3Store(
-            bucket.name,
-            prefix=bucket.prefix.strip("/") or None,
-            config=_config(bucket),
-            client_options=_client(bucket),
-            retry_config=_retries(bucket),
-        )
+        self._store = _opened(bucket)
 
     async def check(self) -> None:
         """Raise BucketMissing, BucketRefused or StoreUnavailable where the bucket can't be used."""
@@ -149,15 +150,16 @@ class S3Blobs:
         into.truncate()
         arriving = Arriving(ref)
         try:
-            async for piece in self._stream(copy):
-                if not arriving.fits(piece):
-                    return False
-                await asyncio.to_thread(into.write, piece)
+            async with aclosing(self._stream(copy)) as pieces:
+                async for piece in pieces:
+                    if not arriving.fits(piece):
+                        return False
+                    await asyncio.to_thread(into.write, piece)
         except FileNotFoundError:
             return None
         return arriving.whole
 
-    async def _stream(self, copy: _Copy) -> AsyncIterator[bytes]:
+    async def _stream(self, copy: _Copy) -> AsyncGenerator[bytes, None]:
         with self._told(gone=True):
             answer = await obstore.get_async(self._store, copy.key)
             async for piece in answer.stream(min_chunk_size=PART):
@@ -216,6 +218,22 @@ def _due(found: Sequence[_Copy], referenced: Collection[str], before: int) -> se
     }
 
 
+def _opened(bucket: Bucket) -> S3Store:
+    """Nobody is spoken to yet. What it may refuse of a bucket are the certificates: all else is told by the server."""
+    try:
+        return S3Store(
+            bucket.name,
+            prefix=bucket.prefix.strip("/") or None,
+            config=_config(bucket),
+            client_options=_client(bucket),
+            retry_config=_retries(bucket),
+        )
+    except (BaseError, ValueError) as error:
+        if bucket.ca is None:
+            raise
+        raise AuthorityUnreadable from error
+
+
 def _config(bucket: Bucket) -> S3Config:
     config: S3Config = {"region": bucket.region, "disable_bulk_delete": True}  # not every server has it
     if bucket.endpoint:
@@ -226,12 +244,15 @@ def _config(bucket: Bucket) -> S3Config:
 
 
 def _client(bucket: Bucket) -> ClientConfig:
-    return {
+    client: ClientConfig = {
         "allow_http": (bucket.endpoint or "").startswith("http://"),
         "connect_timeout": timedelta(seconds=min(5.0, bucket.patience_s)),
         "read_timeout": timedelta(seconds=bucket.patience_s),
         "timeout": timedelta(hours=1),
     }
+    if bucket.ca is not None:
+        client["root_certificate"] = bucket.ca
+    return client
 
 
 def _retries(bucket: Bucket) -> RetryConfig:

@@ -18,6 +18,9 @@ class Bucket:
     region: str = "us-east-1"
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
+    ca: bytes | None = field(default=None, repr=False)
+    """Certificates in PEM that the endpoint's may be signed by, beside those that everybody trusts."""
+
     patience_s: float = 20.0
     """How long S3 may be silent within an exchange before that counts as lost."""
 

@@ -146,6 +146,14 @@ class BucketRefused(StoreUnavailable):
         super().__init__(f"bucket {bucket} at {where} refuses us ({code}): {do}")
 
 
+class AuthorityUnreadable(StoreError):
+    """What is given as the bucket's authority is no certificate."""
+
+    def __init__(self) -> None:
+        do = "put the authority's certificates in PEM into it, under the key that is named there"
+        super().__init__(f"the Secret of store.blobs.s3.caSecretRef holds no certificate that can be read: {do}")
+
+
 class NotDurable(StoreError):
     """J7: the database would acknowledge what a power cut could take back."""
 

@@ -83,10 +83,11 @@ class PostgresStore:
         async def work(db: Db) -> AppendResult:
             run, row = await _persisted(db, new)
             plan = appending.plan_admission(row, epoch, drafts, guard)
+            reached(Point.APPEND_BEFORE)
             await sql.write(db, [sql.Held(run, row, plan.result.execution, list(plan.rows))])
+            reached(Point.APPEND_WITHIN)
             return plan.result
 
-        reached(Point.APPEND_BEFORE)
         result = await self._writer.transaction(work)
         reached(Point.APPEND_AFTER)
         return result

@@ -93,10 +93,10 @@ class Writer:
         db, held = await self._begin(group)
         done = False
         try:
-            reached(Point.APPEND_BEFORE)
-            outcomes = [_planned(change, held.get(change.run_uid)) for change in group]
-            reached(Point.APPEND_WITHIN)
             async with translated():
+                reached(Point.APPEND_BEFORE)
+                outcomes = [_planned(change, held.get(change.run_uid)) for change in group]
+                reached(Point.APPEND_WITHIN)
                 await sql.commit(db, held.values())
             done = True
             reached(Point.APPEND_AFTER)

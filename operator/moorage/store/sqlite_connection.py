@@ -16,7 +16,9 @@ BUSY_TIMEOUT_MS = 2000
 LOOP_WAIT_MS = 5
 """How long of that the event loop itself may stand still: other processes' commits mostly take less."""
 
-_CHECKPOINT_PAGES = 4000  # 16 MiB of log: an append that has to empty it waits for two more syncs
+_CHECKPOINT_PAGES = 1000
+"""4 MiB of log, after which it is written over from its beginning: a sync takes half as long where no file grows. The
+append that comes to its end waits for two more syncs, one in some two hundred."""
 _FULL, _EXTRA = 2, 3
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 

@@ -72,6 +72,12 @@ class GatewayMetrics:
         self.git_requests = Counter(
             "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
         )
+        self.pushes_kept = Counter(
+            "moorage_git_pushes_kept", "Pushes kept for all gateways before their answer.", registry=registry
+        )
+        self.push_bytes_kept = Counter(
+            "moorage_git_push_bytes_kept", "Bytes of the packs that they were kept as.", registry=registry
+        )
 
 
 class OperatorMetrics:

@@ -19,9 +19,10 @@ import yaml
 from moorage.testing.authority import Authority
 from moorage.testing.gitserver import GitServer
 from moorage.testing.judge import Outside, in_postgres, on_disk
+from moorage.testing.killpoints import DSN
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
-from moorage.testing.owner import DSN, HOSTS
+from moorage.testing.owner import HOSTS
 from moorage.testing.postgres import PostgresServer
 from moorage.testing.torture import Bench
 from moorage.testing.trees import ENV, git
@@ -30,17 +31,24 @@ BRANCH = "moorage/steps"
 STEPS = 3
 KEYED, PLAIN = "keyed.example.com", "plain.example.com"
 ORDER = f"""
-import http.client, os, sys
+import http.client, os, sys, time
 _, _, proxy = os.environ["http_proxy"].rpartition("/")
-for host in ("{KEYED}", "{PLAIN}"):
+def ask(host):
     door = http.client.HTTPConnection(proxy, timeout=600)
     door.request("POST", f"http://{{host}}/orders/{{sys.argv[1]}}", f"{{host}}/orders/{{sys.argv[1]}}")
     answer = door.getresponse()
-    said = answer.read().decode()
+    return answer, answer.read().decode()
+for host in ("{KEYED}", "{PLAIN}"):
+    answer, said = ask(host)
+    while answer.status == 502:
+        time.sleep(0.1)
+        answer, said = ask(host)
     if answer.status != 201 and not (host == "{PLAIN}" and "EffectUnknown" in said):
         sys.exit(f"{{host}}: {{answer.status}} {{said}}")
 """
-"""Orders something of each host, once; that nobody knows whether it was ordered is an answer where no key protects."""
+"""Orders something of each host, once, and again where nothing was sent; that nobody knows whether it was ordered is an
+answer where no key protects.
+"""
 STEP = f"""
 n=$(ls [0-9].txt 2>/dev/null | wc -l)
 test $n -lt {STEPS} || exit 0
@@ -54,7 +62,7 @@ echo $n > $n.txt; echo $n >> all
 MODEL = {"providerRef": {"name": "models"}, "name": "stand-in"}
 BUILTIN = {"driver": "builtin", "model": MODEL}
 STREAM = f"""
-import json, os, pathlib, time, urllib.request
+import http.client, json, os, pathlib, time, urllib.request
 
 left = pathlib.Path(os.environ["MOORAGE_REMAINING_FILE"])
 for n in range(1, {STEPS} + 1):
@@ -65,8 +73,13 @@ for n in range(1, {STEPS} + 1):
     asked = {{"model": "stand-in", "max_tokens": 100, "stream": True, "messages": messages}}
     headers = {{"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}}
     url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), headers)) as answer:
-        assert b"message_stop" in answer.read()
+    said = b""
+    while b"message_stop" not in said:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), headers)) as answer:
+                said = answer.read()
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.1)
     step.write_text(f"{{n}}\\n")
     with open("all", "a") as every:
         every.write(f"{{n}}\\n")
@@ -75,7 +88,9 @@ for n in range(1, {STEPS} + 1):
     while left.read_text() == before:
         time.sleep(0.02)
 """
-"""Takes the same steps, each with a model's answer that streams; those that stand in the tree are left out."""
+"""Takes the same steps, each with a model's answer that streams, asked for until it is whole; those that stand in the
+tree are left out.
+"""
 STREAMING = {"driver": "command", "command": [sys.executable, "-c", STREAM], "model": MODEL}
 MOST_ATTEMPTS = 100  # R6 would end a run that is killed as often as these are
 USER, PASSWORD, MODEL_KEY = "ada", "s3cret-of-ada", "sk-stand-in"

@@ -28,8 +28,9 @@ from moorage.api.wire import SecretRef
 from moorage.clock import Clock, SystemClock
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve
-from moorage.gateway.app import GatewayDeps, create_app
+from moorage.gateway.app import GatewayDeps, app_of
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
+from moorage.gateway.gate import Gate
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
@@ -114,7 +115,8 @@ class LocalGateway:
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []
-        self._app = create_app(self.deps)
+        self.gate = Gate(self.deps)
+        self._app = app_of(self.gate)
         self.operator = self.client(OPERATOR_TOKEN)
 
     async def __aenter__(self) -> LocalGateway:
@@ -138,7 +140,8 @@ class LocalGateway:
         """Forget everything that only memory held."""
         peers = Alone() if isinstance(self.deps.peers, Alone) else self.deps.peers
         self.deps = replace(self.deps, metrics=GatewayMetrics(CollectorRegistry()), peers=peers)
-        self._app = create_app(self.deps)
+        self.gate = Gate(self.deps)
+        self._app = app_of(self.gate)
 
     def client(self, token: str | None) -> httpx.AsyncClient:
         """A client with that token, in process or, while serving, over loopback."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pkgutil
 import signal
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -21,10 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorage.points import VARIABLE, Hook, Point
-from moorage.store.errors import StoreUnavailable
 
 FAULT, TRACE = f"{VARIABLE}_FAULT", f"{VARIABLE}_TRACE"
-DELAY_S = 1.0
+DSN = "MOORAGE_STORE_DSN"
+"""As the gateway's: who has it keeps the journal in PostgreSQL."""
+DELAY_S = 0.5  # longer than anybody's pause between two looks, far from anybody's patience
 KILLED = 128 + signal.SIGKILL
 
 
@@ -91,7 +92,7 @@ def often(points: Iterable[Point]) -> Counter[Point]:
 
 def hook(environ: Mapping[str, str]) -> Hook:
     """What `moorage.points.arm` asks for."""
-    return _Trigger(Path(environ[TRACE]), parse_shots(environ.get(FAULT, "")))
+    return _Trigger(Path(environ[TRACE]), parse_shots(environ.get(FAULT, "")), bool(environ.get(DSN)))
 
 
 @dataclass
@@ -100,11 +101,12 @@ class _Trigger:
 
     trace: Path
     shots: tuple[Shot, ...]
+    on_postgres: bool
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, point: Point) -> None:
         if (shot := self._due(point)) is not None:
-            _happen(shot.fault, point)
+            self._happen(shot.fault, point)
 
     def _due(self, point: Point) -> Shot | None:
         """The shot that fires here and now: the first one whose number has come, and that nobody has met yet."""
@@ -114,29 +116,42 @@ class _Trigger:
             times = often(passed(self.trace))[point] if aimed else 0
             return next((s for s in aimed if s.number <= times and _claim(_mark(self.trace, s))), None)
 
+    def _happen(self, fault: Fault, point: Point) -> None:
+        match fault:
+            case Fault.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+                os._exit(KILLED)  # the first process of a namespace is immune to its own signals
+            case Fault.ERROR:
+                raise error_at(point, on_postgres=self.on_postgres)
+            case Fault.DELAY:
+                time.sleep(DELAY_S)
+            case Fault.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
-def _happen(fault: Fault, point: Point) -> None:
-    match fault:
-        case Fault.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-            os._exit(KILLED)  # the first process of a namespace is immune to its own signals
-        case Fault.ERROR:
-            raise _error(point)
-        case Fault.DELAY:
-            time.sleep(DELAY_S)
-        case Fault.STOP:
-            os.kill(os.getpid(), signal.SIGSTOP)
+
+def error_at(point: Point, *, on_postgres: bool = False) -> Exception:
+    """What fails there in earnest, as the code around it hears of it: the disk, where nothing else is."""
+    name = next((name for begin, name in _FAILS.items() if point.startswith(begin)), None)
+    if name is None:
+        return OSError(errno.EIO, os.strerror(errno.EIO), str(point))
+    error: Exception = pkgutil.resolve_name(name.format(driver="psycopg" if on_postgres else "sqlite3"))(
+        f"broke: {point}"
+    )
+    return error
 
 
-def _error(point: Point) -> Exception:
-    """What fails there in earnest."""
-    match point:
-        case Point.APPEND_BEFORE | Point.APPEND_WITHIN:
-            return sqlite3.OperationalError("disk I/O error")
-        case Point.APPEND_AFTER | Point.SNAPSHOT_BEFORE:
-            return StoreUnavailable("the connection broke")
-        case _:
-            return OSError(errno.EIO, os.strerror(errno.EIO), str(point))
+_STORE = "moorage.store.errors:StoreUnavailable"
+_FAILS = {
+    "append/after": _STORE,
+    "append/": "{driver}:OperationalError",  # within the store, which has its own word for it
+    "snapshot/": _STORE,
+    "keep/": _STORE,
+    "follow/": _STORE,
+    "egress/before": "moorage.gateway.outward:Unreached",
+    "egress/": _STORE,
+    "model/stream": "httpx:ReadError",
+}
+"""By how the point begins, the first that fits. As names: a sandbox's process has a use for none of these libraries."""
 
 
 def _mark(trace: Path, shot: Shot) -> Path:

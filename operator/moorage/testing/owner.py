@@ -21,9 +21,10 @@ from moorage.cli.ports import Listener, LocalResult
 from moorage.cli.render import terminal
 from moorage.cli.session import Session
 from moorage.testing.gateway import resolver
+from moorage.testing.killpoints import DSN
 
 PROGRAM = (sys.executable, "-m", "moorage.testing.owner")
-DSN, HOSTS = "MOORAGE_STORE_DSN", "MOORAGE_TESTING_HOSTS"
+HOSTS = "MOORAGE_TESTING_HOSTS"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -106,10 +107,10 @@ class FaultyWay:
         """How long each answer is held back."""
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Self]:
-        """Listen on a free port of loopback; `url` is then the address."""
-        server = await asyncio.start_server(self._exchange, "127.0.0.1", 0, limit=1 << 24)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Self]:
+        """Listen on a free port of loopback, with `tls` as https; `url` is then the address."""
+        server = await asyncio.start_server(self._exchange, "127.0.0.1", 0, limit=1 << 24, ssl=tls)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:
             yield self
 

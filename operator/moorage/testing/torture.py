@@ -229,7 +229,7 @@ class Rig:
         argv = ("run", "-f", str(bench.manifest), "--state", str(bench.state), "-o", "json")
         armed = {**bench.env, **environment(bench.trace, *shots)}
         process = await self.start(argv, armed, said)
-        stops = [asyncio.create_task(_waken(bench.trace, shot)) for shot in shots if shot.fault is Fault.STOP]
+        stops = [asyncio.create_task(waken(bench.trace, shot)) for shot in shots if shot.fault is Fault.STOP]
         try:
             async with asyncio.timeout(self.patience_s):
                 return await process.wait()
@@ -267,13 +267,20 @@ async def _left(bench: Bench, *, whole: bool) -> list[Finding]:
     return [Finding(Kind.LEFTOVER, f"{what}: {names}") for what, names in left.items() if names]
 
 
-async def _waken(trace: Path, shot: Shot) -> None:
-    """Let a process that was stopped go on after a while."""
-    while (pid := fired(trace, shot)) is None:  # noqa: ASYNC110  another process's doing
+async def waken(trace: Path, shot: Shot) -> None:
+    """Let a process go on a while after that shot has stopped it."""
+    while (pid := fired(trace, shot)) is None or _runs(pid):  # noqa: ASYNC110  another process's doing
         await asyncio.sleep(LOOK_S)
     await asyncio.sleep(STOPPED_S)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+def _runs(pid: int) -> bool:
+    """It is there, and isn't stopped."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+    return False
 
 
 # --- many trials ------------------------------------------------------------------------------------------------------

@@ -58,6 +58,12 @@ class NetworkUnreachable(WorkspaceError):
     retryable = True
 
 
+class BeingFetched(NetworkUnreachable):
+    """The gateway is there and fetches the repository itself; it says so for as long as that takes."""
+
+    advice = "the gateway is fetching the repository; ask again"
+
+
 class RefMissing(WorkspaceError):
     """No such branch, tag or commit."""
 
@@ -177,6 +183,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], type[WorkspaceError]], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), error)
     for pattern, error in (
         (r"mismatched algorithms", FormatUnsupported),
+        (r"(^|\n)remote: WorkspaceFetching: ", BeingFetched),
         (r"no space left on device|out of diskspace|disk quota exceeded|file too large", DiskFull),
         (r"unable to create '[^']*\.lock'|cannot lock ref .*file exists|could not lock config", LockHeld),
         (r"protected branch|GH006|hook declined|refusing to allow|not allowed to push", ProtectedBranch),

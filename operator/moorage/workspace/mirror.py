@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from moorage.workspace.errors import (
     WorkspaceError,
 )
 from moorage.workspace.git import Git
-from moorage.workspace.locks import lock
+from moorage.workspace.locks import lock, nobody, remove_stale_locks
 from moorage.workspace.refs import DRIFT, RUNS, UPSTREAM, MirrorKey, check_branch, check_run, is_sha, pin_ref
 from moorage.workspace.shared import Begun, Shared
 from moorage.workspace.staging import Staged
@@ -72,8 +73,8 @@ _AUTHOR = {
     "GIT_COMMITTER_EMAIL": "noreply@moorage.dev",
     "GIT_COMMITTER_DATE": "@0 +0000",
 }
-_PUSH_LOCK_SECONDS = 30.0
 _LOCK_WAIT_SECONDS = 300.0
+_PUSHES = ".pushes"
 _SCRATCH = ".scratch-"
 _DETACHED = f"{UPSTREAM}commits/HEAD"
 
@@ -116,6 +117,7 @@ class Mirrors:
         self._now_ms = now_ms
         self._timeout = timeout
         self._locks: dict[str, asyncio.Lock] = {}
+        self._began, self._used, self._removals = time.monotonic(), dict[Path, float](), dict[Path, int]()
         self._fetches: Shared[MirrorState] = Shared()
 
     def path(self, key: MirrorKey) -> Path:
@@ -148,7 +150,8 @@ class Mirrors:
 
     async def pin(self, key: MirrorKey, run: str, name: str, commit: str) -> None:
         """Keep a commit for a run, and let the run fetch it, whatever becomes of the branch that it was on."""
-        await self._git(key).run("update-ref", pin_ref(run, name), commit)
+        async with self._beside(key) as git:
+            await git.run("update-ref", pin_ref(run, name), commit)
 
     async def ref(self, key: MirrorKey, name: str) -> str | None:
         """What a ref of the store points at; None when it is not there."""
@@ -167,7 +170,8 @@ class Mirrors:
 
     async def receive_pack(self, key: MirrorKey, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """Take a push under a policy; what the report calls taken is on disk, synced."""
-        return await doors.receive_pack(self._git(key), policy, body)
+        async with self._beside(key) as git:
+            return await doors.receive_pack(git, policy, body)
 
     # --- in two steps, where pushes are kept elsewhere ----------------------------------------------------------------
 
@@ -175,7 +179,8 @@ class Mirrors:
         self, key: MirrorKey, policy: ReceivePolicy, token: str, body: AsyncIterable[bytes]
     ) -> Staged | ReceiveReport:
         """Take a push's objects, synced, and none of its refs. What is refused at once has its report already."""
-        return await staging.stage(self._git(key), policy, token, body)
+        async with self._beside(key) as git:
+            return await staging.stage(git, policy, token, body)
 
     async def judge(self, key: MirrorKey, staged: Staged) -> Staged:
         """Which of its refs may move as they are now."""
@@ -183,15 +188,17 @@ class Mirrors:
 
     async def publish(self, key: MirrorKey, staged: Staged) -> None:
         """Move its refs, synced, all or none."""
-        await self._moved(key, lambda: staging.publish(self._git(key), staged))
+        await self._moved(key, lambda git: staging.publish(git, staged))
 
     async def discard(self, key: MirrorKey, staged: Staged) -> None:
         """Forget a push whose refs don't move; harmless where they did."""
-        await staging.discard(self._git(key), staged)
+        async with self._beside(key) as git:
+            await staging.discard(git, staged)
 
     async def discard_all_but(self, key: MirrorKey, tokens: Collection[str]) -> None:
         """Forget the pushes that killed processes left half taken."""
-        await staging.discard_all_but(self._git(key), tokens)
+        async with self._beside(key) as git:
+            await staging.discard_all_but(git, tokens)
 
     async def runs(self, key: MirrorKey) -> set[str]:
         """The runs that have refs here."""
@@ -207,15 +214,16 @@ class Mirrors:
 
     async def follow(self, key: MirrorKey, moves: Mapping[str, str]) -> None:
         """Move refs to where they were moved elsewhere, synced, all or none."""
-        await self._moved(key, lambda: staging.follow(self._git(key), moves))
+        await self._moved(key, lambda git: staging.follow(git, moves))
 
-    async def _moved(self, key: MirrorKey, move: Callable[[], Awaitable[None]]) -> None:
+    async def _moved(self, key: MirrorKey, move: Callable[[Git], Awaitable[None]]) -> None:
         """Move refs, also where a killed process left its lock on one."""
         try:
-            await move()
+            async with self._beside(key) as git:
+                await move(git)
         except LockHeld:
-            async with self._exclusive(key):
-                await move()
+            async with self._exclusive(key), self._beside(key) as git:
+                await move(git)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -233,6 +241,33 @@ class Mirrors:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - folder.stat().st_mtime > older_s:
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def touch(self, key: MirrorKey) -> int:
+        """Use it: it stays for a while. How many were removed in its place: what was known of those is not so of it."""
+        self._used[self.path(key)] = time.monotonic()
+        return self._removals.get(self.path(key), 0)
+
+    async def remove_unused(self, kept: Collection[MirrorKey], idle_s: float) -> int:
+        """Remove mirrors but those `kept`, where nobody has used them for so long; how many. Only for who can make each
+        of them anew, and shares the folder with no other process."""
+        unused = set(self._root.glob("*/*.git")) - {self.path(key) for key in kept}
+        return sum([await self._removed(path, idle_s) for path in sorted(unused)])
+
+    async def _removed(self, path: Path, idle_s: float) -> bool:
+        """It goes out of sight in one step, between any two uses. Its locks stay: others may wait for them."""
+        async with self._exclusive_at(path):
+            if time.monotonic() - self._used.get(path, self._began) < idle_s:
+                return False
+            folder = self._put_aside(path)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return True
+
+    def _put_aside(self, path: Path) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        path.rename(folder / "mirror")
+        self._used.pop(path, None)
+        self._removals[path] = self._removals.get(path, 0) + 1
+        return folder
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
@@ -318,6 +353,7 @@ class Mirrors:
         path = self.path(key)
         if not path.is_dir():
             raise NotFound("this workspace has no mirror yet")
+        self._used[path] = time.monotonic()
         return Git(path, {"GIT_DIR": str(path)}, _STORE, timeout=self._timeout, limit=limit, inherit=inherit)
 
     async def _created(self, key: MirrorKey, inherit: tuple[int, ...]) -> Git:
@@ -328,28 +364,33 @@ class Mirrors:
             await git.run("init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(path))
         return git
 
-    @contextlib.asynccontextmanager
-    async def _exclusive(self, key: MirrorKey) -> AsyncIterator[tuple[int, ...]]:
+    def _exclusive(self, key: MirrorKey) -> AbstractAsyncContextManager[tuple[int, ...]]:
         """One fetch, repack or removal of refs in a mirror at a time, over all processes, those that a killed gateway
         left included: they inherit what is yielded. Pushes and fetches by sandboxes go on."""
-        path = self.path(key).with_suffix(".lock")
+        return self._exclusive_at(self.path(key))
+
+    @contextlib.asynccontextmanager
+    async def _exclusive_at(self, path: Path) -> AsyncIterator[tuple[int, ...]]:
         async with self._locks.setdefault(str(path), asyncio.Lock()):
-            held = await lock(path, _LOCK_WAIT_SECONDS, "another process works on this mirror")
+            held = await lock(path.with_suffix(".lock"), _LOCK_WAIT_SECONDS, "another process works on this mirror")
             try:
-                _remove_stale_locks(self.path(key))
+                with nobody(path.with_suffix(_PUSHES)) as alone:
+                    remove_stale_locks(path, alone=alone)
                 yield (held,)
             finally:
                 os.close(held)
 
-
-def _remove_stale_locks(path: Path) -> None:
-    """Lock files of git processes that died. Only pushes run beside the holder of our lock, and they hold the locks of
-    their own refs for a moment."""
-    for found in path.rglob("*.lock"):
-        pushed = (path / "refs" / "moorage") in found.parents
-        with contextlib.suppress(FileNotFoundError):
-            if not pushed or time.time() - found.stat().st_mtime > _PUSH_LOCK_SECONDS:
-                found.unlink()
+    @contextlib.asynccontextmanager
+    async def _beside(self, key: MirrorKey) -> AsyncIterator[Git]:
+        """Git that moves refs beside others, and beside whoever works on the mirror alone: while any such git lives,
+        also one that a killed gateway left, lock files may be its own."""
+        self._git(key)
+        path = self.path(key).with_suffix(_PUSHES)
+        held = await lock(path, _LOCK_WAIT_SECONDS, "another process tidies this mirror", shared=True)
+        try:
+            yield self._git(key, inherit=(held,))
+        finally:
+            os.close(held)
 
 
 async def _seed(git: Git) -> None:

@@ -25,7 +25,6 @@ from moorage.core.journal.record import (
     Draft,
     Fact,
     Record,
-    RecordType,
     Retention,
     RunIdentity,
     Stored,
@@ -146,9 +145,8 @@ class ChainVerifier:
             return self.fail(f"the record can't be read: {e}")
         if self._run_uid is None:
             self._run_uid = record.run_uid
-        seq, before = self._offset + 1, self._hash
-        repair = self._repaired(record) if record.type == RecordType.JOURNAL_REPAIRED else None
-        if repair is not None:
+        seq, before, repair = self._offset + 1, self._hash, None
+        if record.seq != seq and (repair := self._repaired(record)) is not None:
             seq = record.seq
         follows = record.seq == seq and record.prev_hash == before and record.run_uid == self._run_uid
         if not follows or link(before, stored.body) != stored.hash:

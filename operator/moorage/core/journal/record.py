@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -235,10 +234,14 @@ def decode(stored: Stored) -> Record:
         raw = orjson.loads(stored.body)
     except orjson.JSONDecodeError as e:
         raise Malformed(f"not JSON: {e}") from e
-    if not isinstance(raw, dict):
-        raise Malformed("not a JSON object")
-    if _plain(*raw) != (*map(type, raw.values()),):
-        raw = _checked(raw)
+    try:
+        shape = _SHAPES.get(raw["type"])
+    except (KeyError, TypeError):
+        shape = None
+    if shape is None or [*raw] != shape.names or [*map(type, raw.values())] != shape.kinds:
+        raw, shape = _checked(raw)
+    if shape.refs:
+        _read_refs(raw)
     raw["hash"] = stored.hash
     # `__init__` would set 45 fields one by one, most of them to their default, which stand in the class already
     record = _new(Record)
@@ -246,31 +249,40 @@ def decode(stored: Stored) -> Record:
     return record
 
 
-@lru_cache(maxsize=64)
-def _plain(*names: str) -> tuple[type, ...] | None:
-    """The types that fields of these names have in a record that can be taken as it was parsed; None where it can't.
+class _Shape(NamedTuple):
+    """The fields of a good record, in order, and their types; `refs`: whether any of them refers to blobs."""
 
-    Remembered, since a journal's records are of a few shapes, and judging each would cost as much as parsing it. Only a
-    few are kept: names in a hostile journal may be long.
-    """
-    if not _REQUIRED <= set(names) <= _KINDS.keys() - _REFS:
-        return None
-    return tuple(_KINDS[name] for name in names)
+    names: list[str]
+    kinds: list[type]
+    refs: bool
 
 
-def _checked(raw: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this version knows, with references read. Raise Malformed."""
+_SHAPES: dict[str, _Shape] = {}
+"""Of the last good record of each known type: the next one mostly looks the same, and need not be judged by name."""
+
+
+def _checked(raw: object) -> tuple[dict[str, Any], _Shape]:
+    """The fields that this version knows, and their shape, which is remembered. Raise Malformed."""
+    if not isinstance(raw, dict):
+        raise Malformed("not a JSON object")
     known = {name: value for name, value in raw.items() if name in _KINDS}
     for name, value in known.items():
         if type(value) is not _KINDS[name]:
             raise Malformed(f"field {name} is not of type {_KINDS[name].__name__}")
     if not known.keys() >= _REQUIRED:
         raise Malformed(f"fields are missing: {', '.join(sorted(_REQUIRED - known.keys()))}")
+    shape = _Shape([*known], [*map(type, known.values())], not _REFS.isdisjoint(known))
+    if known["type"] in KNOWN_TYPES:
+        _SHAPES[known["type"]] = shape
+    return known, shape
+
+
+def _read_refs(known: dict[str, Any]) -> None:
+    """Put references in the place of what was parsed of them. Raise Malformed."""
     if "payload_ref" in known:
         known["payload_ref"] = _blob_ref(known["payload_ref"])
     if "attachments" in known:
         known["attachments"] = {name: _blob_ref(ref) for name, ref in known["attachments"].items()}
-    return known
 
 
 _new, _set = object.__new__, object.__setattr__

@@ -20,13 +20,15 @@ from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, Sandbox
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.state import Deferral, RunState
 from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
-from moorage.core.run.words import fail, give_up, lost
+from moorage.core.run.words import KNOWN_OUTSIDE, fail, give_up, lost
 
 FIRST_CONTACT_MS = 120_000  # a started sandbox that has not been heard of by then is lost
 LEASE_MS = 40_000
 VOLUME_UNREACHABLE = "VolumeUnreachable"
 INTERRUPTED = "Interrupted"
 """The owner died, and somebody has started it again: there is nothing to wait for."""
+BLAMELESS = KNOWN_OUTSIDE | {"GatewayLost", "Terminated"}
+"""What befell an attempt and says nothing of the run: the next one doesn't wait longer right after it."""
 
 
 def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
@@ -54,11 +56,21 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
         why = f"{loss.reason}: {loss.message}" if loss else "every attempt was lost"
         message = f"given up after {_counted(s)}; the last ended with {why}"
         return Plan(actions=(fail("CrashLoop", message),), requeue_ms=1)
-    pause = 0 if loss and loss.reason == INTERRUPTED else backoff_ms(o.uid, s.attempt)
-    wait = (loss.at if loss else 0) + pause - now
+    wait = (loss.at if loss else 0) + _pause(o.uid, s) - now
     if wait > 0:
         return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
     return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Recovered"),), requeue_ms=1)
+
+
+def _pause(uid: str, s: RunState) -> int:
+    """R6: it grows with the attempts that came to no safe point, which are those that counted double, whatever took
+    them; but not right after one without blame. How many there were in all is no sign that the next one fails: a long
+    run outlives many nodes.
+    """
+    if s.last_loss is not None and s.last_loss.reason == INTERRUPTED:
+        return 0
+    blamed = s.last_loss is None or s.last_loss.reason not in BLAMELESS
+    return backoff_ms(f"{uid}:{s.attempt}", max(1, s.strikes - s.attempt) if blamed else 1)
 
 
 def _counted(s: RunState) -> str:

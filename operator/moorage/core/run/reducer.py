@@ -1,7 +1,8 @@
 """S1: `S' = reduce(S, record)`: deterministic, versioned, without clock, network or chance.
 
-A record that would move the run where the table of phases doesn't lead raises `IllegalMove`, and the caller appends
-nothing (S2). Records that only inform (outputs, refusals, unknown optional types) change the offset and nothing else.
+Each handler says which fields a record changes, and changes nothing itself. A record that would move the run where the
+table of phases doesn't lead raises `IllegalMove`, and the caller appends nothing (S2). Records that only inform
+(outputs, refusals, unknown optional types) change the offset and nothing else.
 `recorded_at` is carried as data for timeouts that the plan computes; it never decides a move (J2).
 """
 
@@ -14,6 +15,7 @@ from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
 from moorage.core.run.state import (
+    AMOUNTS,
     AgentEnd,
     AttemptEnd,
     Checkpoint,
@@ -43,12 +45,16 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})  # statuses of a store's
 
 CLOSING = TERMINAL | {RunPhase.CANCELLING}
 
-Handler = Callable[[RunState, Record, Mapping[str, Any]], RunState]
+Changes = Mapping[str, Any]
+"""The fields of a state that are another after a record, by name."""
+Handler = Callable[[RunState, Record, Mapping[str, Any]], Changes]
+
+NOTHING: Changes = {}
 
 
 def reduce(state: RunState, record: Record) -> RunState:
     """Return the state after `record`, which must be the next one of the same journal."""
-    return changed(_step(state, record), offset=record.seq, head=record.hash)
+    return changed(state, **_changes(state, record), offset=record.seq, head=record.hash)
 
 
 def replay(records: Iterable[Record], start: RunState | None = None) -> RunState:
@@ -67,11 +73,12 @@ class Replay:
 
     def __init__(self, start: RunState | None = None) -> None:
         self._state = working(start or RunState())
+        self._fields = vars(self._state)
         self._last: Record | None = None
 
     def feed(self, record: Record) -> None:
         """Go on to `record`, the next one. Raise IllegalMove."""
-        _step(self._state, record)
+        self._fields.update(_changes(self._state, record))
         self._last = record
 
     @property
@@ -81,13 +88,13 @@ class Replay:
         return at if self._last is None else changed(at, offset=self._last.seq, head=self._last.hash)
 
 
-def _step(state: RunState, record: Record) -> RunState:
-    """The state after what `record` says, at the offset before it."""
+def _changes(state: RunState, record: Record) -> Changes:
+    """What `record` changes, beside the offset. Raise IllegalMove."""
     kind, phase = record.type, state.phase
     if phase in CLOSING:
         _refuse_work(phase, kind)
     handler = HANDLERS.get(kind)
-    return handler(state, record, record.payload or {}) if handler else state
+    return handler(state, record, record.payload or {}) if handler else NOTHING
 
 
 def _refuse_work(phase: RunPhase, kind: str) -> None:
@@ -98,18 +105,18 @@ def _refuse_work(phase: RunPhase, kind: str) -> None:
         raise IllegalMove(phase, phase, f"{kind} while the run is being cancelled")
 
 
-def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> RunState:
+def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> Changes:
     """Move, unless the run is being cancelled: then facts are kept and the phase stays (I5)."""
-    if state.phase is RunPhase.CANCELLING:
-        return changed(state, **changes)
-    return changed(state, phase=move(state.phase, phase, why), **changes)
+    if state.phase is not RunPhase.CANCELLING:
+        changes["phase"] = move(state.phase, phase, why)
+    return changes
 
 
-def _admitted(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _admitted(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     return _to(s, RunPhase.QUEUED, r.type, spec_hash=p["spec_hash"], admitted_at=r.recorded_at)
 
 
-def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["epoch"] <= s.epoch:
         raise IllegalMove(s.phase, s.phase, f"epoch {p['epoch']} is not above {s.epoch}")
     return _to(
@@ -134,87 +141,87 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     )
 
 
-def _pod_registered(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _pod_registered(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     ref = SandboxRef(p["pod_uid"], p["pod_name"], p["epoch"], p["role"], p.get("commit"))
     others = tuple(x for x in s.sandboxes if x.pod_uid != ref.pod_uid)
-    return changed(s, sandboxes=(*others, ref)[-KEPT_SANDBOXES:])
+    return {"sandboxes": (*others, ref)[-KEPT_SANDBOXES:]}
 
 
-def _placed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _placed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     seen = Placement(p["pod_uid"], p["epoch"], p["role"], p.get("node"), p.get("runtime"), p["environment"])
     others = tuple(x for x in s.placements if x.pod_uid != seen.pod_uid)
-    return changed(s, placements=(*others, seen)[-KEPT_SANDBOXES:])
+    return {"placements": (*others, seen)[-KEPT_SANDBOXES:]}
 
 
-def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return changed(s, attempt_started=True, node=p.get("node") or s.node, progress_at=r.recorded_at)
+def _attempt_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {"attempt_started": True, "node": p.get("node") or s.node, "progress_at": r.recorded_at}
 
 
-def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return _fetched(changed(s, workspace_base=p["base"], branch=p["branch"], progress_at=r.recorded_at))
+def _workspace_ready(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {"workspace_base": p["base"], "branch": p["branch"], "progress_at": r.recorded_at, **_fetched(s)}
 
 
-def _fetched(s: RunState) -> RunState:
+def _fetched(s: RunState) -> Changes:
     """Nothing waits for the repository any more: it is there, or there is nobody left to wait."""
-    return changed(s, deferral=None) if s.deferral is not None and s.deferral.of_start else s
+    return {"deferral": None} if s.deferral is not None and s.deferral.of_start else NOTHING
 
 
-def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    started = changed(s, agent_started_at=s.agent_started_at or r.recorded_at, progress_at=r.recorded_at)
-    return started if s.agent_end is not None else _to(started, RunPhase.RUNNING, r.type)  # told late: no way back
+def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    started = {"agent_started_at": s.agent_started_at or r.recorded_at, "progress_at": r.recorded_at}
+    late = s.agent_end is not None  # told after its end: no way back
+    return started if late else _to(s, RunPhase.RUNNING, r.type, **started)
 
 
-def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     point = Checkpoint(p["commit"], p["tree"], p["iteration"], r.epoch)
-    return changed(s, checkpoint=point, progress_at=r.recorded_at)
+    return {"checkpoint": point, "progress_at": r.recorded_at}
 
 
-def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     done = p["iteration"]
     if done <= s.iteration:
         raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
-    return changed(s, iteration=done, attempt_safe_points=s.attempt_safe_points + 1, progress_at=r.recorded_at)
+    return {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
 
 
-def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return changed(s, usage=changed(s.usage, tool_calls=s.usage.tool_calls + 1), progress_at=r.recorded_at)
+def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {"usage": s.usage.plus("tool_calls"), "progress_at": r.recorded_at}
 
 
-def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return changed(s, usage=changed(s.usage, model_requests=s.usage.model_requests + 1), progress_at=r.recorded_at)
+def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {"usage": s.usage.plus("model_requests"), "progress_at": r.recorded_at}
 
 
-def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p.get("replayed"):  # R2: an answer given again is not billed again
-        return changed(s, progress_at=r.recorded_at)
-    return changed(s, usage=add_usage(s.usage, p.get("usage") or {}), progress_at=r.recorded_at)
+        return {"progress_at": r.recorded_at}
+    return {"usage": add_usage(s.usage, p.get("usage") or {}), "progress_at": r.recorded_at}
 
 
 def add_usage(usage: Usage, more: Mapping[str, int]) -> Usage:
     """Sum by name; names that aren't in the vector are left out, negative amounts are refused (I4)."""
-    sums = {}
-    for name, amount in more.items():
-        if not hasattr(usage, name) or name == "tokens":
-            continue
+    known = {name: amount for name, amount in more.items() if name in AMOUNTS}
+    for name, amount in known.items():
         if amount < 0:
             raise ValueError(f"usage {name} can't be negative: {amount}")
-        sums[name] = getattr(usage, name) + amount
-    return changed(usage, **sums)
+    for name, amount in known.items():
+        usage = usage.plus(name, amount)
+    return usage
 
 
-def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.agent_end is not None:  # an agent ends once per attempt, and its first word stands
-        return s
+        return NOTHING
     end = AgentEnd(
         p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
     )
-    return _fetched(changed(s, agent_end=end, progress_at=r.recorded_at))
+    return {"agent_end": end, "progress_at": r.recorded_at, **_fetched(s)}
 
 
-def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     proposal = Proposal(p["commit"], p["tree"], p["base"], p["empty"], p["files"])
     if s.proposal == proposal:
-        return s
+        return NOTHING
     if s.proposal is not None:
         raise IllegalMove(s.phase, s.phase, f"{proposal.commit} proposed after {s.proposal.commit}")
     if s.agent_end is None or s.agent_end.outcome != "completed":
@@ -224,19 +231,19 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
 
 
-def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """The first word of each verifier counts: it was told before anything of the repository's ran beside it."""
     if s.verifier_key is not None and s.verifier_key[0] == p["pod_uid"]:
-        return s
-    return changed(s, verifier_key=(p["pod_uid"], p["key_sha256"]))
+        return NOTHING
+    return {"verifier_key": (p["pod_uid"], p["key_sha256"])}
 
 
-def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     verdict = Verification(p["commit"], p["passed"], p["isolated"], p.get("summary", ""), p.get("problem"))
-    return changed(s, verification=verdict)
+    return {"verification": verdict}
 
 
-def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p.get("role") == "verifier":
         return _verifier_ended(s, p)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
@@ -244,16 +251,16 @@ def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
     return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
 
 
-def _verifier_ended(s: RunState, p: Mapping[str, Any]) -> RunState:
+def _verifier_ended(s: RunState, p: Mapping[str, Any]) -> Changes:
     """One that is named by its pod died with its owner: it is forgotten, and doesn't count."""
     if (uid := p.get("interrupted")) is not None:
         others = tuple(x for x in s.sandboxes if x.pod_uid != uid)
-        return changed(s, sandboxes=others, verifiers_interrupted=s.verifiers_interrupted + 1)
+        return {"sandboxes": others, "verifiers_interrupted": s.verifiers_interrupted + 1}
     trouble = f"{p['reason']}: {p.get('message', '')}"
-    return changed(s, verifications_lost=s.verifications_lost + 1, verifier_trouble=trouble)
+    return {"verifications_lost": s.verifications_lost + 1, "verifier_trouble": trouble}
 
 
-def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     level = level_of(p.get("level"))
     effect = Effect(p["effect_id"], p["kind"], p["key"], p["target"], "intended", level=level, at=r.recorded_at)
     for earlier in s.effects:
@@ -262,8 +269,8 @@ def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
             raise IllegalMove(s.phase, s.phase, f"effect {effect.effect_id} would be a repetition: {why}")
     if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
-    after = changed(s, effects=_keep((*s.effects, effect)))
-    return _to(after, RunPhase.DELIVERING, r.type) if effect.kind == "git_push" else after
+    effects = _keep((*s.effects, effect))
+    return _to(s, RunPhase.DELIVERING, r.type, effects=effects) if effect.kind == "git_push" else {"effects": effects}
 
 
 def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
@@ -273,79 +280,78 @@ def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
     return tuple(e for e in effects if e.effect_id not in dropped)
 
 
-def _effect_dispatched(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _effect_dispatched(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """Only what was meant and not closed meanwhile is sent off."""
     known = next((e for e in s.effects if e.effect_id == p["effect_id"]), None)
     if known is None or known.status not in {"intended", "dispatched"}:
         raise IllegalMove(s.phase, s.phase, f"effect {p['effect_id']} is {known.status if known else 'not known'}")
-    return _with_effect(s, r, known, "dispatched", "")
+    return {"effects": _with_effect(s, r, known, "dispatched", "")}
 
 
-def _effect_closed(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _effect_closed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """I8: what is known of an effect is never given up for less."""
     outcome = p["outcome"]
     if outcome not in CLOSURES:
         raise IllegalMove(s.phase, s.phase, f"an effect can't end {outcome!r}")
     known = next((e for e in s.effects if e.effect_id == p["effect_id"]), None)
     if known is None:
-        return s
+        return NOTHING
     if known.status in KNOWN and outcome in CLOSURES - KNOWN:
         raise IllegalMove(s.phase, s.phase, f"effect {known.effect_id} is known to be {known.status}, not {outcome}")
-    after = _with_effect(s, r, known, outcome, p.get("detail", ""))
-    return changed(after, deferral=None) if outcome in KNOWN else after
+    effects = _with_effect(s, r, known, outcome, p.get("detail", ""))
+    return {"effects": effects, "deferral": None} if outcome in KNOWN else {"effects": effects}
 
 
-def _with_effect(s: RunState, r: Record, known: Effect, status: str, detail: str) -> RunState:
+def _with_effect(s: RunState, r: Record, known: Effect, status: str, detail: str) -> tuple[Effect, ...]:
     now = changed(known, status=status, detail=detail, at=r.recorded_at)
-    return changed(s, effects=tuple(now if e is known else e for e in s.effects))
+    return tuple(now if e is known else e for e in s.effects)
 
 
-def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """A try that came to nothing yet. A push that waits for its remote is a delivery under way."""
     if p["kind"] == FETCH:
         return _fetch_deferred(s, r, p)
     last = None if s.deferral is None or s.deferral.of_start else s.deferral
     since, tries = (last.since, last.tries) if last else (r.recorded_at, 0)
-    after = changed(s, deferral=Deferral(p["reason"], p.get("message", ""), tries + 1, since, r.recorded_at))
+    deferral = Deferral(p["reason"], p.get("message", ""), tries + 1, since, r.recorded_at)
     if p["kind"] != "git_push":
-        return after
+        return {"deferral": deferral}
     if s.proposal is None:
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "nothing was proposed")
-    return _to(after, RunPhase.DELIVERING, r.type)
+    return _to(s, RunPhase.DELIVERING, r.type, deferral=deferral)
 
 
-def _fetch_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _fetch_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """Only a start waits for its repository."""
     if s.phase is not RunPhase.PROVISIONING:
-        return s
+        return NOTHING
     since = s.deferral.since if s.deferral is not None and s.deferral.of_start else r.recorded_at
-    return changed(s, deferral=Deferral(p["reason"], p.get("message", ""), 0, since, r.recorded_at))
+    return {"deferral": Deferral(p["reason"], p.get("message", ""), 0, since, r.recorded_at)}
 
 
-def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
-    return changed(s, drift=s.drift + 1)
+def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {"drift": s.drift + 1}
 
 
-def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """I1: a new generation. What was dropped is gone as fact and kept as doubt: spent, unknown, and not to be repeated.
 
     A run that had ended, as the store's row says, can't prove its end any more; any other recovers under a new epoch.
     """
     feared = tuple(_feared(e, r) for e in p["effects"] if all(e["effect_id"] != known.effect_id for known in s.effects))
-    after = changed(
-        s,
-        generation=p["generation"],
-        epoch=max(s.epoch, p["epoch"]),
-        usage=add_usage(s.usage, p["usage"]),
-        effects=_keep((*s.effects, *feared)),
-        last_loss=AttemptEnd(s.epoch, REPAIRED, p["why"], r.recorded_at),
-    )
+    doubts = {
+        "generation": p["generation"],
+        "epoch": max(s.epoch, p["epoch"]),
+        "usage": add_usage(s.usage, p["usage"]),
+        "effects": _keep((*s.effects, *feared)),
+        "last_loss": AttemptEnd(s.epoch, REPAIRED, p["why"], r.recorded_at),
+    }
     if s.phase in TERMINAL:
-        return after
+        return doubts
     if p["status"] in ENDED:
         end = End(REPAIRED, f"the store says {p['status']}, the records of it are lost", None, r.recorded_at)
-        return changed(after, phase=move(s.phase, RunPhase.FAILED, r.type), end=end)
-    return changed(after, phase=move(s.phase, RunPhase.RECOVERING, r.type)) if s.phase in LIVE else after
+        return doubts | {"phase": move(s.phase, RunPhase.FAILED, r.type), "end": end}
+    return doubts | {"phase": move(s.phase, RunPhase.RECOVERING, r.type)} if s.phase in LIVE else doubts
 
 
 def _feared(e: Mapping[str, Any], r: Record) -> Effect:
@@ -359,16 +365,16 @@ STAGES = ("requested", "propagated", "acknowledged", "quiesced", "reconciled")
 
 
 def _cancel(stage: str) -> Handler:
-    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         if s.cancel_stage is None:
             if stage != "requested":
                 raise IllegalMove(s.phase, s.phase, f"{r.type} without a request")
             phase = move(s.phase, RunPhase.CANCELLING, r.type)
             begun = {"cancel_reason": p["reason"], "cancel_stage": stage, "cancel_at": r.recorded_at}
-            return changed(s, phase=phase, deferral=None, **begun)
+            return {"phase": phase, "deferral": None, **begun}
         if STAGES.index(stage) <= STAGES.index(s.cancel_stage):
-            return s
-        return changed(s, cancel_stage=stage)
+            return NOTHING
+        return {"cancel_stage": stage}
 
     return handler
 
@@ -385,50 +391,50 @@ def _demand_evidence(s: RunState) -> None:
 
 
 def _end(phase: RunPhase) -> Handler:
-    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> RunState:
+    def handler(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         if phase is RunPhase.SUCCEEDED:
             _demand_evidence(s)
         if phase is RunPhase.CANCELLED and s.open_effects:
             raise IllegalMove(s.phase, phase, f"effect {s.open_effects[0].effect_id} is not classified")
         end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
-        return changed(s, phase=move(s.phase, phase, r.type), end=end)
+        return {"phase": move(s.phase, phase, r.type), "end": end}
 
     return handler
 
 
 HANDLERS: dict[str, Handler] = {
-    RecordType.RUN_ADMITTED: _admitted,
-    RecordType.EPOCH_RAISED: _epoch_raised,
-    RecordType.POD_REGISTERED: _pod_registered,
-    RecordType.SANDBOX_PLACED: _placed,
-    RecordType.ATTEMPT_STARTED: _attempt_started,
-    RecordType.WORKSPACE_READY: _workspace_ready,
-    RecordType.AGENT_STARTED: _agent_started,
-    RecordType.CHECKPOINT: _checkpoint,
-    RecordType.ITERATION_COMPLETE: _iteration_complete,
-    RecordType.TOOL_RESPONSE: _tool_response,
-    RecordType.MODEL_REQUEST: _model_request,
-    RecordType.MODEL_RESPONSE: _model_response,
-    RecordType.AGENT_FINISHED: _agent_finished,
-    RecordType.RESULT_PROPOSED: _result_proposed,
-    RecordType.VERIFICATION_STARTED: _verification_started,
-    RecordType.VERIFICATION_RESULT: _verification_result,
-    RecordType.ATTEMPT_ENDED: _attempt_ended,
-    RecordType.EFFECT_INTENT: _effect_intent,
-    RecordType.EFFECT_DISPATCHED: _effect_dispatched,
-    RecordType.EFFECT_RECEIPT: _effect_closed,
-    RecordType.EFFECT_RECONCILED: _effect_closed,
-    RecordType.EFFECT_DEFERRED: _effect_deferred,
-    RecordType.DRIFT_SAVED: _drift,
-    RecordType.CANCEL_REQUESTED: _cancel("requested"),
-    RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
-    RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),
-    RecordType.CANCEL_QUIESCED: _cancel("quiesced"),
-    RecordType.CANCEL_RECONCILED: _cancel("reconciled"),
-    RecordType.JOURNAL_REPAIRED: _repaired,
-    RecordType.RUN_SUCCEEDED: _end(RunPhase.SUCCEEDED),
-    RecordType.RUN_FAILED: _end(RunPhase.FAILED),
-    RecordType.RUN_CANCELLED: _end(RunPhase.CANCELLED),
+    RecordType.RUN_ADMITTED.value: _admitted,
+    RecordType.EPOCH_RAISED.value: _epoch_raised,
+    RecordType.POD_REGISTERED.value: _pod_registered,
+    RecordType.SANDBOX_PLACED.value: _placed,
+    RecordType.ATTEMPT_STARTED.value: _attempt_started,
+    RecordType.WORKSPACE_READY.value: _workspace_ready,
+    RecordType.AGENT_STARTED.value: _agent_started,
+    RecordType.CHECKPOINT.value: _checkpoint,
+    RecordType.ITERATION_COMPLETE.value: _iteration_complete,
+    RecordType.TOOL_RESPONSE.value: _tool_response,
+    RecordType.MODEL_REQUEST.value: _model_request,
+    RecordType.MODEL_RESPONSE.value: _model_response,
+    RecordType.AGENT_FINISHED.value: _agent_finished,
+    RecordType.RESULT_PROPOSED.value: _result_proposed,
+    RecordType.VERIFICATION_STARTED.value: _verification_started,
+    RecordType.VERIFICATION_RESULT.value: _verification_result,
+    RecordType.ATTEMPT_ENDED.value: _attempt_ended,
+    RecordType.EFFECT_INTENT.value: _effect_intent,
+    RecordType.EFFECT_DISPATCHED.value: _effect_dispatched,
+    RecordType.EFFECT_RECEIPT.value: _effect_closed,
+    RecordType.EFFECT_RECONCILED.value: _effect_closed,
+    RecordType.EFFECT_DEFERRED.value: _effect_deferred,
+    RecordType.DRIFT_SAVED.value: _drift,
+    RecordType.CANCEL_REQUESTED.value: _cancel("requested"),
+    RecordType.CANCEL_PROPAGATED.value: _cancel("propagated"),
+    RecordType.CANCEL_ACKNOWLEDGED.value: _cancel("acknowledged"),
+    RecordType.CANCEL_QUIESCED.value: _cancel("quiesced"),
+    RecordType.CANCEL_RECONCILED.value: _cancel("reconciled"),
+    RecordType.JOURNAL_REPAIRED.value: _repaired,
+    RecordType.RUN_SUCCEEDED.value: _end(RunPhase.SUCCEEDED),
+    RecordType.RUN_FAILED.value: _end(RunPhase.FAILED),
+    RecordType.RUN_CANCELLED.value: _end(RunPhase.CANCELLED),
 }
 
 NEW_WORK = frozenset(

@@ -6,33 +6,24 @@ with a run (records, outputs) stays in the journal and the blob store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moorage.core.effects.levels import Level, queryable
 from moorage.core.run.phases import RunPhase
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 REDUCER_VERSION = 2
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def changed(state: T, **changes: Any) -> T:
     """A copy with some fields changed: `dataclasses.replace` for a frozen class without `__post_init__`, at a fifth of
-    its price. Raises AttributeError for a field that isn't there. What `working` returned is changed in place.
+    its price. Raises AttributeError for a field that isn't there.
     """
-    fields = state.__dict__
-    known = len(fields)
-    copy: T
-    if isinstance(state, _Working):
-        copy = state
-        fields.update(changes)
-    else:
-        copy = object.__new__(type(state))
-        fields = fields | changes
-        object.__setattr__(copy, "__dict__", fields)
-    if len(fields) != known:
-        raise AttributeError(f"{type(state).__name__} has no field {', '.join(list(fields)[known:])}")
-    return copy
+    return _as(type(state), state.__dict__ | changes)
 
 
 @dataclass(frozen=True)
@@ -52,6 +43,13 @@ class Usage:
     def tokens(self) -> int:
         """All tokens that count against a token limit."""
         return self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+    def plus(self, name: str, amount: int = 1) -> Usage:
+        """With so much more of that one, which must be a field."""
+        return changed(self, **{name: getattr(self, name) + amount})
+
+
+AMOUNTS = frozenset(f.name for f in fields(Usage))
 
 
 @dataclass(frozen=True)
@@ -259,32 +257,32 @@ class RunState:
         return found[-1] if found else None
 
 
-class _Working:
-    """Marks a value that only one replay holds: `changed` needn't copy it."""
+class _Counting(Usage):
+    """Usage that only one replay holds: it is added to in place."""
 
-
-class _WorkingUsage(_Working, Usage):
-    pass
-
-
-class _WorkingState(_Working, RunState):
-    pass
+    def plus(self, name: str, amount: int = 1) -> Usage:
+        self.__dict__[name] += amount
+        return self
 
 
 def working(state: RunState) -> RunState:
-    """A copy for one replay, which `changed` alters in place: a long journal would make two copies per record.
+    """A copy for one replay, which writes into its fields: a long journal would make two copies for each record.
 
     It must be given to nobody: take `settled` of it.
     """
-    return _as(_WorkingState, state, usage=_as(_WorkingUsage, state.usage))
+    return changed(state, usage=_as(_Counting, vars(state.usage).copy()))
 
 
 def settled(state: RunState) -> RunState:
-    """The frozen state that a working copy has come to."""
-    return _as(RunState, state, usage=_as(Usage, state.usage))
+    """The frozen state that a working copy has come to. Raises AttributeError for a field that isn't there."""
+    return changed(state, usage=_as(Usage, vars(state.usage).copy()))
 
 
-def _as(kind: type[T], source: object, **changes: Any) -> T:
+def _as(kind: type[T], said: dict[str, Any]) -> T:
+    """One of that kind with these fields, which it takes over. Raises AttributeError for a field that isn't there."""
+    if len(said) != len(kind.__dataclass_fields__):
+        unknown = [name for name in said if name not in kind.__dataclass_fields__]
+        raise AttributeError(f"{kind.__name__} has no field {', '.join(unknown)}")
     copy = object.__new__(kind)
-    copy.__dict__.update(source.__dict__, **changes)
+    object.__setattr__(copy, "__dict__", said)
     return copy

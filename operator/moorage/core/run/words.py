@@ -9,6 +9,19 @@ from moorage.core.run.actions import Report
 from moorage.core.run.observed import SandboxView
 from moorage.core.run.state import RunState
 
+KNOWN_OUTSIDE = frozenset(
+    {"Interrupted", "NodeLost", "OwnerChanged", "OwnerLost", "Preempted", "SandboxDeleted", "VolumeUnreachable"}
+)
+"""Reasons that a sandbox can't know of itself. The operator, Kubernetes or a run's owner says them; they lengthen no
+pause (R6)."""
+
+
+def self_told(reason: str, message: str) -> tuple[str, str]:
+    """Why a sandbox ended, by its own word. What it can't know, it has made up, and it isn't without blame by that."""
+    if reason in KNOWN_OUTSIDE:
+        return "RunnerFailed", f"the sandbox named {reason} itself: {message}"
+    return reason, message
+
 
 def report(kind: RecordType, payload: dict[str, Any], *key: object) -> Report:
     """A record of the operator's whose id follows from `key`, so that saying it again changes nothing."""
@@ -50,7 +63,7 @@ def give_up(s: RunState, reason: str, message: str) -> Report:
 def lost(s: RunState, role: str, view: SandboxView | None, serial: int = 0) -> Report:
     """The sandbox is gone or ended without the result that it was for."""
     if role == "runner" and s.agent_end is not None and s.agent_end.outcome == "unknown":
-        return attempt_ended(s, role, s.agent_end.reason, s.agent_end.message, serial)
+        return attempt_ended(s, role, *self_told(s.agent_end.reason, s.agent_end.message), serial)
     if view is None:
         return attempt_ended(s, role, "SandboxDeleted", "the sandbox was deleted from outside", serial)
     reason = view.reason or "SandboxEnded"
