@@ -13,7 +13,7 @@ from moorage.core.models.chat import CHAT, without_usage
 from moorage.core.models.passing import Passing
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.reading import Reading
-from moorage.core.models.responses import RESPONSES
+from moorage.core.models.responses import KEPT, RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
 
 
@@ -169,6 +169,38 @@ def test_a_response_that_is_no_decision_isnt_complete(status: str) -> None:
     assert not reader.feed(sse({"type": "response.failed", "response": whole}))
 
 
+@pytest.mark.parametrize(
+    ("status", "goes_on"),
+    [("queued", True), ("in_progress", True), ("completed", False), ("incomplete", False), ("failed", False)],
+)
+def test_a_response_that_the_provider_goes_on_with_is_known(status: str, goes_on: bool) -> None:
+    whole = {"object": "response", "status": status, "usage": None}
+    assert RESPONSES.read(json.dumps(whole).encode()).unfinished is goes_on
+
+
+@pytest.mark.rule("B2")
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"background": True}, "background"),
+        *[({name: value}, name) for name in KEPT for value in ("id_1", {"id": "id_1"})],
+        ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "m_1"}]}, "item_reference"),
+        ({"input": [{"id": "m_1"}]}, "item_reference"),
+    ],
+)
+def test_what_a_providers_memory_would_lengthen_isnt_passed_on(asked: dict[str, Any], named: str) -> None:
+    assert (RESPONSES.elsewhere(asked) or "").startswith(f"{named}: ")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda each: each.name)
+def test_what_a_request_says_itself_is_passed_on(protocol: Protocol) -> None:
+    message = {"role": "user", "content": "x", "id": None}
+    said = {"type": "message", "id": "m_1", "role": "assistant", "content": []}
+    without = dict.fromkeys((*KEPT, "background")) | {"store": False, "prompt_cache_key": "k"}
+    assert protocol.elsewhere({"input": [message, said, {"type": "reasoning", "id": "r_1"}, 7], **without}) is None
+    assert protocol.elsewhere({"input": "in one string", "background": False}) is None
+
+
 # --- what waits -------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +293,8 @@ def test_chunks_that_carry_a_choice_keep_their_usage() -> None:
         (RESPONSES, {}, None),
         (CHAT, {"max_tokens": 10}, 10),
         (CHAT, {"max_tokens": 10, "max_completion_tokens": 20, "n": 3}, 60),
+        (CHAT, {"max_tokens": 20, "max_completion_tokens": 10}, 20),
+        (CHAT, {"max_completion_tokens": 10}, 10),
         (CHAT, {"max_tokens": -1}, None),
     ],
 )
@@ -279,5 +313,6 @@ def test_every_protocol_has_errors_and_a_list(protocol: Protocol) -> None:
 
 
 def test_readings_dont_share_their_usage() -> None:
-    Reading().count({"input_tokens": 3})
+    Reading().grown({"input_tokens": 3})
+    Reading().counted({"input_tokens": 3})
     assert Reading().usage == {}

@@ -5,9 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from moorage.api.modelprovider import ProvidedModel
 from moorage.api.wire import ResolvedPrices
-from moorage.core.models.prices import LONGEST_OUTPUT, OVERHEAD, Reserve, cost_micros, worst
+from moorage.core.models.chat import CHAT
+from moorage.core.models.prices import LONGEST_OUTPUT, MOST_OUTPUT, OVERHEAD, Reserve, cost_micros, worst
 from moorage.core.models.usage import anthropic, openai_chat, openai_responses, total
 
 # $3 and $15 a million in and out; cached reads at a tenth, writes at 1.25 and (for an hour) 2 of the input.
@@ -153,6 +156,19 @@ def test_usage_and_cost_are_as_computed_by_hand(case: str) -> None:
     assert (total(vector), cost_micros(vector, prices)) == (tokens, micros)
 
 
+@pytest.mark.rule("B1")
+def test_a_chat_that_tells_its_usage_in_each_chunk_is_counted_by_its_last_word() -> None:
+    """Of 1000 tokens, 900 were cached, which only the last usage says: 100*1.25 + 900*0.125 + 20*10 = 437.5."""
+    early = {"prompt_tokens": 1_000, "completion_tokens": 1}
+    final = {"prompt_tokens": 1_000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
+    chunks = [{"choices": [], "usage": told} for told in (early, early | {"completion_tokens": 9}, final, None, {})]
+    reader = CHAT.reader()
+    reader.feed(b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n")
+    vector, estimated = reader.reading.settled()
+    assert (vector, estimated) == ({"input_tokens": 100, "cache_read_tokens": 900, "output_tokens": 20}, False)
+    assert (total(vector), cost_micros(vector, CODEX)) == (1_020, 438)
+
+
 COUNT = st.integers(min_value=0, max_value=10**9)
 PRICE = st.integers(min_value=0, max_value=10**9)
 PRICES = st.builds(ResolvedPrices, input=PRICE, output=PRICE, cache_read=PRICE, cache_write=PRICE, cache_write_1h=PRICE)
@@ -182,7 +198,7 @@ def test_each_answer_is_charged_at_less_than_a_micro_dollar_too_much(
 
 
 @pytest.mark.rule("B2")
-@given(st.text(max_size=200), COUNT, st.data(), PRICES)
+@given(st.text(max_size=200), st.integers(min_value=0, max_value=MOST_OUTPUT), st.data(), PRICES)
 def test_no_answer_within_its_cap_costs_more_than_its_reserve(
     text: str, cap: int, data: st.DataObject, prices: ResolvedPrices
 ) -> None:
@@ -204,3 +220,19 @@ def test_no_answer_within_its_cap_costs_more_than_its_reserve(
 def test_a_reserve_without_a_cap_or_prices() -> None:
     assert worst(10, None, None) == Reserve(10 + OVERHEAD, LONGEST_OUTPUT, 0)
     assert worst(10, 5, SONNET) == Reserve(2_058, 5, 12_423)  # 2058*6 + 5*15
+
+
+def test_what_nobody_tells_is_charged_as_reserved() -> None:
+    assert worst(10, 5, SONNET).charged == {"input_tokens": 2_058, "output_tokens": 5, "cost_micros": 12_423}
+    assert worst(10, 5, None).charged == {"input_tokens": 2_058, "output_tokens": 5}
+
+
+@pytest.mark.parametrize("cap", [MOST_OUTPUT + 1, 2**53, 2**63, 10**30])
+def test_no_request_reserves_more_than_an_answer_can_have(cap: int) -> None:
+    assert worst(10, cap, SONNET) == worst(10, MOST_OUTPUT, SONNET)
+
+
+def test_the_longest_answer_is_as_long_as_a_provider_can_say() -> None:
+    assert ProvidedModel(name="m", max_output_tokens=MOST_OUTPUT).max_output_tokens == MOST_OUTPUT
+    with pytest.raises(ValidationError):
+        ProvidedModel(name="m", max_output_tokens=MOST_OUTPUT + 1)

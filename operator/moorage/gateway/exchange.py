@@ -280,6 +280,8 @@ class Exchange:
         ask = self._ask
         if not told.billed:
             return {}, False
+        if reading.unfinished:
+            return ask.worst.charged, True
         usage, estimated = reading.settled(len(ask.body), ask.worst.output_tokens)
         return priced(usage, ask.prices), estimated
 

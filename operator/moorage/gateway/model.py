@@ -165,6 +165,7 @@ class ModelRoom:
         except TooLarge as error:
             raise Refusal(error.message, status=413, reason="TooLarge") from None
         asked = _parse(body)
+        _demand_here(protocol, asked)
         name = _demand_allowed(asked.get("model"), _allowed(model))
         turn = request.headers.get(TURN_HEADER, "")
         return Ask(
@@ -281,6 +282,12 @@ def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise Refusal("the body is no JSON object", status=400, reason="Invalid")
     return asked
+
+
+def _demand_here(protocol: Protocol, asked: Mapping[str, Any]) -> None:
+    """B2: all that a request may come to follows from its own body, and its answer tells what it came to."""
+    if (why := protocol.elsewhere(asked)) is not None:
+        raise Refusal(f"this gateway doesn't pass on {why}", status=400, reason="NotCountable")
 
 
 def _hash(asked: dict[str, Any], body: bytes) -> str:

@@ -76,10 +76,7 @@ class Questions:
         return gateway is not None and (gateway == self._peers.me or await self._peers.gone(gateway))
 
     async def _charge(self, run: Run, request_id: str, reserve: Reserve) -> None:
-        usage = {"input_tokens": reserve.input_tokens, "output_tokens": reserve.output_tokens}
-        if reserve.cost_micros:
-            usage["cost_micros"] = reserve.cost_micros
-        said = {"status": 0, "usage": usage, "complete": False, "estimated": True, "problem": LOST}
+        said = {"status": 0, "usage": reserve.charged, "complete": False, "estimated": True, "problem": LOST}
         draft = self._ledger.observed(
             RecordType.MODEL_RESPONSE, said, request_id, request_id=request_id, attempt=run.state.attempt
         )

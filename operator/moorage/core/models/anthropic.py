@@ -44,12 +44,12 @@ def _whole(message: Mapping[str, Any]) -> Reading:
 def _take(reading: Reading, event: Mapping[str, Any]) -> None:
     match event.get("type"):
         case "message_start":
-            reading.count(usage.anthropic(inner(event, "message").get("usage")))
+            reading.grown(usage.anthropic(inner(event, "message").get("usage")))
         case "content_block_delta":
             delta = inner(event, "delta")
             reading.streamed(*(delta.get(name) for name in ("text", "partial_json", "thinking")))
         case "message_delta":
-            reading.count(usage.anthropic(event.get("usage")))
+            reading.grown(usage.anthropic(event.get("usage")))
             reading.stopped(inner(event, "delta").get("stop_reason"))
         case "message_stop":
             reading.complete = True

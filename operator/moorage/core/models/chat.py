@@ -26,7 +26,7 @@ OPTIONS = "stream_options"
 def _whole(answer: Mapping[str, Any]) -> Reading:
     reading = Reading()
     if answer.get("object") == "chat.completion":
-        reading.count(usage.openai_chat(answer.get("usage")))
+        reading.counted(usage.openai_chat(answer.get("usage")))
         for choice in items(answer, "choices"):
             reading.stopped(choice.get("finish_reason"))
         reading.complete = True
@@ -34,7 +34,7 @@ def _whole(answer: Mapping[str, Any]) -> Reading:
 
 
 def _take(reading: Reading, chunk: Mapping[str, Any]) -> None:
-    reading.count(usage.openai_chat(chunk.get("usage")))
+    reading.counted(usage.openai_chat(chunk.get("usage")))
     for choice in items(chunk, "choices"):
         delta = inner(choice, "delta")
         calls = (inner(call, "function") for call in items(delta, "tool_calls"))
@@ -45,8 +45,9 @@ def _take(reading: Reading, chunk: Mapping[str, Any]) -> None:
 
 
 def _cap(asked: Asked) -> int | None:
-    most = tokens(asked.get("max_completion_tokens")) or tokens(asked.get("max_tokens"))
-    return None if most is None else most * (tokens(asked.get("n")) or 1)
+    """Of the two names for it, servers go by one or the other."""
+    told = [most for name in ("max_completion_tokens", "max_tokens") if (most := tokens(asked.get(name))) is not None]
+    return max(told) * (tokens(asked.get("n")) or 1) if told else None
 
 
 def sent(asked: Asked, body: bytes) -> bytes:

@@ -17,6 +17,9 @@ OVERHEAD = 2_048
 """Tokens that a provider adds to what it is asked, such as what explains tools to a model: some hundreds are known."""
 LONGEST_OUTPUT = 128_000
 """Output tokens of an answer where neither the request nor the ModelProvider says how many there may be."""
+MOST_OUTPUT = 10_000_000
+"""Output tokens that an answer can have, whatever a request allows: as many as a ModelProvider can say. So what is
+reserved, and added up, stays far below the integers that a journal takes."""
 
 
 def cost_micros(vector: Mapping[str, int], prices: ResolvedPrices) -> int:
@@ -45,10 +48,16 @@ class Reserve:
         """Of both kinds."""
         return self.input_tokens + self.output_tokens
 
+    @property
+    def charged(self) -> dict[str, int]:
+        """The usage of a request of which nobody will tell more."""
+        counted = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        return counted | ({"cost_micros": self.cost_micros} if self.cost_micros else {})
+
 
 def worst(size: int, cap: int | None, prices: ResolvedPrices | None) -> Reserve:
     """Of a request of `size` bytes that allows `cap` tokens of output; input at the dearest of its kinds."""
-    asked, said = size + OVERHEAD, LONGEST_OUTPUT if cap is None else cap
+    asked, said = size + OVERHEAD, LONGEST_OUTPUT if cap is None else min(cap, MOST_OUTPUT)
     if prices is None:
         return Reserve(asked, said)
     dearest = max(prices.input, prices.cache_read, prices.cache_write, prices.cache_write_1h)

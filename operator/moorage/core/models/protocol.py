@@ -23,6 +23,10 @@ def as_said(rest: bytes) -> bytes:
     return rest
 
 
+def all_here(_: Asked) -> None:
+    """Nothing speaks against passing it on."""
+
+
 @dataclass(frozen=True)
 class Protocol:
     """One protocol.
@@ -32,8 +36,9 @@ class Protocol:
     stream. whole: the reading of an answer in one piece that is a JSON object. listed, entry: the list of models, and
     one of them. cap: the most output tokens that a request allows, where it says. end: see StreamReader.
     sent: the body that leaves, of what was asked. said: the end of a streamed answer as the agent gets it, where that
-    wasn't the body that it had sent. counting: path at which tokens are counted without asking the model. versioned:
-    headers that a request needs and that no agent has written.
+    wasn't the body that it had sent. elsewhere: what a request has that lets more happen at the provider than its own
+    body and its own answer tell, and what to do instead; such a one isn't passed on. counting: path at which tokens are
+    counted without asking the model. versioned: headers that a request needs and that no agent has written.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Protocol:
     end: bytes | None = None
     sent: Callable[[Asked, bytes], bytes] = as_asked
     said: Callable[[bytes], bytes] = as_said
+    elsewhere: Callable[[Asked], str | None] = all_here
     counting: str | None = None
     versioned: Mapping[str, str] = field(default_factory=dict)
 

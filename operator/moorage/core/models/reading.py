@@ -21,7 +21,7 @@ class Reading:
     """What is known of one answer.
 
     `complete`: it came to its own end. `concluding`: what decides is there, and only the rest of the bookkeeping is to
-    come. `characters`: text and arguments that were streamed.
+    come. `unfinished`: it came, and the provider goes on with it. `characters`: text and arguments that were streamed.
     """
 
     usage: Vector = field(default_factory=dict)
@@ -29,6 +29,7 @@ class Reading:
     complete: bool = False
     characters: int = 0
     concluding: bool = False
+    unfinished: bool = False
 
     def settled(self, asked: int = 0, most: int | None = None) -> tuple[Vector, bool]:
         """The usage, and whether it is an estimate: a cut answer has told its input at best.
@@ -43,8 +44,15 @@ class Reading:
         inward = {} if self.usage.keys() & INWARD or not asked else {"input_tokens": _tokens(asked)}
         return {**self.usage, **inward, "output_tokens": output}, True
 
-    def count(self, vector: Vector) -> None:
-        """Usage is told as totals so far: the last word on each name counts, and none falls."""
+    def counted(self, vector: Vector) -> None:
+        """All of the usage is told at once, perhaps again and again: the last word counts, where it says anything.
+
+        A later word may say of tokens that they were cached, which an earlier one had not: the two don't add up.
+        """
+        self.usage = dict(vector) or self.usage
+
+    def grown(self, vector: Vector) -> None:
+        """Parts of the usage are told as totals so far: the last word on each name counts, and none falls."""
         for name, amount in vector.items():
             self.usage[name] = max(amount, self.usage.get(name, 0))
 
