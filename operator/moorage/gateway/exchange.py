@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.turns import Turns
+from moorage.gateway.unread import Unread
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
 
@@ -168,10 +170,22 @@ class Exchange:
         patience, began = self._gate.deps.settings.model_room_ms / 1000, self._clock.monotonic_ms()
         self._has_turn = await self._turns.take(self._place, self._caller.run.uid, model.max_concurrent, patience)
         self._metrics.model_turn.observe((self._clock.monotonic_ms() - began) / 1000)
-        if not self._has_turn or _stopped(self._caller.run) or await self._gone():
-            await self._note_answer(Answered(0, JSON, "NotSent"), Reading())
+        try:
+            await self._demand_use(model)
+        except Refusal as error:
+            await self._note_answer(Answered(0, JSON, error.reason), Reading())
+            raise
+
+    async def _demand_use(self, model: ResolvedModel) -> None:
+        """Of the turn, which may have come minutes after it was asked for. What others wrote meanwhile counts."""
+        if not self._has_turn or await self._gone():
             why = f"ModelProvider {model.provider} has as many requests under way as it may have: ask again"
             raise Refusal(why, status=429, reason="ProviderBusy", headers={"retry-after": "5"})
+        run = self._caller.run
+        await self._ledger.refresh(run)
+        await self._gate.demand_epoch(run, self._caller.epoch, "model", self._caller.pod.pod_uid)
+        if _stopped(run):
+            raise Refusal("the run is over, or about to be: it asks no model any more", status=409, reason="RunStopped")
 
     @property
     def _place(self) -> tuple[str, str]:
@@ -204,7 +218,20 @@ class Exchange:
     # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _stream(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
-        """Pass events on as they come; what ends the answer waits for its record."""
+        """Pass events on as they come. An agent that doesn't read them holds up neither the provider nor who waits."""
+        unread = Unread(self._limit)
+        reading = asyncio.create_task(self._read(answer, told, unread))
+        reading.add_done_callback(lambda _: unread.end())
+        try:
+            async for piece in unread.pieces():
+                yield piece
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, answer: httpx.Response, told: Answered, unread: Unread) -> None:
+        """Read events as they come; what ends the answer waits for its record. Raise Cut where it has no end."""
         passing = Passing(self._protocol, self._limit, altered=self._ask.sent is not self._ask.body)
         noted, problem = False, "EndedEarly"
         try:
@@ -216,9 +243,9 @@ class Exchange:
                         await self._note_answer(told, passing.reading)
                     if piece:
                         reached(Point.MODEL_STREAM)
-                        yield piece
-                    if not noted and (passing.over or _stopped(self._caller.run)):
-                        problem = "TooLarge" if passing.over else "Stopped"
+                        unread.put(piece)
+                    if unread.over or (not noted and (passing.over or _stopped(self._caller.run))):
+                        problem = "TooLarge" if unread.over or passing.over else "Stopped"
                         break
         except httpx.HTTPError as error:
             problem = type(error).__name__
@@ -237,6 +264,9 @@ class Exchange:
                 self._kept.add(chunk)
         except httpx.HTTPError as error:
             problem = type(error).__name__
+        except BaseException:
+            self._over()  # nobody notes this answer: it is settled like one that got lost
+            raise
         finally:
             await self._close(answer)
         problem = problem or ("TooLarge" if self._kept.over else None)
