@@ -12,7 +12,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Broken, Defaults, References, amended, read_run, resolve
 from moorage.core.run.usable import unusable
 
-DRIVERS = frozenset({"command", "builtin"})
+DRIVERS = frozenset({"command", "builtin", "codex"})
 META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
 COMMAND = {"driver": "command", "command": ["sh", "-c", "true"]}
 GIT = {"remoteGit": {"url": "https://git.example/web.git", "credentialsSecretRef": {"name": "git"}}}
@@ -73,10 +73,10 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
         ({"agent": BUILTIN}, {}, "ModelProviderNotFound", "models", False),
         ({"agent": BUILTIN}, {"provider": provider(models=[{"name": "other"}])}, "ModelNotOffered", "other", False),
         (
-            {"agent": BUILTIN},
+            {"agent": BUILTIN | {"driver": "codex"}},
             {"provider": provider(protocol="openai-chat")},
             "ProtocolNotSupported",
-            "anthropic-messages",
+            "openai-responses",
             False,
         ),
         ({"goal": None, "goalFrom": {"configMapKeyRef": {"name": "g", "key": "k"}}}, {}, "GoalNotFound", "g", False),
@@ -94,7 +94,7 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             "empty",
             False,
         ),
-        ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, command", True),
+        ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, codex, command", True),
         (
             {"sandbox": {"runtimeClassName": "kata"}},
             {"runtime_classes": frozenset({"gvisor"})},
@@ -119,6 +119,12 @@ def test_what_is_missing_is_named_with_what_to_do(
     found = problem(run_of(**spec), References(drivers=DRIVERS, **refs))
     assert (found.reason, found.stalled) == (reason, stalled)
     assert says in found.message
+
+
+@pytest.mark.parametrize("protocol", ["anthropic-messages", "openai-responses", "openai-chat"])
+def test_the_driver_builtin_speaks_every_protocol(protocol: str) -> None:
+    refs = References(provider=provider(protocol=protocol), drivers=DRIVERS)
+    assert resolved(run_of(agent=BUILTIN), refs).agent.model.protocol == protocol
 
 
 def test_classes_that_may_not_be_listed_are_left_to_the_pods_admission() -> None:

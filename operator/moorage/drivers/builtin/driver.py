@@ -10,19 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from moorage.api.quantity import dollars
 from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
-from moorage.drivers.builtin.answer import Answer, Call
+from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
+from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, Conversation
+from moorage.drivers.builtin.messages import MessagesConversation
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
+from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
 from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.port import Guarantees, Host, Outcome, Task
 from moorage.drivers.program import SUMMARY_CAP
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
-MAX_OUTPUT_TOKENS = 8_192
+CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
+    {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
+)
 MAX_CUT = 3  # N1: answers in a row that the output limit cut
 MAX_EMPTY = 2
 FEW_ITERATIONS = 3
@@ -40,12 +46,15 @@ class BuiltinDriver:
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Work until the model says that it is done, a limit is reached, or we are told to stop."""
-        if task.agent.model is None:
+        model = task.agent.model
+        if model is None:
             return Outcome("failed", "NoModel", "the driver `builtin` needs spec.agent.model")
+        if (conversation := CONVERSATIONS.get(model.protocol)) is None:
+            why = f"the driver `builtin` doesn't speak {model.protocol}, as ModelProvider {model.provider} does"
+            return Outcome("failed", "ProtocolNotSupported", why)
+        talk, tools = conversation(), Toolbox(task.tree, task.tmp, host, task.agent.env)
         async with client(task.relay_url, task.dummy_key) as http:
-            loop = _Loop(
-                task, host, ModelClient(http, self._retries), Toolbox(task.tree, task.tmp, host, task.agent.env)
-            )
+            loop = _Loop(task, host, model.name, ModelClient(http, self._retries, talk), talk, tools)
             return await _unless_stopped(loop, host)
 
 
@@ -69,7 +78,9 @@ class _Loop:
 
     task: Task
     host: Host
+    name: str
     model: ModelClient
+    talk: Conversation
     tools: Toolbox
     summary: str = ""
     tokens: int = 0
@@ -77,7 +88,6 @@ class _Loop:
     done: int = 0
     cut: int = 0
     empty: int = 0
-    messages: list[dict[str, Any]] = field(default_factory=list)
     telling: Telling = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +100,7 @@ class _Loop:
         while ended is None:
             if (spent := self._spent()) is not None:
                 return self._exhausted(spent)
-            ended = await self._iterate(iteration, self._request())
+            ended = await self._iterate(iteration, self.talk.request(self.name, self.tools.definitions()))
             iteration += 1
         return ended
 
@@ -98,12 +108,12 @@ class _Loop:
         """The opening, or what is recorded of the iteration that was cut off; an Outcome where that was the last."""
         recorded = self.task.recorded
         if recorded is None:
-            self._say(prompt.opening(self.task))
+            self.talk.say(prompt.opening(self.task))
             return None
-        self.messages = _unmarked(recorded.request["messages"])
+        self.talk.resume(recorded.request)
         ended = await self._iterate(recorded.iteration, recorded.request, billed=True)
         if ended is None:
-            self._say(prompt.resumed(self.task.handoff or ""))
+            self.talk.say(prompt.resumed(self.task.handoff or ""))
         return ended
 
     # --- one iteration ------------------------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ class _Loop:
         elif answer.cut:
             self._go_on(whole, prompt.CUT_CALL if answer.calls else prompt.CUT_TEXT)
         elif answer.empty:
-            self._say(prompt.EMPTY)
+            self.talk.say(prompt.EMPTY)
         else:
             return Outcome("completed", "Completed", "", self.summary)
         self._warn()
@@ -148,9 +158,9 @@ class _Loop:
 
     def _failure(self, answer: Answer) -> Outcome | None:
         """Answers that lead nowhere."""
-        if answer.stop == "refusal":
+        if answer.stop == DECLINED:
             return Outcome("failed", "ModelDeclined", "the model declined to go on with this goal", self.summary)
-        if answer.stop == "model_context_window_exceeded":
+        if answer.stop == NO_ROOM:
             why = "the conversation no longer fits the model's context"
             return Outcome("failed", "ContextExceeded", why, self.summary)
         if self.cut > MAX_CUT:
@@ -162,14 +172,11 @@ class _Loop:
 
     async def _run_calls(self, iteration: int, answer: Answer) -> None:
         """In their order, one after the other; all results go back together (M6)."""
-        results = []
-        for index, call in enumerate(answer.calls):
-            result = await self._run_call(iteration, index, call)
-            block = {"type": "tool_result", "tool_use_id": call.id, "content": result.text or "(nothing)"}
-            results.append(block if result.ok else block | {"is_error": True})
-        cut = [{"type": "text", "text": prompt.CUT_CALL}] if answer.cut else []
-        self.messages.append({"role": "assistant", "content": answer.content()})
-        self.messages.append({"role": "user", "content": [*results, *cut]})
+        results = [(call, await self._run_call(iteration, index, call)) for index, call in enumerate(answer.calls)]
+        self.talk.heard(answer)
+        self.talk.results(results)
+        if answer.cut:
+            self.talk.say(prompt.CUT_CALL)
 
     async def _run_call(self, iteration: int, index: int, call: Call) -> ToolResult:
         """M1: the arguments are durable before anything of the call runs."""
@@ -183,32 +190,10 @@ class _Loop:
         await self.telling.answered(place, call.arguments, result)
         return result
 
-    # --- the conversation ---------------------------------------------------------------------------------------------
-
-    def _request(self) -> dict[str, Any]:
-        """The whole of it, with marks up to where a provider may cache."""
-        model = self.task.agent.model
-        system = {"type": "text", "text": prompt.SYSTEM, "cache_control": {"type": "ephemeral"}}
-        return {
-            "model": model.name if model else "",
-            "max_tokens": MAX_OUTPUT_TOKENS,
-            "system": [system],
-            "tools": self.tools.definitions(),
-            "messages": _cached(self.messages),
-        }
-
-    def _say(self, text: str) -> None:
-        """As the user: a message of its own, or one more part of the last one."""
-        block = {"type": "text", "text": text}
-        if self.messages and self.messages[-1]["role"] == "user":
-            self.messages[-1]["content"].append(block)
-        else:
-            self.messages.append({"role": "user", "content": [block]})
-
     def _go_on(self, answer: Answer, how: str) -> None:
         if not answer.empty:
-            self.messages.append({"role": "assistant", "content": answer.content()})
-        self._say(how)
+            self.talk.heard(answer)
+        self.talk.say(how)
 
     # --- limits -------------------------------------------------------------------------------------------------------
 
@@ -234,7 +219,7 @@ class _Loop:
         left |= self._short("tokens", self.tokens, limits.tokens_soft, limits.tokens_hard, str)
         left |= self._short("dollars", self.spent_micros, limits.cost_soft_micros, limits.cost_hard_micros, dollars)
         if told := prompt.remaining(left):
-            self._say(told)
+            self.talk.say(told)
 
     def _short(
         self, what: str, used: int, soft: int | None, hard: int | None, spelt: Callable[[int], str]
@@ -243,20 +228,6 @@ class _Loop:
         over = soft is not None and used >= soft
         if hard is None:
             if over:
-                self._say(prompt.over_soft(what))
+                self.talk.say(prompt.over_soft(what))
             return {}
         return {what: spelt(max(0, hard - used))} if over or hard - used <= hard * SHORT else {}
-
-
-def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, the last block marked: the next request begins with all of them."""
-    *before, last = messages
-    *blocks, block = last["content"]
-    return [*before, {**last, "content": [*blocks, block | {"cache_control": {"type": "ephemeral"}}]}]
-
-
-def _unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as they were before `_cached` marked the last block."""
-    *before, last = messages
-    *blocks, block = last["content"]
-    return [*before, {**last, "content": [*blocks, {k: v for k, v in block.items() if k != "cache_control"}]}]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -71,6 +71,15 @@ class TodoArguments(_Arguments):
     items: list[TodoItem]
 
 
+@dataclass(frozen=True)
+class Definition:
+    """What a model is told of a tool. `schema`: JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
 Runner = Callable[[Any], Awaitable[ToolResult]]
 
 
@@ -89,10 +98,10 @@ class Toolbox:
             "todo": (TodoArguments, self._todo),
         }
 
-    def definitions(self) -> list[dict[str, Any]]:
-        """As a provider takes them."""
+    def definitions(self) -> list[Definition]:
+        """Of all tools."""
         return [
-            {"name": name, "description": " ".join((kind.__doc__ or "").split()), "input_schema": _schema(kind)}
+            Definition(name, " ".join((kind.__doc__ or "").split()), _schema(kind))
             for name, (kind, _) in self._tools.items()
         ]
 
