@@ -134,6 +134,12 @@ def last(records: list[Any], kind: str) -> Any:
     return [record for record in records if record.type == kind][-1]
 
 
+def answered(records: list[Any], number: int) -> Any:
+    """The answer's record of the request that was noted as that one."""
+    asked = [record.request_id for record in records if record.type == "MODEL_REQUEST"][number]
+    return next(record for record in records if record.type == "MODEL_RESPONSE" and record.request_id == asked)
+
+
 @pytest.mark.rule("T2", "L4", "J8")
 async def test_the_key_is_added_on_the_way_out_and_both_directions_are_journaled(gateway, provider, operator) -> None:
     headers = {
@@ -402,8 +408,7 @@ async def refused_at_its_turn(operator: Operator, first: Asking, second: Asking,
     assert why in answer.text
     assert len(provider.asked) == 1
     records = await operator.records()
-    waited = [record.request_id for record in records if record.type == "MODEL_REQUEST"][1]
-    payload = next(r.payload for r in records if r.type == "MODEL_RESPONSE" and r.request_id == waited)
+    payload = answered(records, 1).payload
     assert (payload["status"], payload["problem"], payload["usage"]) == (0, why, {})
 
 
@@ -433,7 +438,7 @@ async def test_an_agent_that_doesnt_read_holds_no_turn_and_loses_nothing(gateway
     provider.events, client = LONG, gateway.sandbox("p1", "team-a")
     async with client.stream("POST", "/model/v1/messages", json=ask(stream=True)) as answer:
         assert (await asked(gateway, ask())).json() == MESSAGE
-        first = next(r.payload for r in await operator.records() if r.type == "MODEL_RESPONSE")
+        first = answered(await operator.records(), 0).payload
         assert (first["complete"], first["usage"]["output_tokens"]) == (True, 25)
         assert b"".join([chunk async for chunk in answer.aiter_bytes()]) == b"".join(LONG)
 
@@ -449,5 +454,5 @@ async def test_an_agent_that_leaves_too_much_unread_is_cut(gateway, upstream, pr
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in answer.aiter_bytes():
                 pass
-    first = next(r.payload for r in await operator.records() if r.type == "MODEL_RESPONSE")
+    first = answered(await operator.records(), 0).payload
     assert (first["problem"], first["complete"], first["usage"]["input_tokens"]) == ("TooLarge", False, 11)
