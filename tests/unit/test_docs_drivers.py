@@ -40,7 +40,7 @@ def test_every_variable_that_an_agent_gets_is_on_the_page(tmp_path) -> None:
 
 
 def test_every_tool_is_on_the_page(tmp_path) -> None:
-    offered = [each["name"] for each in tools.Toolbox(tmp_path, tmp_path, None).definitions()]
+    offered = [each.name for each in tools.Toolbox(tmp_path, tmp_path, None).definitions()]
     assert re.findall(r"^\| `(\w+)` \|", BUILTIN, re.MULTILINE) == offered
 
 
