@@ -67,6 +67,7 @@ lint: $(STAMP) ## format, lint, types, layers, generated files, rules
 	$(BIN)/python tools/rules.py --unknown
 
 test-unit: $(STAMP) $(MOTO) ## unit, property, contract and replay tests: no cluster
+	@$(CLUSTER) agents
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
 
 test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd
@@ -75,6 +76,7 @@ test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd
 
 test-e2e: $(STAMP) $(MOTO) ## on a real node with gVisor
 	@$(CLUSTER) programs
+	@$(CLUSTER) agents
 	@$(TESTED) $(CLUSTER) up
 	@$(TESTED) $(CLUSTER) images
 	$(TESTED) $(PYTEST) e2e/cases

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import backend, helm
+from e2e.cluster import backend, helm, npm
 from e2e.cluster import images as images_
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
@@ -14,6 +14,7 @@ from e2e.cluster.paths import cache_root
 from e2e.cluster.programs import CLUSTER_GROUPS, GROUPS, Programs
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Agents = Annotated[bool, typer.Option("--agents", help="Those of real agents too; npm brings their programs.")]
 Name = Annotated[str, typer.Option(help="Name of the cluster.", envvar="MOORAGE_CLUSTER_NAME")]
 
 
@@ -26,6 +27,13 @@ def programs(
     if unknown := sorted(set(wanted) - set(GROUPS)):
         raise HarnessError(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     Programs(cache_root()).build(wanted, Console())
+
+
+@app.command()
+def agents() -> None:
+    """Have npm bring the programs of the real agents into the cache, where they are missing."""
+    for image in images_.AGENT_IMAGES:
+        npm.installed(image.folder, cache_root(), Console())
 
 
 @app.command()
@@ -59,20 +67,22 @@ def kubeconfig(name: Name = backend.DEFAULT_NAME) -> None:
 
 
 @app.command()
-def images(name: Name = backend.DEFAULT_NAME) -> None:
+def images(agents: Agents = False, name: Name = backend.DEFAULT_NAME) -> None:
     """Build the project's images where something changed, and bring them to the nodes of a running cluster."""
     cluster, console = backend.choose(name=name), Console()
-    archives = cluster.build_images()
+    archives = cluster.build_images(_wanted(agents))
     with console.step("bring the images to the nodes"):
         cluster.load_images(archives)
 
 
 @app.command()
-def push(registry: Annotated[str, typer.Argument(help="Where to push, as host/folder.")]) -> None:
+def push(
+    registry: Annotated[str, typer.Argument(help="Where to push, as host/folder.")], agents: Agents = False
+) -> None:
     """Build the project's images where something changed, push them, and print the chart's values for them."""
     console, cache = Console(), cache_root()
     builder = images_.builder(cache, console)
-    archives = images_.build_all(builder, cache, console)
+    archives = images_.build_all(builder, cache, console, _wanted(agents))
 
     def name(image: str) -> str:
         return images_.name_in(registry, image)
@@ -102,6 +112,10 @@ def partition(node: str, name: Name = backend.DEFAULT_NAME) -> None:
 def heal(node: str, name: Name = backend.DEFAULT_NAME) -> None:
     """Join a node that was cut off."""
     backend.source(name=name).heal(node)
+
+
+def _wanted(agents: bool) -> tuple[images_.Image, ...]:
+    return (*images_.IMAGES, *images_.AGENT_IMAGES) if agents else images_.IMAGES
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choice, helm
+from e2e.cluster import choice, helm, images
 from e2e.cluster.console import Console
 from e2e.cluster.current import CurrentCluster
 from e2e.cluster.kind import KindCluster
@@ -38,8 +38,8 @@ class Backend(Protocol):
     def image(self, name: str) -> str:
         """Name under which the nodes know one of the project's images (``control``, ``sandbox-base``)."""
 
-    def build_images(self) -> list[Path]:
-        """Build the project's images where something changed; return their archives."""
+    def build_images(self, wanted: Sequence[images.Image] = images.IMAGES) -> list[Path]:
+        """Build images of the project where something changed; return their archives."""
 
     def load_images(self, archives: Sequence[Path]) -> None:
         """Put the images of archives where every node finds them."""

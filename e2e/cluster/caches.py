@@ -13,7 +13,18 @@ from e2e.cluster.locks import held
 _PARTIAL = "partial-"
 # every name that the harness gives to something in the cache folder itself: nothing else there is ever deleted
 FOR_BUILDING = ("go",)
-PARTS = ("programs", "images", "buildah", "wheels", "tools", "logs", "apt.lock", "installed-packages", *FOR_BUILDING)
+PARTS = (
+    "programs",
+    "images",
+    "buildah",
+    "wheels",
+    "npm",
+    "tools",
+    "logs",
+    "apt.lock",
+    "installed-packages",
+    *FOR_BUILDING,
+)
 
 
 @contextmanager

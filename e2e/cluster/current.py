@@ -88,11 +88,11 @@ class CurrentCluster:
             )
         return images.name_in(registry, name, images.built_tag(cache_root(self.env), name))
 
-    def build_images(self) -> list[Path]:
+    def build_images(self, wanted: Sequence[images.Image] = images.IMAGES) -> list[Path]:
         """Build the images; return their archives."""
         self.image("control")
         cache = cache_root(self.env)
-        return images.build_all(images.builder(cache, self.console), cache, self.console)
+        return images.build_all(images.builder(cache, self.console), cache, self.console, wanted)
 
     def load_images(self, archives: Sequence[Path]) -> None:
         """Push them to the user's registry."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import debian, oci, wheels
+from e2e.cluster import debian, npm, oci, wheels
 from e2e.cluster.caches import workplace
 from e2e.cluster.console import Console
 from e2e.cluster.locks import exclusive
@@ -36,11 +36,14 @@ _ROOT_OPTIONS = (
 
 @dataclass(frozen=True)
 class Image:
-    """A folder with a Containerfile, and what its build context holds besides that folder's files."""
+    """A folder with a Containerfile, and what its build context holds besides that folder's files: our wheel and what
+    that needs, and `tools`. One of an `agent` stands on the image of the folder `base` and holds what npm has of it.
+    """
 
     folder: str
     name: str
     tools: tuple[str, ...] = ()
+    base: str = ""
 
 
 TAG = "dev"
@@ -60,11 +63,15 @@ IMAGES = (
     Image("base", local_name("sandbox-base"), tools=("pytest",)),
     Image("control", local_name("control")),
 )
+AGENT_IMAGES = (
+    Image("codex", local_name("sandbox-codex"), base="base"),
+    Image("pi", local_name("sandbox-pi"), base="base"),
+)
 
 
 def built_tag(cache: Path, image: str) -> str:
     """A tag that tells the content of the image built last: nodes don't pull a tag again that they have once pulled."""
-    folder = next(each.folder for each in IMAGES if each.name == local_name(image))
+    folder = next(each.folder for each in (*IMAGES, *AGENT_IMAGES) if each.name == local_name(image))
     built = sorted((cache / "images").glob(f"{folder}-*.tar"))
     return built[-1].stem.rpartition("-")[2] if built else TAG
 
@@ -75,8 +82,11 @@ class Builder(Protocol):
     def base(self) -> str:
         """What BASE is, for the digest; makes it if need be."""
 
-    def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
-        """Build an image and write it to `archive`."""
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Have the image of an archive of `build`'s under its name, for others to be built on."""
+
+    def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
+        """Build an image and write it to `archive`; `base` is BASE, an empty one the Containerfile's default."""
 
     def push(self, archive: Path, name: str, log: Path) -> None:
         """Push the image of an archive to a registry, under a full name (``host/folder/image:tag``)."""
@@ -106,10 +116,13 @@ class Buildah:
                     run_logged(self._argv("bud", "--isolation=chroot", f"--tag={name}", folder), log)
         return name
 
-    def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Nothing to do: what was built lies in the cache beside its archive, and goes with it."""
+
+    def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
         """Build from cached layers, and write them uncompressed: they don't travel far."""
         pull = "--pull=missing" if self.given else "--pull=never"
-        options = ("--isolation=chroot", pull, "--layers", f"--build-arg=BASE={self.base()}")
+        options = ("--isolation=chroot", pull, "--layers", f"--build-arg=BASE={base}")
         run_logged(self._argv("bud", *options, f"--tag={image.name}", context), log)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             run_logged(self._argv("push", "--quiet", "--disable-compression", image.name, f"dir:{folder}"), log)
@@ -135,10 +148,16 @@ class Docker:
         """Name the given base; an empty string leaves BASE at the Containerfile's default."""
         return self.given
 
-    def build(self, image: Image, context: Path, archive: Path, log: Path) -> None:
+    def stand_on(self, archive: Path, log: Path) -> None:
+        """Load the archive: a cluster that was taken down took its images out of the engine, and another checkout may
+        have built its own under the same name.
+        """
+        run_logged(["docker", "load", "--quiet", f"--input={archive}"], log)
+
+    def build(self, image: Image, base: str, context: Path, archive: Path, log: Path) -> None:
         """Build, and save for `kind load image-archive`."""
-        base = [f"--build-arg=BASE={self.given}"] if self.given else []
-        run_logged(["docker", "build", f"--tag={image.name}", *base, context], log)
+        options = [f"--build-arg=BASE={base}"] if base else []
+        run_logged(["docker", "build", f"--tag={image.name}", *options, context], log)
         run_logged(["docker", "save", f"--output={archive}", image.name], log)
 
     def push(self, archive: Path, name: str, log: Path) -> None:
@@ -149,19 +168,26 @@ class Docker:
 
 
 def build_all(builder: Builder, cache: Path, console: Console, images: Sequence[Image] = IMAGES) -> list[Path]:
-    """Build what changed.
+    """Build what changed, each image after the one that it stands on.
 
     Returns:
         the images' archives; a name holds the digest of all that went into it, so equal names are equal images.
     """
-    folder = cache / "images"
+    folder, built = cache / "images", dict[str, Path]()
     with exclusive(folder / "lock"), workplace(folder, "build") as scratch:
-        base = builder.base()
+        base = Base(builder.base())
         app = scratch / "app"
         app.mkdir()
         with console.step("our wheel"):
             wheels.build_project(app, cache / "logs" / "wheel.log")
-        return [_Build(image, builder, cache).archive(base, scratch, console) for image in images]
+        for image in images:
+            if image.base:
+                below = next(each for each in IMAGES if each.folder == image.base)
+                made = built.get(image.base) or _Build(below, builder, cache).archive(base, scratch, console)
+                built[image.folder] = _Build(image, builder, cache).archive(Base(below.name, made), scratch, console)
+            else:
+                built[image.folder] = _Build(image, builder, cache).archive(base, scratch, console)
+        return [built[image.folder] for image in images]
 
 
 def push_all(builder: Builder, archives: Sequence[Path], name: Callable[[str], str], log: Path) -> list[str]:
@@ -170,7 +196,9 @@ def push_all(builder: Builder, archives: Sequence[Path], name: Callable[[str], s
     Returns:
         the full names.
     """
-    pushed = [name(image.name.rpartition("/")[2].removesuffix(f":{TAG}")) for image in IMAGES]
+    by_folder = {image.folder: image.name for image in (*IMAGES, *AGENT_IMAGES)}
+    built = [by_folder[archive.stem.rpartition("-")[0]] for archive in archives]
+    pushed = [name(image.rpartition("/")[2].removesuffix(f":{TAG}")) for image in built]
     for archive, full in zip(archives, pushed, strict=True):
         builder.push(archive, full, log)
     return pushed
@@ -189,6 +217,14 @@ def install_builder(cache: Path, console: Console, base: str = "") -> Buildah:
 
 
 @dataclass(frozen=True)
+class Base:
+    """What an image stands on: its name, and its archive where it is one of ours; that one's name tells its content."""
+
+    name: str
+    archive: Path | None = None
+
+
+@dataclass(frozen=True)
 class _Build:
     """One image's way from its folder to an archive in the cache."""
 
@@ -196,33 +232,43 @@ class _Build:
     builder: Builder
     cache: Path
 
-    def archive(self, base: str, scratch: Path, console: Console) -> Path:
+    def archive(self, base: Base, scratch: Path, console: Console) -> Path:
         """Build unless an archive of the same inputs is there; older ones go. `scratch` holds our wheel in ``app``."""
         app = scratch / "app"
         wanted = self._inputs()
-        digest = _digest_of(base, *wanted.values(), *self._sources(), _digest_of_files(app))
+        ours = [] if self.image.base else [_digest_of_files(app)]
+        below = base.archive.name if base.archive else ""
+        digest = _digest_of(base.name, below, *wanted.values(), *self._sources(), *ours)
         archive = self.cache / "images" / f"{self.image.folder}-{digest}.tar"
         if not archive.is_file():
+            agent = npm.installed(self.image.folder, self.cache, console) if self.image.base else None
             with console.step(f"image {self.image.name}"):
-                built = self._build(scratch / self.image.folder, app, wanted)
+                built = self._build(
+                    base, scratch / self.image.folder, {"agent": agent} if agent else {"app": app}, wanted
+                )
                 for old in archive.parent.glob(f"{self.image.folder}-*.tar"):
                     old.unlink()
                 built.rename(archive)
         return archive
 
-    def _build(self, scratch: Path, app: Path, wanted: Mapping[str, str]) -> Path:
+    def _build(self, base: Base, scratch: Path, folders: Mapping[str, Path], wanted: Mapping[str, str]) -> Path:
         log = self.cache / "logs" / f"image-{self.image.folder}.log"
         context, archive = scratch / "context", scratch / "image.tar"
         scratch.mkdir()
         shutil.copytree(_FOLDER / self.image.folder, context)
-        shutil.copytree(app, context / "app")
         for name, requirements in wanted.items():
             shutil.copytree(wheels.collect(requirements, self.cache, log), context / name)
-        self.builder.build(self.image, context, archive, log)
+        for name, folder in folders.items():
+            shutil.copytree(folder, context / name, symlinks=True)
+        if base.archive:
+            self.builder.stand_on(base.archive, log)
+        self.builder.build(self.image, base.name, context, archive, log)
         return archive
 
     def _inputs(self) -> dict[str, str]:
         """Locked requirements by folder of the build context."""
+        if self.image.base:
+            return {}
         lock = (CHECKOUT / "requirements.lock").read_text()
         found = {"wheels": wheels.select(lock, wheels.closure([wheels.PROJECT]) - {wheels.PROJECT})}
         if self.image.tools:

@@ -75,7 +75,7 @@ class KindCluster:
     def down(self) -> None:
         """Delete the cluster, its images in the engine and its state."""
         run(["kind", "delete", "cluster", "--name", self.name])
-        run(["docker", "image", "rm", "--force", *(image.name for image in images.IMAGES)])
+        run(["docker", "image", "rm", "--force", *(image.name for image in (*images.IMAGES, *images.AGENT_IMAGES))])
         shutil.rmtree(self.state, ignore_errors=True)
 
     def kubeconfig(self) -> Path:
@@ -94,9 +94,9 @@ class KindCluster:
         """Name of one of the project's images."""
         return images.local_name(name)
 
-    def build_images(self) -> list[Path]:
+    def build_images(self, wanted: Sequence[images.Image] = images.IMAGES) -> list[Path]:
         """Build with Docker, on the public base image."""
-        return images.build_all(images.Docker(), self.programs.cache, self.console)
+        return images.build_all(images.Docker(), self.programs.cache, self.console, wanted)
 
     def load_images(self, archives: Sequence[Path]) -> None:
         """Load archives on all nodes."""

@@ -133,10 +133,10 @@ class SourceCluster:
         """Name of one of the project's images."""
         return images.local_name(name)
 
-    def build_images(self) -> list[Path]:
-        """Build the project's images where something changed; return their archives."""
+    def build_images(self, wanted: Sequence[images.Image] = images.IMAGES) -> list[Path]:
+        """Build images of the project where something changed; return their archives."""
         cache = self.programs.cache
-        return images.build_all(images.install_builder(cache, self.console), cache, self.console)
+        return images.build_all(images.install_builder(cache, self.console), cache, self.console, wanted)
 
     def load_images(self, archives: Sequence[Path]) -> None:
         """Import archives on every node that hasn't them yet (an archive's name tells its content).

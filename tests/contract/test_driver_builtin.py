@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moorage.api.wire import ResolvedCheck, ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedLimits, ResolvedModel, SecretRef
 from moorage.runner.exitcodes import Exit
 from moorage.testing.models import Fault, Reply, Script, ToolCall, load
 from moorage.testing.models.script import Usage
@@ -200,6 +200,32 @@ async def test_a_killed_attempts_last_decision_is_acted_on_and_not_asked_for_aga
     assert [b for m in before for b in m["content"] if "cache_control" in b] == []
     assert state["checkpoint"]["iteration"] == 2
     assert git(second.tree, "show", f"{state['proposal']['commit']}:a.txt") == "two"
+
+
+@pytest.mark.rule("R1", "R2")
+@pytest.mark.parametrize("protocol", ["openai-responses", "openai-chat"])
+async def test_it_is_so_in_the_other_protocols_too(make, protocol):
+    world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)
+    asked = ResolvedModel(
+        provider="stand-in",
+        protocol=protocol,
+        base_url=world.model.url,
+        name="scripted",
+        credentials=SecretRef(name="model", key="apiKey"),
+    )
+    run = await world.admit(agent=ResolvedAgent(driver="builtin", model=asked))
+    first = await killed_in_a_call(run, 1)
+    (first.volume / "go").touch()
+    second = await run.start(epoch=2)
+    assert await second.ended() == 0, second.said.read_text()
+    state = await run.state()
+    assert (state["phase"], state["iteration"]) == ("Verifying", 3)
+    assert len(world.model.log) == state["usage"]["model_requests"] == 3, "the third decision alone is new"
+    assert {entry.api_key for entry in world.model.log} == {MODEL_KEY}
+    last = json.dumps(world.model.bodies[2])
+    assert last.count("echo lost") == 1
+    assert "two\\n" in last
+    assert "<handoff>" in last
 
 
 @pytest.mark.rule("R4", "B3")

@@ -1,12 +1,16 @@
 """Agents that say strange things, fill the disk, or break what they stand on: each ends by its own name, work kept."""
 
+import base64
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.real_agents import resolved
 
+from moorage.runner.output import KEPT_BYTES
 from moorage.testing.trees import git
 from moorage.testing.world import Run, World
 
@@ -128,3 +132,171 @@ async def test_a_volume_that_is_full_from_the_start_has_its_name(small_volume, w
 
 def _fill(place: Path) -> None:
     subprocess.run(["dd", "if=/dev/zero", f"of={place / 'stuff'}", "bs=4k"], check=False, capture_output=True)
+
+
+# --- agents that speak in JSON lines, and worse -----------------------------------------------------------------------
+
+ENDS = {
+    "codex": '{"type":"turn.completed","usage":{}}',
+    "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"stop"}}\n{"type":"agent_end"}',
+}
+REFUSED = {
+    "codex": '{"type":"error","message":"unexpected status 401 Unauthorized"}',
+    "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"error","errorMessage":"401 no"}}',
+}
+CALLS = {
+    "codex": '{"type":"item.started","item":{"id":"i","type":"command_execution","command":"x"}}',
+    "pi": '{"type":"tool_execution_start","toolCallId":"i","toolName":"bash","args":{"command":"x"}}',
+}
+
+
+@pytest.fixture(params=sorted(ENDS))
+def agent(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def posing(agent: str, world: World, tmp_path: Path) -> Callable[[str], Awaitable[Run]]:
+    """A run of the driver whose program is a script of ours, in Python: `say` prints, `END` is its last word."""
+
+    async def admitted(script: str) -> Run:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        program = folder / agent
+        program.write_text(f"#!{sys.executable}\n{POSE}\nEND, REFUSED, CALL = {words(agent)!r}\n{script}")
+        program.chmod(0o755)
+        return await world.admit(agent=resolved(agent, f"{folder}:{os.environ['PATH']}"))
+
+    return admitted
+
+
+POSE = """
+import json, os, signal, subprocess, sys, time
+def say(text):
+    data = text if isinstance(text, bytes) else text.encode()
+    sys.stdout.buffer.write(data + b"\\n")
+    sys.stdout.buffer.flush()
+"""
+
+
+def words(agent: str) -> tuple[str, str, str]:
+    return ENDS[agent], REFUSED[agent], CALLS[agent]
+
+
+async def ended(run: Run) -> tuple[str, str]:
+    """How the agent ended; nothing of it is left."""
+    sandbox = await run.start()
+    assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+    assert sandbox.left() == []
+    end = (await run.state())["agent_end"]
+    return end["outcome"], end["reason"]
+
+
+async def said(run: Run) -> str:
+    kept = await run.content("AGENT_OUTPUT")
+    return "".join(each.get("text") or base64.b64decode(each["data"]).decode(errors="replace") for each in kept)
+
+
+async def test_success_after_a_refused_key_is_failure(posing):
+    run = await posing("open('b.txt', 'w').write('x'); say(REFUSED); say(END)")
+    assert await ended(run) == ("failed", "ModelUnauthorized")
+
+
+async def test_success_after_a_refused_key_on_stderr_is_failure(posing):
+    run = await posing("os.write(2, b'ERROR http: 4'); os.write(2, b'01 Unauthorized, no way'); say(END)")
+    assert await ended(run) == ("failed", "ModelUnauthorized")
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        ("", ("unknown", "NoLastWord")),
+        ("say(CALL)", ("unknown", "NoLastWord")),
+        ("say(CALL); sys.exit(3)", ("failed", "AgentFailed")),
+        ("say(CALL); os.kill(os.getpid(), signal.SIGKILL)", ("failed", "AgentKilled")),
+        ("sys.stdout.write(END[:-1])", ("unknown", "NoLastWord")),
+    ],
+)
+async def test_an_end_without_the_last_word_is_no_success(posing, script, end):
+    assert await ended(await posing(script)) == end
+
+
+@pytest.mark.rule("X2")
+@pytest.mark.parametrize("agent", ["pi"])  # one is enough of what waits
+async def test_one_that_has_said_its_last_word_and_stays_is_ended_with_its_tree(posing):
+    run = await posing("""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("b.txt", "w").write("new")
+for session in (False, True):
+    subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], start_new_session=session)
+say(END)
+while True: time.sleep(60)
+""")
+    assert await ended(run) == ("completed", "Completed")
+    assert (await run.state())["phase"] == "Verifying"
+
+
+@pytest.mark.rule("X2", "X1")
+@pytest.mark.parametrize("agent", ["codex"])
+async def test_a_cancel_ends_one_that_traps_sigterm_and_forks(posing):
+    run = await posing("""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        os.setsid()
+        say(CALL)
+        time.sleep(600)
+    time.sleep(0.2)
+""")
+    sandbox = await run.start()
+    await run.until("TOOL_REQUEST", within_s=120)
+    await run.report("CANCEL_REQUESTED", {"reason": "user"})
+    assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+    assert sandbox.left() == []
+    assert (await run.state())["agent_end"]["outcome"] == "cancelled"
+
+
+@pytest.mark.rule("J12")
+async def test_a_flood_is_bounded_and_its_last_word_is_heard(posing):
+    run = await posing("""
+line = ("{\\"type\\":\\"noise\\",\\"text\\":\\"" + "x" * 65_000 + "\\"}\\n").encode()
+for _ in range(200 * 2**20 // len(line)): sys.stdout.buffer.write(line)
+open("b.txt", "w").write("new")
+say(END)
+""")
+    assert await ended(run) == ("completed", "Completed")
+    kept = await run.content("AGENT_OUTPUT")
+    assert sum(each["bytes"] for each in kept) <= KEPT_BYTES + 4096
+    assert "of output dropped here" in await said(run)
+
+
+@pytest.mark.rule("J12")
+async def test_a_line_of_16_mib_and_what_is_no_text_stop_nothing(posing):
+    run = await posing("""
+say('{"type":"noise","text":"a\u2028b"}')
+say(b"\\xff\\x00\\xfe{}")
+say('{"type":"noise\u2028{"}')
+say('{"type":"noise","text":"' + "x" * 2**24 + '"}')
+open("b.txt", "w").write("new")
+say(END)
+""")
+    assert await ended(run) == ("completed", "Completed")
+    assert "a\u2028b" in await said(run)
+
+
+@pytest.mark.rule("X1")
+async def test_one_that_sleeps_for_ever_can_be_cancelled(posing):
+    run = await posing("say(CALL); time.sleep(10_000)")
+    sandbox = await run.start()
+    await run.until("TOOL_REQUEST", within_s=120)
+    await run.report("CANCEL_REQUESTED", {"reason": "user"})
+    assert await sandbox.ended(within_s=120) == 0
+    assert (await run.state())["agent_end"]["outcome"] == "cancelled"
+
+
+async def test_a_home_that_an_earlier_attempt_has_ruined_is_told(posing, agent):
+    run = await posing("say(END)")
+    home = run.volume / ".moorage" / "agent" / "home"
+    home.mkdir(parents=True)
+    (home / f".{agent}").write_text("no folder")
+    assert await ended(run) == ("failed", "CommandNotStarted")

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -50,6 +50,7 @@ class Provider:
 
     asked: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     status: int = 200
+    events: list[bytes] = field(default_factory=lambda: STREAM)
     cut_after: int | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +68,7 @@ class Provider:
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[bytes]:
-        for at, chunk in enumerate(STREAM):
+        for at, chunk in enumerate(self.events):
             if self.cut_after is not None and at >= self.cut_after:
                 raise ConnectionResetError("cut on purpose")
             if at == 2:
@@ -131,6 +132,12 @@ async def asked(gateway, body: dict[str, Any], pod: str = "p1", **headers: str |
 
 def last(records: list[Any], kind: str) -> Any:
     return [record for record in records if record.type == kind][-1]
+
+
+def answered(records: list[Any], number: int) -> Any:
+    """The answer's record of the request that was noted as that one."""
+    asked = [record.request_id for record in records if record.type == "MODEL_REQUEST"][number]
+    return next(record for record in records if record.type == "MODEL_RESPONSE" and record.request_id == asked)
 
 
 @pytest.mark.rule("T2", "L4", "J8")
@@ -350,3 +357,102 @@ async def test_a_provider_without_an_address_is_told(gateway, upstream, provider
     answer = await asked(gateway, ask())
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
     assert "MODEL_REQUEST" not in await operator.types()
+
+
+@pytest.mark.rule("B2")
+async def test_what_is_answered_after_the_end_is_charged_too(gateway, provider, operator) -> None:
+    provider.gate.clear()
+    waiting = asyncio.create_task(asked(gateway, ask(stream=True)))
+    await asyncio.wait_for(provider.reached.wait(), 30)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    provider.gate.set()
+    await asyncio.gather(waiting, return_exceptions=True)
+    async with asyncio.timeout(40):
+        while (await operator.types())[-1] != "MODEL_RESPONSE":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    usage = (await operator.state())["usage"]
+    assert (usage["input_tokens"], usage["cache_read_tokens"], usage["cache_write_tokens"]) == (11, 500, 40)
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+Asking = asyncio.Task[httpx.Response]
+
+
+async def waiting_for_a_turn(gateway, upstream, provider) -> tuple[Operator, Asking, Asking]:
+    """A run whose provider takes one request at once; one that it is at, and one that waits."""
+    operator = await one_at_once(gateway, upstream, provider)
+    provider.gate.clear()
+    first = asyncio.create_task(asked(gateway, ask(stream=True)))
+    await asyncio.wait_for(provider.reached.wait(), 30)
+    second = asyncio.create_task(asked(gateway, ask(temperature=1)))
+    async with asyncio.timeout(40):
+        while (await operator.types()).count("MODEL_REQUEST") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return operator, first, second
+
+
+async def one_at_once(gateway, upstream, provider) -> Operator:
+    gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    operator = Operator(gateway, with_model(upstream, provider, max_concurrent=1))
+    await agent_at_work(gateway, operator)
+    return operator
+
+
+async def refused_at_its_turn(operator: Operator, first: Asking, second: Asking, provider, why: str) -> None:
+    provider.gate.set()
+    answer = await asyncio.wait_for(second, 40)
+    await asyncio.gather(first, return_exceptions=True)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert why in answer.text
+    assert len(provider.asked) == 1
+    records = await operator.records()
+    payload = answered(records, 1).payload
+    assert (payload["status"], payload["problem"], payload["usage"]) == (0, why, {})
+
+
+@pytest.mark.rule("I5")
+async def test_a_run_that_is_cancelled_while_it_waits_for_its_turn_asks_nothing(gateway, upstream, provider) -> None:
+    operator, *asking = await waiting_for_a_turn(gateway, upstream, provider)
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    await refused_at_its_turn(operator, *asking, provider, "RunStopped")
+
+
+@pytest.mark.rule("F3")
+async def test_an_attempt_that_is_over_when_its_turn_comes_asks_nothing(gateway, upstream, provider) -> None:
+    operator, *asking = await waiting_for_a_turn(gateway, upstream, provider)
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await refused_at_its_turn(operator, *asking, provider, "Fenced")
+    assert last(await operator.records(), "FENCE_REFUSED").payload["door"] == "model"
+
+
+PART = event("content_block_delta", index=0, delta={"type": "text_delta", "text": "x" * 2**20})
+LONG = [STREAM[0], *[PART] * 14, *STREAM[2:]]
+"""More than what sockets take for who doesn't read, and less than what may wait."""
+
+
+async def test_an_agent_that_doesnt_read_holds_no_turn_and_loses_nothing(gateway, upstream, provider) -> None:
+    operator = await one_at_once(gateway, upstream, provider)
+    provider.events, client = LONG, gateway.sandbox("p1", "team-a")
+    async with client.stream("POST", "/model/v1/messages", json=ask(stream=True)) as answer:
+        assert (await asked(gateway, ask())).json() == MESSAGE
+        first = answered(await operator.records(), 0).payload
+        assert (first["complete"], first["usage"]["output_tokens"]) == (True, 25)
+        assert b"".join([chunk async for chunk in answer.aiter_bytes()]) == b"".join(LONG)
+
+
+async def test_an_agent_that_leaves_too_much_unread_is_cut(gateway, upstream, provider) -> None:
+    settings = replace(gateway.deps.settings, max_content_bytes=64 * 1024)
+    gateway.deps = replace(gateway.deps, settings=settings)
+    gateway.restart()
+    operator = await one_at_once(gateway, upstream, provider)
+    provider.events, client = LONG, gateway.sandbox("p1", "team-a")
+    async with client.stream("POST", "/model/v1/messages", json=ask(stream=True)) as answer:
+        assert (await asked(gateway, ask())).json() == MESSAGE
+        with pytest.raises(httpx.RemoteProtocolError):
+            async for _ in answer.aiter_bytes():
+                pass
+    first = answered(await operator.records(), 0).payload
+    assert (first["problem"], first["complete"], first["usage"]["input_tokens"]) == ("TooLarge", False, 11)

@@ -13,8 +13,9 @@ import httpx
 import psycopg
 import pytest
 from structlog.testing import capture_logs
-from tests.gateway_script import PASSWORD, Operator, beat, commit, git, ok, refused, resolved, told
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, commit, git, ok, refused, resolved, told
 
+from moorage.api.wire import ResolvedLimits, ResolvedModel
 from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey
@@ -30,6 +31,8 @@ from moorage.store.reading import verify_stored
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+from moorage.testing.models import Reply, Script, StandIn
+from moorage.testing.models.script import Usage
 from moorage.workspace.mirror import MirrorKey
 
 pytestmark = pytest.mark.timeout(120)  # servers, and beats of two seconds
@@ -277,3 +280,28 @@ async def test_a_journal_that_was_repaired_at_one_goes_on_at_the_other(
     assert (await elsewhere.state()) == (await operator.state())
     await ok(await elsewhere.fence(2))
     assert (await operator.state())["epoch"] == 2
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_both_keep_one_budget(pair: Pair, upstream: GitServer) -> None:
+    """Requests at either wait for what those at the other have reserved, and are woken when it comes back."""
+    usage, body = (
+        Usage(input_tokens=10, output_tokens=5),
+        {"max_tokens": 300, "messages": [{"role": "user", "content": "x"}]},
+    )
+    async with StandIn(Script(replies=(Reply(text="y", usage=usage),))).serving() as provider:
+        model = ResolvedModel(provider="p", protocol="anthropic-messages", base_url=provider.url, name="m")
+        spec = resolved(upstream, limits=ResolvedLimits(tokens_hard=6 * 15))
+        agent = spec.agent.model_copy(update={"model": model})
+        operator = Operator(pair.one, spec.model_copy(update={"agent": agent}))
+        await agent_at_work(pair.one, operator)
+        doors = pair.sandboxes("p1")
+        asking = [
+            doors[n % 2].post("/model/v1/messages", json=body | {"model": "m", "temperature": n / 100}, timeout=LONG_MS)
+            for n in range(16)
+        ]
+        answers = [answer.status_code for answer in await asyncio.gather(*asking)]
+    assert (answers.count(200), answers.count(400)) == (6, 10)
+    assert len(provider.log) == 6
+    used = (await Operator(pair.other, operator.spec).state())["usage"]
+    assert (used["input_tokens"], used["output_tokens"], used["model_requests"]) == (60, 30, 6)

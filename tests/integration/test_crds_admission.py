@@ -268,7 +268,7 @@ def test_suspend_is_only_for_a_run_that_has_not_started(api: Api, started: bool)
 
 def test_agents_and_workspaces_may_be_edited_freely(api: Api) -> None:
     api.create(manifest("Agent", {"constraints": LIMITS}))
-    assert api.change("it", {"constraints": {"maxIterations": 1}, "driver": "codex"}, "Agent").status_code == 200
+    assert api.change("it", {"constraints": {"maxIterations": 1}, "driver": "my-own"}, "Agent").status_code == 200
     api.create(manifest("Workspace"))
     assert api.change("it", {"remoteGit": {"url": "https://h.example/b"}}, "Workspace").status_code == 200
 

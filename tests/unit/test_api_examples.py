@@ -18,7 +18,7 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
-@pytest.mark.parametrize("name", ["agentrun.yaml", "workspace.yaml", "agent.yaml"])
+@pytest.mark.parametrize("name", ["agentrun.yaml", "workspace.yaml", "agent.yaml", "real-agents.yaml"])
 def test_examples_for_a_cluster_are_good(name: str) -> None:
     ours = [d for d in documents(name) if d["kind"] in MODELS]
     results = [parse(MODELS[d["kind"]], d, "cluster", "refuse") for d in ours]

@@ -59,6 +59,10 @@ def egress(**change: Any) -> dict[str, Any]:
     return {"sandbox": {"egress": [{"host": "a.example.com"} | change]}}
 
 
+def priced(**change: str) -> dict[str, Any]:
+    return {"models": [{"name": "m-1", "prices": {"input": "1", "output": "1"} | change}]}
+
+
 OF_A_RUN: dict[str, dict[str, Any]] = {
     "workspace.remoteGit.url": remote(url="https://git.example/other.git"),
     "workspace.remoteGit.ref": remote(ref="v1"),
@@ -161,6 +165,13 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "ModelProvider.credentialsSecretRef.name": {"credentialsSecretRef": {"name": "s", "key": "k"}},
     "ModelProvider.credentialsSecretRef.key": {"credentialsSecretRef": {"name": "s", "key": "k"}},
     "ModelProvider.models.name": {"models": [{"name": "m-1"}]},
+    "ModelProvider.models.prices.input": priced(input="2"),
+    "ModelProvider.models.prices.output": priced(output="2"),
+    "ModelProvider.models.prices.cacheRead": priced(cacheRead="2"),
+    "ModelProvider.models.prices.cacheWrite": priced(cacheWrite="2"),
+    "ModelProvider.models.prices.cacheWriteHour": priced(cacheWriteHour="2"),
+    "ModelProvider.maxConcurrentRequests": {"maxConcurrentRequests": 9},
+    "ModelProvider.models.maxOutputTokens": {"models": [{"name": "m-1", "maxOutputTokens": 9}]},
 }
 
 
@@ -213,7 +224,11 @@ def outcome(spec: dict[str, Any], **given: dict[str, Any]) -> ResolvedRun | Prob
         drivers=frozenset({"command", "builtin"}),
     )
     found = resolve(run, refs, Defaults())
-    assert not isinstance(found, Problem) or found.reason in {"NotSupported", "ProtocolNotSupported"}, found
+    assert not isinstance(found, Problem) or found.reason in {
+        "NotSupported",
+        "PricesMissing",
+        "ProtocolNotSupported",
+    }, found
     return found
 
 
@@ -226,7 +241,8 @@ def test_each_field_of_a_run_changes_what_it_is_or_is_refused(field: str) -> Non
 @pytest.mark.parametrize("field", OF_OTHERS)
 def test_each_field_of_what_a_run_refers_to_changes_what_the_run_is_or_is_refused(field: str) -> None:
     kind = field.partition(".")[0]
-    assert outcome(NAMED, **{kind: OF_OTHERS[field]}) != outcome(NAMED)
+    beside = {kind: priced()} if ".prices." in field else {}
+    assert outcome(NAMED, **{kind: OF_OTHERS[field]}) != outcome(NAMED, **beside)
 
 
 def resolved_leaves(model: type[BaseModel]) -> Iterator[str]:
@@ -235,11 +251,8 @@ def resolved_leaves(model: type[BaseModel]) -> Iterator[str]:
         yield from (leaf for each in inner for leaf in resolved_leaves(each)) if inner else (name,)
 
 
-REFUSED = {"cost_soft_micros", "cost_hard_micros"}
-
-
 def test_what_a_run_is_resolved_to_is_used_by_somebody() -> None:
     makers = {SOURCES / "core" / "run" / "resolve.py"} | set((SOURCES / "api").rglob("*.py"))
     text = "\n".join(path.read_text() for path in SOURCES.rglob("*.py") if path not in makers)
     unused = {leaf for leaf in resolved_leaves(ResolvedRun) if not re.search(rf"\.{leaf}\b", text)}
-    assert unused == REFUSED
+    assert unused == set()

@@ -88,6 +88,16 @@ def test_a_type_of_a_newer_version_keeps_its_name() -> None:
         (RecordType.MODEL_RESPONSE, {"usage": {"input_tokens": 3, "output_tokens": 4}}, "7 tokens"),
         (
             RecordType.MODEL_RESPONSE,
+            {"usage": {"output_tokens": 4, "reasoning_tokens": 3, "cost_micros": 70}, "stop_reason": "completed"},
+            "the model answered, 4 tokens, $0.00007 (completed)",
+        ),
+        (
+            RecordType.MODEL_RESPONSE,
+            {"status": 0, "problem": "GatewayLost", "usage": {"input_tokens": 9, "cost_micros": 5}, "estimated": True},
+            "the model gave no answer: GatewayLost, 9 tokens, $0.000005 by an estimate",
+        ),
+        (
+            RecordType.MODEL_RESPONSE,
             {"status": 0, "problem": "ConnectError", "usage": {}, "stop_reason": None},
             "the model gave no answer: ConnectError",
         ),

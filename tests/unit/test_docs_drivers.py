@@ -1,19 +1,32 @@
 """What the drivers' pages promise is what the code does: variables, tools, limits, reasons."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from moorage.drivers import jsonlines
 from moorage.drivers.builtin import driver as builtin
 from moorage.drivers.builtin import model, tools
-from moorage.drivers.command import LINE_CAP, PIPE_GRACE_S, STOP_GRACE_S, CommandDriver
+from moorage.drivers.command import LINE_CAP, CommandDriver
+from moorage.drivers.pi.config import CONTEXT_WINDOW
+from moorage.drivers.port import Guarantees
+from moorage.drivers.program import FINAL_GRACE_S, FINAL_STOP_S, PIPE_GRACE_S, STOP_GRACE_S
 from moorage.drivers.registry import known, load
+from moorage.drivers.telling import RESULT_CHARACTERS
 from moorage.runner.host import AgentPaths
 from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "drivers"
-COMMAND, BUILTIN = (PAGES / "command.md").read_text(), (PAGES / "builtin.md").read_text()
+COMMAND, BUILTIN, CODEX, PI = ((PAGES / f"{name}.md").read_text() for name in ("command", "builtin", "codex", "pi"))
+
+REAL_AGENTS = (
+    (r"A line over (\d+) MiB", jsonlines.LINE_CAP / 1024**2),
+    (r"still there after (\d+) s", FINAL_GRACE_S),
+    (r"SIGKILL (\d+) s later", FINAL_STOP_S),
+    (r"SIGTERM, (\d+) seconds at most", STOP_GRACE_S),
+)
 
 
 def test_each_installed_driver_has_a_page() -> None:
@@ -27,7 +40,7 @@ def test_every_variable_that_an_agent_gets_is_on_the_page(tmp_path) -> None:
 
 
 def test_every_tool_is_on_the_page(tmp_path) -> None:
-    offered = [each["name"] for each in tools.Toolbox(tmp_path, tmp_path, None).definitions()]
+    offered = [each.name for each in tools.Toolbox(tmp_path, tmp_path, None).definitions()]
     assert re.findall(r"^\| `(\w+)` \|", BUILTIN, re.MULTILINE) == offered
 
 
@@ -41,6 +54,8 @@ def test_every_tool_is_on_the_page(tmp_path) -> None:
         (BUILTIN, r"(\d+) s unless the model asks", tools.BASH_S),
         (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
         (BUILTIN, r"for (\d+) s per decision", model.Retries().patience_s),
+        *((page, told, true) for page in (CODEX, PI) for told, true in REAL_AGENTS),
+        (PI, r"a context of (\d+)k tokens", CONTEXT_WINDOW / 1000),
     ],
 )
 def test_limits_are_the_true_ones(page, told, true) -> None:
@@ -51,13 +66,13 @@ def test_limits_in_words_are_the_true_ones() -> None:
     assert (PIPE_GRACE_S, builtin.MAX_CUT, builtin.MAX_EMPTY) == (2.0, 3, 2)
     for told in ("heard for\ntwo seconds", "four answers in a row", "three empty answers"):
         assert told in COMMAND + BUILTIN
-    assert f"{tools.RESULT_CHARACTERS:,} characters" in BUILTIN
+    assert f"{RESULT_CHARACTERS:,} characters" in BUILTIN
 
 
 def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
     explained = (PAGES.parent / "reasons.md").read_text()
     sources = "".join(path.read_text() for path in Path(builtin.__file__).parents[1].rglob("*.py"))
-    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN)) - {"AgentRun"}
+    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN + CODEX + PI)) - {"AgentRun"}
     assert {each for each in reasons if f'"{each}"' not in sources or f"`{each}`" not in explained} <= {
         "ModelMalformed"
     }
@@ -66,5 +81,23 @@ def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
 def test_guarantees_are_those_that_the_drivers_declare() -> None:
     assert load("command").guarantees == CommandDriver.guarantees
     assert (load("command").guarantees.safe_points, load("builtin").guarantees.safe_points) == ("end", "iterations")
-    assert not load("command").guarantees.steer
-    assert not load("builtin").guarantees.steer
+    assert not any(load(name).guarantees.steer for name in known())
+    assert {name: load(name).guarantees for name in ("codex", "pi")} == dict.fromkeys(
+        ("codex", "pi"), Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+    )
+
+
+@pytest.mark.parametrize(("page", "agent"), [(CODEX, "codex"), (PI, "pi")])
+def test_the_versions_on_the_pages_are_those_of_the_images(page, agent) -> None:
+    package = json.loads((PAGES.parents[1] / "sandbox-images" / agent / "package.json").read_text())
+    (version,) = package["dependencies"].values()
+    assert f"version {version};" in page
+
+
+@pytest.mark.parametrize("agent", ["codex", "pi"])
+def test_what_the_images_install_is_locked_by_hash_and_names_no_registry(agent) -> None:
+    lock = json.loads((PAGES.parents[1] / "sandbox-images" / agent / "package-lock.json").read_text())
+    packages = {name: entry for name, entry in lock["packages"].items() if name}
+    assert packages
+    assert [name for name, entry in packages.items() if not entry["integrity"].startswith("sha512-")] == []
+    assert [name for name, entry in packages.items() if "resolved" in entry] == []

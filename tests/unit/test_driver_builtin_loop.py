@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits, ResolvedModel
 from moorage.drivers.builtin import BuiltinDriver, prompt
-from moorage.drivers.builtin.driver import MAX_ARGUMENTS
 from moorage.drivers.port import Outcome
+from moorage.drivers.telling import MAX_ARGUMENTS
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Fault, Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
@@ -23,12 +25,30 @@ MODEL = ResolvedModel(provider="p", protocol="anthropic-messages", base_url="htt
 Drive = Callable[..., Awaitable[tuple[Outcome, LocalHost, StandIn]]]
 
 
+class Told:
+    """What a gateway adds to each answer's headers."""
+
+    def __init__(self, app: ASGIApp, headers: dict[str, str]) -> None:
+        self._app, self._headers = app, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def adding(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        await self._app(scope, receive, adding)
+
+
 @pytest.fixture
 def drive(tmp_path: Path) -> Drive:
-    async def driven(*replies: Reply, model: ResolvedModel | None = MODEL, **more: Any):
+    async def driven(
+        *replies: Reply, model: ResolvedModel | None = MODEL, headers: dict[str, str] | None = None, **more: Any
+    ):
         (tmp_path / "tree").mkdir()
         host, stand_in = LocalHost(tmp_path / "tree"), StandIn(Script(replies=replies))
-        async with listening(Starlette(routes=[Mount("/model", stand_in.app)])) as url:
+        app = Told(stand_in.app, headers or {})
+        async with listening(Starlette(routes=[Mount("/model", app)])) as url:
             agent = ResolvedAgent(driver="builtin", model=model)
             outcome = await BuiltinDriver().run(task_for(host, agent, relay_url=url, **more), host)
         assert [entry.status for entry in stand_in.log].count(400) == 0, "a request that a provider refuses"
@@ -176,9 +196,28 @@ async def test_a_stop_before_the_first_answer_is_obeyed_at_once(tmp_path) -> Non
     assert outcome.outcome == "cancelled"
 
 
+@pytest.mark.rule("B3", "C7")
+@pytest.mark.parametrize(
+    ("used", "limits", "said"),
+    [
+        ("0.50", ResolvedLimits(cost_hard_micros=8_000_000), None),
+        ("7.50", ResolvedLimits(cost_hard_micros=8_000_000), "Left: 0.50 dollars"),
+        ("5.00", ResolvedLimits(cost_soft_micros=5_000_000, cost_hard_micros=8_000_000), "Left: 3.00 dollars"),
+        ("5.00", ResolvedLimits(cost_soft_micros=5_000_000), "The soft limit on dollars is passed"),
+    ],
+)
+async def test_the_model_is_told_what_may_still_be_spent(
+    drive, used: str, limits: ResolvedLimits, said: str | None
+) -> None:
+    headers = {"x-moorage-cost-used": used}
+    _, _, stand_in = await drive(Reply(tools=(write("a"),)), DONE, limits=limits, headers=headers)
+    told = last_said(stand_in, 1)
+    assert said in told if said else "Left" not in told
+
+
 async def test_a_soft_limit_is_told_without_a_hard_one_too(drive) -> None:
     reply = Reply(tools=(write("a"),), usage=Usage(input_tokens=100))
     outcome, _, stand_in = await drive(reply, reply, DONE, limits=ResolvedLimits(tokens_soft=150))
     assert outcome.outcome == "completed"
-    assert prompt.OVER_SOFT not in last_said(stand_in, 1)
-    assert prompt.OVER_SOFT in last_said(stand_in, 2)
+    assert prompt.over_soft("tokens") not in last_said(stand_in, 1)
+    assert prompt.over_soft("tokens") in last_said(stand_in, 2)

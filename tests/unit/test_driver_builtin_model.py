@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from moorage.drivers.builtin.messages import MessagesConversation
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
 from moorage.testing.serving import listening
 
@@ -44,15 +45,15 @@ class Time:
         return self.at
 
 
-def refusal(status: int, message: str = "no", **headers: str) -> Response:
-    body = {"type": "error", "error": {"type": "x", "message": message}}
+def refusal(status: int, message: str = "no", code: str | None = None, **headers: str) -> Response:
+    body = {"type": "error", "error": {"type": "x", "message": message, "code": code}}
     return JSONResponse(body, status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @asynccontextmanager
 async def asking(door: Door, time: Time, draw: float = 0.5) -> AsyncIterator[ModelClient]:
     async with listening(door.app) as url, client(url, "dummy") as http:
-        yield ModelClient(http, Retries(), sleep=time.sleep, draw=lambda: draw, now=time.now)
+        yield ModelClient(http, Retries(), MessagesConversation(), sleep=time.sleep, draw=lambda: draw, now=time.now)
 
 
 async def ask(door: Door, time: Time, **more: Any) -> Any:
@@ -108,6 +109,8 @@ async def test_a_wait_past_all_patience_is_not_begun() -> None:
         (refusal(400), ModelError, "ModelRefused"),
         (refusal(404), ModelError, "ModelRefused"),
         (refusal(503, x_should_retry="false"), ModelError, "ModelRefused"),
+        (refusal(400, "too long", code="context_length_exceeded"), ModelError, "ContextExceeded"),
+        (JSONResponse({"error": "no"}, 400), ModelError, "ModelRefused"),
         (refusal(400, "BudgetExhausted: all gone", x_should_retry="false"), BudgetSpent, "BudgetExhausted"),
     ],
 )
@@ -127,7 +130,7 @@ async def test_an_answer_that_can_not_be_read_is_asked_for_again() -> None:
 async def test_nobody_there_is_told_as_such() -> None:
     time = Time()
     async with client("http://127.0.0.1:9", "dummy") as http:
-        model = ModelClient(http, Retries(), sleep=time.sleep, draw=lambda: 0.9, now=time.now)
+        model = ModelClient(http, Retries(), MessagesConversation(), sleep=time.sleep, draw=lambda: 0.9, now=time.now)
         with pytest.raises(ModelError, match="ConnectError"):
             await model.ask({}, 1)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorage.drivers.builtin.tools import RESULT_CHARACTERS, Toolbox, ToolResult
+from moorage.drivers.builtin.tools import Toolbox
+from moorage.drivers.telling import RESULT_CHARACTERS, ToolResult
 from moorage.runner.processes import PR_SET_CHILD_SUBREAPER, ChildProcess, become_subreaper, family, processes, spawn
 
 
@@ -197,7 +198,7 @@ async def test_wrong_arguments_are_answered_in_words(tools, name, arguments, tol
 
 
 def test_definitions_say_what_each_argument_is(tools) -> None:
-    by_name = {tool["name"]: tool for tool in tools.definitions()}
+    by_name = {tool.name: tool for tool in tools.definitions()}
     assert set(by_name) == {"read", "write", "edit", "bash", "todo"}
-    assert by_name["edit"]["input_schema"]["required"] == ["path", "old", "new"]
-    assert "exactly once" in by_name["edit"]["description"]
+    assert by_name["edit"].schema["required"] == ["path", "old", "new"]
+    assert "exactly once" in by_name["edit"].description

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
-from moorage.drivers.command import LINE_CAP, MARK, CommandDriver, pieces
+from moorage.drivers.command import LINE_CAP, MARK, CommandDriver
+from moorage.drivers.program import pieces
 from moorage.testing.host import LocalHost, task_for
 
 EVENT = b'{"moorage": {"event": "iteration"}}\n'
@@ -20,7 +21,7 @@ async def split(*chunks: bytes) -> list[bytes]:
         for chunk in chunks:
             yield chunk
 
-    return [piece async for piece in pieces(given_chunks())]
+    return [piece.data async for piece in pieces(given_chunks(), MARK, LINE_CAP)]
 
 
 async def test_an_event_is_found_however_the_bytes_are_cut() -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import itertools
-import json
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,6 @@ from starlette.requests import Request
 
 from moorage.api import wire
 from moorage.controller import gateway_client
-from moorage.gateway.anthropic import Reading, StreamReader, read_message, usage_vector
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator, require, token_of
 from moorage.gateway.cluster import Remembered, identify
 from moorage.gateway.errors import Forbidden, Invalid, Unauthenticated, Unavailable
@@ -240,68 +237,6 @@ def test_a_summary_fits_a_condition(output: str) -> None:
     text = output.encode("utf-8", "replace").decode()
     payload, _ = verdict(report(check("lint", 2, output=text), check("test")), ASKED)
     assert len(payload["summary"].encode()) <= SUMMARY_BYTES
-
-
-# --- metering ---------------------------------------------------------------------------------------------------------
-
-
-def sse(*events: dict[str, object]) -> bytes:
-    return b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in events)
-
-
-# Computed by hand from the provider's published meaning of each field: input_tokens leaves cached tokens out.
-TABLE = [
-    ({"input_tokens": 10, "output_tokens": 5}, (10, 5, 0, 0, 15)),
-    ({"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 5}, (10, 5, 90, 0, 105)),
-    (
-        {"input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 4, "output_tokens": 8},
-        (1, 8, 2, 4, 15),
-    ),
-    ({"input_tokens": 10, "cache_read_input_tokens": None, "output_tokens": True}, (10, 0, 0, 0, 10)),
-    ({"input_tokens": -10, "output_tokens": "5"}, (0, 0, 0, 0, 0)),
-    (None, (0, 0, 0, 0, 0)),
-]
-
-
-@pytest.mark.rule("B1")
-@pytest.mark.parametrize(("told", "counted"), TABLE)
-def test_cached_tokens_are_counted_once(told: object, counted: tuple[int, ...]) -> None:
-    vector = usage_vector(told)
-    names = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
-    assert (*(vector.get(name, 0) for name in names), sum(vector.values())) == counted
-
-
-STREAM = sse(
-    {"type": "message_start", "message": {"usage": {"input_tokens": 3, "output_tokens": 1}}},
-    {"type": "ping"},
-    {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": '{"a":'}},
-    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "schön\u2028"}},
-    {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 40}},
-    {"type": "message_stop"},
-)
-
-
-@given(st.lists(st.integers(min_value=1, max_value=len(STREAM) - 1), max_size=12))
-def test_a_stream_reads_the_same_however_it_is_cut(cuts: list[int]) -> None:
-    reader, ends = StreamReader(), [0, *sorted(cuts), len(STREAM)]
-    told = [reader.feed(STREAM[a:b]) for a, b in itertools.pairwise(ends)]
-    assert told[-1] is True
-    assert reader.reading == Reading({"input_tokens": 3, "output_tokens": 40}, "max_tokens", True, 11)
-    assert reader.reading.settled() == ({"input_tokens": 3, "output_tokens": 40}, False)
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_may_pass_by(junk: bytes) -> None:
-    reader = StreamReader()
-    reader.feed(b"data: 7\ndata: {\ndata: []\n" + junk.replace(b"\n", b"") + b"\n")
-    assert not reader.reading.complete
-    assert not read_message(junk).complete
-
-
-def test_a_cut_stream_is_settled_by_what_was_streamed() -> None:
-    reader = StreamReader()
-    reader.feed(STREAM[: STREAM.index(b"event: message_delta")])
-    assert reader.reading.settled() == ({"input_tokens": 3, "output_tokens": 3}, True)
 
 
 def test_the_operator_drops_an_idle_connection_before_the_gateway_does() -> None:

@@ -50,7 +50,8 @@ async def test_responses_whole_and_streamed_say_the_same() -> None:
 async def test_chat_whole_and_streamed_say_the_same() -> None:
     async with StandIn(Script(replies=(REPLY,))).serving() as model:
         whole = (await post(model, chat, ask(chat))).json()
-        answer = await post(model, chat, ask(chat, stream=True))
+        answer = await post(model, chat, ask(chat, stream=True, stream_options={"include_usage": True}))
+        silent = await post(model, chat, ask(chat, stream=True))
     choice = whole["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (REPLY.text, "tool_calls")
     assert answer.text.endswith("data: [DONE]\n\n")
@@ -65,6 +66,7 @@ async def test_chat_whole_and_streamed_say_the_same() -> None:
     assert parts[0]["id"] == choice["message"]["tool_calls"][1]["id"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert streamed(silent) == chunks, "no usage where nobody asks for it"
 
 
 async def test_cached_tokens_are_part_of_the_input() -> None:

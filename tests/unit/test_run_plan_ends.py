@@ -6,7 +6,7 @@ import pytest
 from tests.property.run_world import HEAD, T, World, a_spec, drive
 from tests.run_plans import kinds, observed, proposed, provisioning, records, running, verifying
 
-from moorage.api.wire import ResolvedRetention, Role
+from moorage.api.wire import ResolvedLimits, ResolvedRetention, Role
 from moorage.core.run import actions as a
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import IllegalMove, RunPhase
@@ -22,6 +22,23 @@ from moorage.core.run.plan import decide
 def test_an_agent_that_did_not_complete_is_no_success(outcome: str, end: str) -> None:
     world = running()
     world.finish(outcome)
+    assert records(world.plan()) == [("RUN_FAILED", end)]
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize(
+    ("limits", "end"),
+    [
+        (ResolvedLimits(cost_hard_micros=70), "BudgetExhausted"),
+        (ResolvedLimits(tokens_hard=7), "BudgetExhausted"),
+        (ResolvedLimits(cost_hard_micros=71, tokens_hard=8), "Exited"),
+    ],
+)
+def test_an_agent_that_fails_where_nothing_is_left_has_exhausted_its_budget(limits: ResolvedLimits, end: str) -> None:
+    world = running()
+    world.spec = world.spec.model_copy(update={"limits": limits})
+    world.report("answer", T.MODEL_RESPONSE, {"usage": {"output_tokens": 7, "cost_micros": 70}})
+    world.finish("failed")
     assert records(world.plan()) == [("RUN_FAILED", end)]
 
 

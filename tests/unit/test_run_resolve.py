@@ -12,7 +12,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Broken, Defaults, References, amended, read_run, resolve
 from moorage.core.run.usable import unusable
 
-DRIVERS = frozenset({"command", "builtin"})
+DRIVERS = frozenset({"command", "builtin", "codex"})
 META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
 COMMAND = {"driver": "command", "command": ["sh", "-c", "true"]}
 GIT = {"remoteGit": {"url": "https://git.example/web.git", "credentialsSecretRef": {"name": "git"}}}
@@ -73,10 +73,10 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
         ({"agent": BUILTIN}, {}, "ModelProviderNotFound", "models", False),
         ({"agent": BUILTIN}, {"provider": provider(models=[{"name": "other"}])}, "ModelNotOffered", "other", False),
         (
-            {"agent": BUILTIN},
+            {"agent": BUILTIN | {"driver": "codex"}},
             {"provider": provider(protocol="openai-chat")},
             "ProtocolNotSupported",
-            "anthropic-messages",
+            "openai-responses",
             False,
         ),
         ({"goal": None, "goalFrom": {"configMapKeyRef": {"name": "g", "key": "k"}}}, {}, "GoalNotFound", "g", False),
@@ -94,7 +94,7 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             "empty",
             False,
         ),
-        ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, command", True),
+        ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, codex, command", True),
         (
             {"sandbox": {"runtimeClassName": "kata"}},
             {"runtime_classes": frozenset({"gvisor"})},
@@ -119,6 +119,12 @@ def test_what_is_missing_is_named_with_what_to_do(
     found = problem(run_of(**spec), References(drivers=DRIVERS, **refs))
     assert (found.reason, found.stalled) == (reason, stalled)
     assert says in found.message
+
+
+@pytest.mark.parametrize("protocol", ["anthropic-messages", "openai-responses", "openai-chat"])
+def test_the_driver_builtin_speaks_every_protocol(protocol: str) -> None:
+    refs = References(provider=provider(protocol=protocol), drivers=DRIVERS)
+    assert resolved(run_of(agent=BUILTIN), refs).agent.model.protocol == protocol
 
 
 def test_classes_that_may_not_be_listed_are_left_to_the_pods_admission() -> None:
@@ -179,12 +185,6 @@ def test_the_disk_is_the_runs_else_the_workspaces_else_the_installations(size: s
 
 COST = {"cost": {"hard": "8.00"}}
 NO_EFFECT = {
-    "a cost of the run's": ({"constraints": COST}, References(drivers=DRIVERS), True),
-    "a cost of the agent's": (
-        {"agent": None, "agentRef": {"name": "codex"}},
-        References(agent=agent(**COMMAND, constraints=COST), drivers=DRIVERS),
-        False,
-    ),
     "LFS of the run's": (
         {"workspace": {"remoteGit": {**GIT["remoteGit"], "lfs": True}}},
         References(drivers=DRIVERS),
@@ -214,6 +214,52 @@ def test_what_would_be_without_effect_is_refused(what: str) -> None:
     found = resolve(run_of(**change), refs, Defaults())
     assert isinstance(found, Problem)
     assert (found.reason, found.stalled) == ("NotSupported", stalled)
+
+
+PRICED = {"name": "m-1", "prices": {"input": "3.00", "output": "15", "cacheRead": "0.3", "cacheWrite": "3.75"}}
+
+
+def test_prices_are_integers_and_what_is_left_out_costs_what_is_nearest() -> None:
+    models = [
+        PRICED,
+        {"name": "m-2", "prices": {"input": "0.000001", "output": "0"}, "maxOutputTokens": 7},
+        {"name": "m-3", "prices": {"input": "1", "output": "2", "cacheWrite": "3", "cacheWriteHour": "4"}},
+        {"name": "m-4"},
+    ]
+    found = resolved(run_of(agent=BUILTIN), References(provider=provider(models=models), drivers=DRIVERS)).agent.model
+    assert found is not None
+    assert {name: tuple(prices.model_dump().values()) for name, prices in found.prices.items()} == {
+        "m-1": (3_000_000, 15_000_000, 300_000, 3_750_000, 3_750_000),
+        "m-2": (1, 0, 1, 1, 1),
+        "m-3": (1_000_000, 2_000_000, 1_000_000, 3_000_000, 4_000_000),
+    }
+    assert found.max_output_tokens == {"m-2": 7}
+
+
+@pytest.mark.parametrize(
+    ("models", "missing"),
+    [(None, "m-1"), ([{"name": "m-1"}], "m-1"), ([PRICED, {"name": "m-2"}], "m-2"), ([PRICED], None)],
+)
+@pytest.mark.parametrize("whose", ["run", "agent"])
+def test_a_limited_cost_needs_the_price_of_every_model_that_may_be_used(
+    whose: str, models: list[dict[str, Any]] | None, missing: str | None
+) -> None:
+    refs = References(
+        agent=agent(model=BUILTIN["model"], constraints=COST), provider=provider(models=models), drivers=DRIVERS
+    )
+    of_run = run_of(agent=BUILTIN, constraints=COST)
+    found = resolve(of_run if whose == "run" else run_of(agent=None, agentRef={"name": "codex"}), refs, Defaults())
+    if missing is None:
+        assert isinstance(found, ResolvedRun)
+        assert found.limits.cost_hard_micros == 8_000_000
+    else:
+        assert isinstance(found, Problem)
+        assert (found.reason, found.stalled) == ("PricesMissing", False)
+        assert f"has none for {missing}: " in found.message
+
+
+def test_a_limited_cost_without_a_model_is_kept_by_itself() -> None:
+    assert resolved(run_of(constraints=COST)).limits.cost_hard_micros == 8_000_000
 
 
 def test_two_urls_or_two_credentials_never_share_a_mirror() -> None:
@@ -293,10 +339,12 @@ PROVIDER = {"protocol": "anthropic-messages", "baseURL": "https://models.example
         ("Agent", COMMAND, None),
         ("Agent", AGENT, None),
         ("Agent", {"driver": "nobody"}, "UnknownDriver"),
-        ("Agent", COMMAND | {"constraints": {"cost": {"hard": "8"}}}, "NotSupported"),
+        ("Agent", COMMAND | {"constraints": {"cost": {"hard": "8"}}}, None),
+        ("Agent", AGENT | {"constraints": {"cost": {"hard": "8"}}}, None),
         ("ModelProvider", PROVIDER, None),
         ("ModelProvider", PROVIDER | {"models": [{"name": "m-1"}]}, None),
-        ("ModelProvider", PROVIDER | {"protocol": "openai-chat"}, "ProtocolNotSupported"),
+        ("ModelProvider", PROVIDER | {"protocol": "openai-chat"}, None),
+        ("ModelProvider", PROVIDER | {"protocol": "openai-responses"}, None),
     ],
 )
 def test_whether_runs_can_use_an_object_is_found_out_as_a_run_would(

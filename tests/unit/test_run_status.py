@@ -159,6 +159,15 @@ def test_spent_tokens_are_out_of_budget() -> None:
     assert reasons(status)["WithinBudget"] == "TokensExhausted"
 
 
+@pytest.mark.parametrize(("hard", "reason"), [(2_500_000, "CostExhausted"), (2_500_001, "WithinLimits")])
+def test_a_spent_cost_is_out_of_budget(hard: int, reason: str) -> None:
+    state = replace(RUNNING, usage=Usage(cost_micros=2_500_000))
+    status = projected(state, spec=a_spec(limits=ResolvedLimits(cost_hard_micros=hard)))
+    assert reasons(status)["WithinBudget"] == reason
+    assert status.usage is not None
+    assert (status.usage.cost_micros, status.usage.cost) == (2_500_000, "2.50")
+
+
 def test_a_waiting_sandbox_says_why() -> None:
     view = SandboxView("p", "u", 2, "runner", SandboxPhase.WAITING, "ImagePullFailed", "no such image")
     status = projected(RUNNING, sandboxes=(view,))

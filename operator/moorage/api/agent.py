@@ -12,6 +12,7 @@ from moorage.api.quantity import Memory, Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
 MAX_ARGUMENTS = 64
+REAL_AGENTS = frozenset({"codex", "pi"})  # drivers of programs that are somebody else's
 
 Argument = Annotated[str, Field(max_length=16_384)]
 Image = Annotated[
@@ -56,8 +57,8 @@ class AgentTemplate(Fields):
     """The program that works."""
 
     driver: Label = Field(
-        description="How the program is driven: command, builtin, or another driver that is installed. An unknown"
-        " driver is told in the condition Admitted."
+        description="How the program is driven: command, builtin, codex, pi, or another driver that is installed. An"
+        " unknown driver is told in the condition Admitted."
     )
     image: Image | None = Field(
         default=None,
@@ -94,6 +95,18 @@ class AgentTemplate(Fields):
             'the driver "builtin" is a program of its own and takes neither command nor args: leave them out',
             "self.driver != 'builtin' || (!has(self.command) && !has(self.args))",
             lambda agent: agent.driver != "builtin" or (agent.command is None and agent.args is None),
+            field="command",
+        ),
+        Rule(
+            'the drivers "codex" and "pi" need a model with providerRef and name',
+            "!(self.driver in ['codex', 'pi']) || has(self.model)",
+            lambda agent: agent.driver not in REAL_AGENTS or agent.model is not None,
+            field="model",
+        ),
+        Rule(
+            'the drivers "codex" and "pi" start their own programs and take no command: name options in args',
+            "!(self.driver in ['codex', 'pi']) || !has(self.command)",
+            lambda agent: agent.driver not in REAL_AGENTS or agent.command is None,
             field="command",
         ),
     )

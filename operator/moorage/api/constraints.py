@@ -64,8 +64,8 @@ class Constraints(Fields):
     tokens: TokenLimit | None = Field(default=None, description="Limits on tokens.")
     cost: CostLimit | None = Field(
         default=None,
-        description="Limits on cost. Not supported by this version, which knows no prices: a run that sets them is not"
-        " admitted.",
+        description="Limits on the cost of models. The run's ModelProvider must have prices for all models that the run"
+        " may use.",
     )
     wall_clock: Duration | None = Field(
         default=None, description="Longest time from admission to the end, for example 2h."

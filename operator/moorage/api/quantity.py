@@ -49,11 +49,16 @@ def token_count(text: str) -> int:
 
 def micro_dollars(text: str) -> int:
     """`8.00` → 8 000 000. Raises ValueError where it isn't dollars with at most six decimals, or is zero."""
+    return _positive(price_micros(text), text)
+
+
+def price_micros(text: str) -> int:
+    """`0.30` → 300 000, and `0` → 0. Raises ValueError where it isn't dollars with at most six decimals."""
     found = _DOLLARS.fullmatch(text)
     if not found:
         raise ValueError(text)
     whole, decimals = found.groups()
-    return _positive(int(whole) * 10**6 + int((decimals or "").ljust(6, "0")), text)
+    return int(whole) * 10**6 + int((decimals or "").ljust(6, "0"))
 
 
 def dollars(micros: int) -> str:
@@ -193,6 +198,27 @@ class Money(_Written):
     def micros(self) -> int:
         """In micro-dollars."""
         return micro_dollars(self)
+
+
+class Price(_Written):
+    """`0.30`: US dollars, and `0` where something is free.
+
+    No integer: in a list, the API server takes the cost of a rule on one for unbounded, and refuses the schema.
+    """
+
+    __slots__ = ()
+    or_integer = False
+    max_length = 16
+    rule = Rule(
+        'must be US dollars with at most six decimals, in quotes, such as "0.30"; "0" is free',
+        cel_matches("self", _DOLLARS.pattern),
+        _reads(price_micros),
+    )
+
+    @property
+    def micros(self) -> int:
+        """In micro-dollars."""
+        return price_micros(self)
 
 
 class Quantity(_Written):

@@ -31,6 +31,10 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
     runner    POST /model/v1/messages             Anthropic Messages, credential injected
+    runner    POST /model/v1/messages/count_tokens   the provider's count of a request's tokens
+    runner    POST /model/v1/responses            OpenAI Responses, the same
+    runner    POST /model/v1/chat/completions     OpenAI Chat Completions, the same
+    runner    GET  /model/v1/models[/{name}]      the models that the run may use, in the provider's shape
     runner    *    /egress/{scheme}/{host}/…      a request to an allowed host, credential and key added
     runner    POST /tunnel/{host}:{port}          bytes both ways, to an allowed host
     both      GET|POST /git/run.git/…             smart HTTP of the run's mirror; receive for runners only
@@ -84,8 +88,20 @@ class ResolvedWorkspace(Wire):
     storage: str | None = None
 
 
+class ResolvedPrices(Wire):
+    """What a million tokens of each kind cost, in micro-dollars. Reasoning is part of the output."""
+
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    cache_write_1h: int
+
+
 class ResolvedModel(Wire):
-    """Which model behind which endpoint; the credential stays a reference."""
+    """Which model behind which endpoint; the credential stays a reference. `prices` by the name of the model;
+    `max_output_tokens` likewise, where the provider says how long its answers may be.
+    """
 
     provider: str
     protocol: str
@@ -93,6 +109,9 @@ class ResolvedModel(Wire):
     name: str
     credentials: SecretRef | None = None
     allowed: tuple[str, ...] = ()
+    prices: dict[str, ResolvedPrices] = {}
+    max_output_tokens: dict[str, int] = {}
+    max_concurrent: int | None = None
 
 
 class ResolvedAgent(Wire):

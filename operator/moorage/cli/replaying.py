@@ -25,15 +25,15 @@ from moorage.core.journal.chain import Broken
 from moorage.core.journal.export import header_line, record_line, verify_export
 from moorage.core.journal.plain import plain
 from moorage.core.journal.record import Record
+from moorage.core.models.anthropic import MESSAGES
+from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.recovery.counterfactual import Answer, Fork, NoSuchQuestion, WhatIf, counterfactual, fork
 from moorage.core.recovery.replays import Report, audit, state_hash
 from moorage.core.run.phases import IllegalMove
 from moorage.core.run.reducer import Replay
 from moorage.core.run.state import RunState
-from moorage.gateway.anthropic import read_message
 
 PATIENCE = httpx.Timeout(600.0, connect=10.0)
-VERSION = "2023-06-01"  # of the protocol that recorded requests speak
 
 
 @looking
@@ -90,24 +90,26 @@ class Asked:
     def __init__(self, url: str, model: str, key: str, content: bytes) -> None:
         self._url, self._model, self._key, self.content = url.rstrip("/"), model, key, content
 
-    def __call__(self, _: Fork) -> Answer:
-        """Ask, not streamed. Raise CliError."""
+    def __call__(self, forked: Fork) -> Answer:
+        """Ask, not streamed, in the protocol of the recorded request. Raise CliError."""
+        protocol = PROTOCOLS.get(str((forked.request.payload or {}).get("protocol")), MESSAGES)
         try:
             body = orjson.loads(self.content) | {"stream": False}
+            body.pop("stream_options", None)  # which goes with a stream only
         except (orjson.JSONDecodeError, TypeError):
             raise CliError("what had been asked is no request that can be sent again") from None
         body["model"] = self._model or body.get("model")
-        headers = {"anthropic-version": VERSION, "content-type": "application/json"}
+        headers = {"content-type": "application/json", **protocol.versioned}
         if self._key:
-            headers["x-api-key"] = self._key
+            headers |= protocol.credential(self._key)
         try:
             with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
-                answer = client.post(f"{self._url}/v1/messages", content=orjson.dumps(body), headers=headers)
+                answer = client.post(f"{self._url}{protocol.path}", content=orjson.dumps(body), headers=headers)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise Unreachable(f"{self._url} can't be asked: {str(error) or type(error).__name__}") from None
         if not answer.is_success:
             raise CliError(f"{self._url} gave no answer: HTTP {answer.status_code}", "see --model and --key-env")
-        usage, _estimated = read_message(answer.content).settled()
+        usage, _estimated = protocol.read(answer.content).settled()
         return Answer(answer.status_code, answer.content, usage, str(body["model"]))
 
 

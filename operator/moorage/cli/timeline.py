@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from moorage.api.quantity import dollars
 from moorage.core.journal.record import Record, RecordType
+from moorage.core.models.usage import total
 from moorage.core.run.state import RunState
 from moorage.core.run.status import grade
 
@@ -159,11 +161,14 @@ def _model_request(p: Payload) -> str:
 
 def _model_response(p: Payload) -> str:
     usage = p.get("usage") or {}
-    tokens = sum(
-        int(usage.get(k, 0)) for k in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+    tokens, micros, stop = total(usage), usage.get("cost_micros"), p.get("stop_reason")
+    used = (f", {tokens} tokens" if tokens else "") + (f", ${dollars(micros)}" if micros else "")
+    return (
+        _answered(p)
+        + used
+        + (" by an estimate" if used and p.get("estimated") else "")
+        + (f" ({stop})" if stop else "")
     )
-    stop = p.get("stop_reason")
-    return _answered(p) + (f", {tokens} tokens" if tokens else "") + (f" ({stop})" if stop else "")
 
 
 def _answered(p: Payload) -> str:

@@ -35,6 +35,7 @@ from moorage.gateway.health import HealthRoom
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.http import refusal
 from moorage.gateway.model import ModelRoom
+from moorage.gateway.questions import Questions
 from moorage.gateway.readers import ReadersRoom
 from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
@@ -59,9 +60,10 @@ def app_of(gate: Gate) -> Starlette:
     """The same, around what all its rooms share."""
     deps = gate.deps
     under_way = UnderWay(deps.peers)
+    questions = Questions(gate)
     bases, calls = Bases(gate), Calls(gate, under_way)
     rooms = (
-        RunsRoom(gate, bases, Delivery(gate, calls, under_way)),
+        RunsRoom(gate, bases, Delivery(gate, calls, under_way), questions),
         ReadersRoom(gate),
         EvidenceRoom(gate),
         ResolveRoom(gate),
@@ -69,7 +71,7 @@ def app_of(gate: Gate) -> Starlette:
         ChangesRoom(gate),
         SandboxRoom(gate, bases),
         GitRoom(gate),
-        ModelRoom(gate),
+        ModelRoom(gate, questions),
         EgressRoom(gate, calls),
         TunnelRoom(gate, under_way),
         HealthRoom(gate),

@@ -15,8 +15,9 @@ from moorage.core.effects.calls import Answer, Call
 from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
+from moorage.core.models.prices import Reserve
 
-FACTS_VERSION = 4
+FACTS_VERSION = 5
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_INTENTS = 16
@@ -36,12 +37,17 @@ class Intent:
 
 @dataclass(frozen=True)
 class Question:
-    """A model request on its way: what was asked, by hash, in which epoch and iteration, and where its words lie."""
+    """A model request on its way: what was asked, by hash, in which epoch and iteration, and where its words lie.
+
+    `reserve`: what it may come to (B2). `gateway`: whose it is, by name.
+    """
 
     bytes_hash: str
     epoch: int
     turn: int | None = None
     content: BlobRef | None = None
+    reserve: Reserve = field(default_factory=Reserve)
+    gateway: str | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,10 @@ def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:
 
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, (r.attachments or {}).get("content"))
+    content = (r.attachments or {}).get("content")
+    told = p.get("reserved", {})
+    reserve = Reserve(*(told.get(name, 0) for name in ("input_tokens", "output_tokens", "cost_micros")))
+    question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, content, reserve, p.get("gateway"))
     return replace(f, asked=_newest({**f.asked, str(r.request_id): question}))
 
 

@@ -1,4 +1,6 @@
-"""The model door: the run's own model, the real credential added on the way out, both directions journaled.
+"""The model doors: the run's own model, the real credential added on the way out, both directions journaled.
+
+One mechanism for all protocols; what they differ in is in `moorage.core.models`.
 
 Order (R2, M1): the request is durable before it leaves; the answer is durable before its last event reaches the agent,
 so that no decision is acted on that the journal doesn't have. A stream passes chunk by chunk. What a client that went
@@ -8,9 +10,12 @@ away doesn't read is still read here, and given to it when it asks again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,91 +25,166 @@ from moorage.api.wire import ResolvedModel, Role
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
-from moorage.gateway import anthropic
+from moorage.core.models.anthropic import MESSAGES
+from moorage.core.models.prices import worst
+from moorage.core.models.protocol import Protocol
+from moorage.core.models.spoken import PROTOCOLS
 from moorage.gateway.addresses import is_http, leads_to_metadata
+from moorage.gateway.budget import demand_left
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
-from moorage.gateway.exchange import Ask, Exchange
+from moorage.gateway.exchange import Ask, Exchange, Kept, Shared
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Caller, Gate
-from moorage.gateway.headers import forwarded
+from moorage.gateway.headers import forwarded, returned
 from moorage.gateway.http import JSON, read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.ports import SecretMissing
+from moorage.gateway.questions import Questions
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreError
 
+PREFIX = "/model"
 NO_RETRY = {"x-should-retry": "false"}
 RETRY_HEADER = "x-stainless-retry-count"
 TURN_HEADER = "x-moorage-turn"
 
 
 class ModelRoom:
-    """POST /model/v1/messages."""
+    """POST at each protocol's own path below /model, and the lists of what may be asked."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, gate: Gate, questions: Questions) -> None:
+        self._gate, self._questions, self._shared = gate, questions, Shared(questions)
         self._ledger = gate.ledger
         self._metrics = gate.deps.metrics
         self._settings = gate.deps.settings
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
+        spoken = PROTOCOLS.values()
+        asking = [_post(each.path, partial(self.ask, each), "model") for each in spoken]
+        counting = [_post(each.counting, partial(self.count, each), "model-count") for each in spoken if each.counting]
         return [
-            Route("/model/v1/messages", self.messages, methods=["POST"], name="model"),
-            Route("/model/{path:path}", self.unknown, methods=["GET", "POST"], name="model-unknown"),
+            *asking,
+            *counting,
+            Route(f"{PREFIX}/v1/models", self.models, methods=["GET"], name="models"),
+            Route(f"{PREFIX}/v1/models/{{name:path}}", self.model, methods=["GET"], name="models"),
+            Route(f"{PREFIX}/{{path:path}}", self.unknown, methods=["GET", "POST"], name="model-unknown"),
         ]
 
     async def unknown(self, _: Request) -> Response:
-        """What the protocol has and this door hasn't: told in the protocol's own words."""
-        return refused(Refusal("this gateway relays POST /v1/messages only", status=404))
+        """What the protocols have and these doors haven't: told in a protocol's own words."""
+        known = ", ".join(each.path for each in PROTOCOLS.values())
+        return refused(MESSAGES, Refusal(f"this gateway relays POST to {known} only", status=404))
 
-    async def messages(self, request: Request) -> Response:
+    async def ask(self, protocol: Protocol, request: Request) -> Response:
         """One request; every refusal in the provider's own shape, so that SDKs understand it."""
+        return await self._told(protocol, self._answer(protocol, request))
+
+    async def _told(self, protocol: Protocol, answer: Awaitable[Response]) -> Response:
         try:
-            caller = await self._gate.sandbox(request, "model", Role.RUNNER)
-            model = _demand_model(caller.run)
-            ask = await self._read(request, model)
-            recorded = self._recorded(caller, ask)
-            if recorded is not None and (answer := await self._again(caller, recorded)) is not None:
-                return answer
-            _demand_budget(caller.run)
-            await _demand_address(model)
-            credential = await self._credential(caller.run, model)
-            return await Exchange(self._gate, caller, ask).run(model, credential)
+            return await answer
         except Refusal as error:
-            self._metrics.model_requests.labels(anthropic.PROTOCOL, error.reason).inc()
-            return refused(error)
+            self._metrics.model_requests.labels(protocol.name, error.reason).inc()
+            return refused(protocol, error)
         except (StoreError, JournalError) as error:
             self._gate.deps.log.warning("model_request_not_journaled", reason=type(error).__name__)
-            return refused(Unavailable("the journal can't take the request now; ask again"))
+            return refused(protocol, Unavailable("the journal can't take the request now; ask again"))
+
+    async def _answer(self, protocol: Protocol, request: Request) -> Response:
+        caller = await self._gate.sandbox(request, "model", Role.RUNNER)
+        model = _demand_model(caller.run, protocol)
+        ask = await self._read(protocol, request, model)
+        recorded = self._recorded(caller, ask)
+        if recorded is not None and (answer := await self._again(caller, ask, recorded)) is not None:
+            return answer
+        await self._questions.settle(caller.run)
+        demand_left(caller.run.spec.limits, caller.run.state.usage)
+        await _demand_address(model)
+        credential = await self._credential(protocol, caller.run, model)
+        return await Exchange(self._gate, caller, ask, self._shared, request.is_disconnected).run(model, credential)
+
+    # --- what is no decision ------------------------------------------------------------------------------------------
+
+    async def count(self, protocol: Protocol, request: Request) -> Response:
+        """How many tokens a request would have, by the provider's word. It decides nothing, and nothing is recorded."""
+        return await self._told(protocol, self._count(protocol, request))
+
+    async def _count(self, protocol: Protocol, request: Request) -> Response:
+        caller = await self._gate.sandbox(request, "model", Role.RUNNER)
+        model = _demand_model(caller.run, protocol)
+        ask = await self._read(protocol, request, model)
+        await _demand_address(model)
+        credential = await self._credential(protocol, caller.run, model)
+        return await self._counted(ask, model, credential)
+
+    async def _counted(self, ask: Ask, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
+        http, kept = self._gate.deps.http, Kept(self._settings.max_content_bytes)
+        asking = ask.outgoing(ask.protocol.counting or "", model, credential, self._settings)
+        try:
+            answer = await http.send(http.build_request(**asking), stream=True)
+            try:
+                async for chunk in answer.aiter_bytes():
+                    kept.add(chunk)
+            finally:
+                await answer.aclose()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = f"the model provider can't be reached ({type(error).__name__})"
+            raise Refusal(why, status=502, reason="ProviderUnreachable") from None
+        kind = answer.headers.get("content-type", JSON)
+        return Response(kept.content(), answer.status_code, returned(answer.headers, decoded=True), kind)
+
+    async def models(self, request: Request) -> Response:
+        """The models that the run may use, as its provider would list them."""
+        protocol = MESSAGES
+        try:
+            protocol, names = await self._offered(request)
+        except Refusal as error:
+            return refused(protocol, error)
+        return Response(protocol.listed(names), 200, media_type=JSON)
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        protocol, name = MESSAGES, request.path_params["name"]
+        try:
+            protocol, names = await self._offered(request)
+            _demand_allowed(name, names)
+        except Refusal as error:
+            return refused(protocol, error)
+        return Response(protocol.entry(name), 200, media_type=JSON)
+
+    async def _offered(self, request: Request) -> tuple[Protocol, tuple[str, ...]]:
+        caller = await self._gate.sandbox(request, "model", Role.RUNNER)
+        model = _demand_model(caller.run)
+        return PROTOCOLS[model.protocol], _allowed(model)
 
     # --- the request --------------------------------------------------------------------------------------------------
 
-    async def _read(self, request: Request, model: ResolvedModel) -> Ask:
+    async def _read(self, protocol: Protocol, request: Request, model: ResolvedModel) -> Ask:
         try:
             body = await read_body(request, self._settings.model_body_bytes)
         except TooLarge as error:
             raise Refusal(error.message, status=413, reason="TooLarge") from None
         asked = _parse(body)
-        name = asked.get("model")
-        allowed = model.allowed or (model.name,)
-        if not isinstance(name, str) or name not in allowed:
-            why = f"this run may use {', '.join(allowed)} and no other model"
-            raise Refusal(why, status=404, reason="ModelNotAllowed")
+        _demand_here(protocol, asked)
+        name = _demand_allowed(asked.get("model"), _allowed(model))
         turn = request.headers.get(TURN_HEADER, "")
         return Ask(
+            protocol=protocol,
             request_id=uuid4().hex,
             body=body,
+            asked=asked,
+            sent=protocol.sent(asked, body),
             bytes_hash=_hash(asked, body),
             model=name,
-            stream=asked.get("stream") is True,
+            prices=model.prices.get(name),
+            worst=worst(len(body), protocol.cap(asked) or model.max_output_tokens.get(name), model.prices.get(name)),
             query=request.url.query,
             turn=int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 10 else None,
             again=request.headers.get(RETRY_HEADER, "0") != "0",
             headers=forwarded(request.headers),
         )
 
-    async def _credential(self, run: Run, model: ResolvedModel) -> dict[str, str]:
+    async def _credential(self, protocol: Protocol, run: Run, model: ResolvedModel) -> dict[str, str]:
         """T2: read at use, kept by nobody."""
         if model.credentials is None:
             return {}
@@ -121,7 +201,7 @@ class ModelRoom:
                 f"the credential of {of} is missing: Secret {ref.name}", status=401, reason="CredentialMissing"
             )
         demand_header_value(key, of, ref.name, keys, 401)
-        return {"x-api-key": key}
+        return protocol.credential(key)
 
     # --- R2 -----------------------------------------------------------------------------------------------------------
 
@@ -132,7 +212,7 @@ class ModelRoom:
             return None
         return found
 
-    async def _again(self, caller: Caller, found: ModelAnswer) -> Response | None:
+    async def _again(self, caller: Caller, ask: Ask, found: ModelAnswer) -> Response | None:
         """Give the recorded answer, unbilled; None where its content was erased, and the model has to be asked."""
         try:
             content = await self._gate.deps.blobs.get(caller.run.tenant, found.content)
@@ -148,25 +228,43 @@ class ModelRoom:
             attempt=caller.run.state.attempt,
         )
         await self._ledger.append(caller.run, caller.epoch, [draft])
-        self._metrics.model_requests.labels(anthropic.PROTOCOL, "replayed").inc()
+        self._metrics.model_requests.labels(ask.protocol.name, "replayed").inc()
         return Response(content, found.status, {"x-moorage-replayed": "true"}, found.content_type)
 
 
-def refused(error: Refusal) -> Response:
+def _post(path: str, door: Any, name: str) -> Route:
+    return Route(f"{PREFIX}{path}", door, methods=["POST"], name=name)
+
+
+def refused(protocol: Protocol, error: Refusal) -> Response:
     """A refusal that the provider's SDKs understand, and don't repeat where repeating can't help."""
     passing = error.status >= 500 or error.status in {425, 429}
     headers = dict(error.headers) if passing else NO_RETRY
     status = error.status if error.status != 409 else 400
-    return Response(anthropic.error_body(status, f"{error.reason}: {error.message}"), status, headers, JSON)
+    return Response(protocol.error(status, error.reason, error.message), status, headers, JSON)
 
 
-def _demand_model(run: Run) -> ResolvedModel:
+def _demand_model(run: Run, protocol: Protocol | None = None) -> ResolvedModel:
+    """The run's model, which speaks that protocol, or any that is passed on."""
     model = run.spec.agent.model
     if model is None:
         raise Refusal("this run has no model: give its agent one", status=403, reason="NoModel")
-    if model.protocol != anthropic.PROTOCOL:
-        raise Refusal(f"the run's model speaks {model.protocol}, not this protocol", status=404, reason="OtherProtocol")
+    spoken = PROTOCOLS.get(model.protocol)
+    if spoken is None or (protocol is not None and spoken is not protocol):
+        asked = spoken.path if spoken else "no path here"
+        raise Refusal(f"the run's model speaks {model.protocol}: ask at {asked}", status=404, reason="OtherProtocol")
     return model
+
+
+def _allowed(model: ResolvedModel) -> tuple[str, ...]:
+    return model.allowed or (model.name,)
+
+
+def _demand_allowed(name: object, allowed: tuple[str, ...]) -> str:
+    if not isinstance(name, str) or name not in allowed:
+        why = f"this run may use {', '.join(allowed)} and no other model"
+        raise Refusal(why, status=404, reason="ModelNotAllowed")
+    return name
 
 
 async def _demand_address(model: ResolvedModel) -> None:
@@ -174,13 +272,6 @@ async def _demand_address(model: ResolvedModel) -> None:
         raise Refusal(f"the address of provider {model.provider} is no http(s) URL", status=404, reason="BadAddress")
     if await leads_to_metadata(model.base_url):
         raise Refusal("the provider's address is a metadata service's", status=403, reason="AddressForbidden")
-
-
-def _demand_budget(run: Run) -> None:
-    """B3: a hard limit stops; 0 left means 0."""
-    limit, used = run.spec.limits.tokens_hard, run.state.usage.tokens
-    if limit is not None and used >= limit:
-        raise Refusal(f"the run's token limit of {limit} is used up ({used})", status=400, reason="BudgetExhausted")
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -191,6 +282,12 @@ def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise Refusal("the body is no JSON object", status=400, reason="Invalid")
     return asked
+
+
+def _demand_here(protocol: Protocol, asked: Mapping[str, Any]) -> None:
+    """B2: all that a request may come to follows from its own body, and its answer tells what it came to."""
+    if (why := protocol.elsewhere(asked)) is not None:
+        raise Refusal(f"this gateway doesn't pass on {why}", status=400, reason="NotCountable")
 
 
 def _hash(asked: dict[str, Any], body: bytes) -> str:

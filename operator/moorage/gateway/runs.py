@@ -29,6 +29,7 @@ from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import JSON, answer, query_flag, read_model
 from moorage.gateway.ledger import STATUSES, Run
+from moorage.gateway.questions import Questions
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
 from moorage.gateway.registration import let_in, let_in_journaled
 from moorage.gateway.roll import Roll, all_rows
@@ -42,8 +43,8 @@ PHASES = {ExecutionStatus.RUNNING: RunPhase.RUNNING} | {status: phase for phase,
 class RunsRoom:
     """Doors below /v1/runs that only the operator may open, and the view that readers may see too."""
 
-    def __init__(self, gate: Gate, bases: Bases, delivery: Delivery) -> None:
-        self._gate, self._bases = gate, bases
+    def __init__(self, gate: Gate, bases: Bases, delivery: Delivery, questions: Questions) -> None:
+        self._gate, self._bases, self._questions = gate, bases, questions
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
         self._delivery = delivery
@@ -156,6 +157,7 @@ class RunsRoom:
         await self._ledger.append(run, body.epoch or None, operator_drafts(body.records))
         if run.state.end is not None:
             self._gate.heartbeats.forget(run.uid)
+            await self._questions.settle(run)
         return await self._view(run)
 
     async def deliver(self, request: Request) -> Response:
@@ -173,6 +175,7 @@ class RunsRoom:
             raise Refusal("the run has not ended: cancel it first", status=409, reason="NotEnded")
         async with run.preparing:  # what is still being fetched for it would be pinned afterwards
             refs = await self._gate.refs.drop(run)
+        await self._questions.settle(run)
         await self._ledger.seal(run, "released")
         self._gate.heartbeats.forget(run.uid)
         return answer(Released(refs=refs))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moorage.api.wire import Assignment, CheckpointReport
+from moorage.core.models.usage import total
 from moorage.drivers.port import Child
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
@@ -64,7 +65,7 @@ class RunnerHost:
         reached(Point.SAFE_POINT_AFTER)
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
-        self._tokens += sum((usage or {}).values())
+        self._tokens += total(usage or {})
         self._iterations += 1
         self.tell_remaining()
 

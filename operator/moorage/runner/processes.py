@@ -126,12 +126,10 @@ class ChildProcess:
         """Let go of its outputs; what was not read is lost."""
         self._transport.close()
 
-    async def give(self, data: bytes) -> None:
-        """Write its whole stdin and close it; a program that doesn't read it is no error."""
+    def give(self, data: bytes) -> None:
+        """Have all its stdin written as it reads, then closed; a program that never reads it is no error."""
         if self._stdin is not None:
             self._stdin.write(data)
-            with contextlib.suppress(ConnectionError):
-                await self._stdin.drain()
             self._stdin.close()
 
 
@@ -150,7 +148,7 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin
     )
     child = ChildProcess(transport, streams)
     if stdin is not None:
-        await child.give(stdin)
+        child.give(stdin)
     return child
 
 

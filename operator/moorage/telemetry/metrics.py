@@ -59,7 +59,16 @@ class GatewayMetrics:
             buckets=SLOW,
             registry=registry,
         )
+        self.model_turn = Histogram(
+            "moorage_model_turn_seconds",
+            "Waiting for a turn at a provider that takes so many requests at once.",
+            buckets=SLOW,
+            registry=registry,
+        )
         self.model_tokens = Counter("moorage_model_tokens", "Tokens by kind.", ("kind",), registry=registry)
+        self.model_cost = Counter(
+            "moorage_model_cost_micro_dollars", "What models cost, where prices are known.", registry=registry
+        )
         self.git_requests = Counter(
             "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
         )

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from moorage.api.meta import Condition, Status, get_condition
 from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
+from moorage.core.run.limits import spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Effect, RunState
 from moorage.core.run.waiting import named
 
-OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted"})
+OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted", "CostExhausted"})
 SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
 
 
@@ -95,11 +96,10 @@ def _progressing(s: RunState, told: Plan, phase: str) -> Condition:
 
 
 def _within_budget(o: Observed, s: RunState) -> Condition:
-    hard = o.spec.limits.tokens_hard if o.spec else None
     if s.end is not None and s.end.reason in OVER_BUDGET:
         return _truth("WithinBudget", "False", s.end.reason, s.end.message)
-    if hard is not None and s.usage.tokens >= hard:
-        return _truth("WithinBudget", "False", "TokensExhausted", f"{s.usage.tokens} of {hard} tokens are used")
+    if o.spec is not None and (reached := spent(o.spec.limits, s.usage)) is not None:
+        return _truth("WithinBudget", "False", reached.reason, reached.message)
     return _truth("WithinBudget", "True", "WithinLimits")
 
 

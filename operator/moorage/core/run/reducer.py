@@ -453,6 +453,7 @@ AFTER_END = frozenset(
         RecordType.SANDBOX_PLACED,
         RecordType.FENCE_REFUSED,
         RecordType.EFFECT_RECONCILED,
+        RecordType.MODEL_RESPONSE,  # what was spent is spent
         RecordType.JOURNAL_REPAIRED,
     }
 )

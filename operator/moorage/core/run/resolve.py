@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from moorage.api.agent import Agent, AgentTemplate, EgressHost, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
-from moorage.api.modelprovider import ModelProvider
+from moorage.api.modelprovider import ModelProvider, Prices
 from moorage.api.names import digest
 from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.quantity import Quantity
@@ -24,6 +25,7 @@ from moorage.api.wire import (
     ResolvedEgress,
     ResolvedLimits,
     ResolvedModel,
+    ResolvedPrices,
     ResolvedRetention,
     ResolvedRun,
     ResolvedSandbox,
@@ -32,10 +34,13 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.models.responses import RESPONSES
+from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.observed import Problem
 
 Placement = Literal["local", "cluster"]
-SUPPORTED_PROTOCOLS = frozenset({"anthropic-messages"})
+SPEAKS = MappingProxyType({"codex": frozenset({RESPONSES.name})})
+"""Protocols that a driver's program speaks; what isn't named here may speak any."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
     workspace, prefix = _workspace(run, refs, defaults)
     sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, _size(refs.workspace), defaults)
     _demand_runtime_class(sandbox.runtime_class, refs.runtime_classes)
+    resolved = _agent(template, refs, defaults)
     return ResolvedRun(
         uid=meta.uid,
         tenant=meta.namespace,
@@ -116,13 +122,13 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         placement=defaults.placement,
         goal=_goal(run, refs),
         workspace=workspace,
-        agent=_agent(template, refs, defaults),
+        agent=resolved,
         acceptance=tuple(
             ResolvedCheck(name=check.name, run=check.run, timeout_ms=check.timeout.ms)
             for check in spec.acceptance or ()
         ),
         delivery=_delivery(run, prefix),
-        limits=_enforced(run, agent),
+        limits=_enforced(run, agent, resolved.model),
         timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
@@ -202,18 +208,20 @@ def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> Res
         command=template.command or (),
         args=template.args or (),
         env={variable.name: variable.value for variable in template.env or ()},
-        model=_model(template.model, refs) if template.model else None,
+        model=_model(template, template.model, refs) if template.model else None,
     )
 
 
-def _model(choice: ModelChoice, refs: References) -> ResolvedModel:
+def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> ResolvedModel:
     name = choice.provider_ref.name
     spec = _found("ModelProvider", name, refs.provider).spec
-    if spec.protocol not in SUPPORTED_PROTOCOLS:
-        known = ", ".join(sorted(SUPPORTED_PROTOCOLS))
-        why = f"ModelProvider {name} speaks {spec.protocol}, which this version doesn't relay; it relays: {known}"
+    spoken = SPEAKS.get(template.driver, PROTOCOLS.keys())
+    if spec.protocol not in spoken:
+        known = ", ".join(sorted(spoken))
+        why = f"ModelProvider {name} speaks {spec.protocol}; the driver {template.driver} speaks: {known}"
         raise Unresolved("ProtocolNotSupported", why)
-    allowed = tuple(model.name for model in spec.models or ())
+    offered = spec.models or ()
+    allowed = tuple(model.name for model in offered)
     if allowed and choice.name not in allowed:
         why = f"ModelProvider {name} doesn't offer {choice.name}; it offers: {', '.join(allowed[:16])}"
         raise Unresolved("ModelNotOffered", why)
@@ -225,6 +233,21 @@ def _model(choice: ModelChoice, refs: References) -> ResolvedModel:
         name=choice.name,
         credentials=SecretRef(name=secret.name, key=secret.key) if secret else None,
         allowed=allowed,
+        prices={each.name: _prices(each.prices) for each in offered if each.prices is not None},
+        max_concurrent=spec.max_concurrent_requests,
+        max_output_tokens={each.name: each.max_output_tokens for each in offered if each.max_output_tokens is not None},
+    )
+
+
+def _prices(told: Prices) -> ResolvedPrices:
+    """What is left out costs what is nearest to it."""
+    cache_write = told.cache_write or told.input
+    return ResolvedPrices(
+        input=told.input.micros,
+        output=told.output.micros,
+        cache_read=(told.cache_read or told.input).micros,
+        cache_write=cache_write.micros,
+        cache_write_1h=(told.cache_write_hour or cache_write).micros,
     )
 
 
@@ -335,15 +358,20 @@ def _demand_runtime_class(wanted: str | None, present: frozenset[str] | None) ->
     raise Unresolved("RuntimeClassNotFound", why)
 
 
-def _enforced(run: AgentRun, agent: Agent | None) -> ResolvedLimits:
+def _enforced(run: AgentRun, agent: Agent | None, model: ResolvedModel | None) -> ResolvedLimits:
     """The limits, unless one of them would be without effect."""
     found = limits(run.spec.constraints, agent.spec.constraints if agent else None)
-    if found.cost_soft_micros is not None or found.cost_hard_micros is not None:
-        why = (
-            "constraints.cost isn't supported by this version, which knows no prices: limit constraints.tokens instead"
-        )
-        raise Unresolved("NotSupported", why, stalled=run.spec.constraints.cost is not None)
+    if model is not None and (found.cost_soft_micros is not None or found.cost_hard_micros is not None):
+        _demand_prices(model)
     return found
+
+
+def _demand_prices(model: ResolvedModel) -> None:
+    unpriced = [name for name in model.allowed or (model.name,) if name not in model.prices]
+    if unpriced:
+        names = ", ".join(unpriced[:16])
+        why = f"constraints.cost needs prices, and ModelProvider {model.provider} has none for {names}: add"
+        raise Unresolved("PricesMissing", f"{why} spec.models[].prices to it, or limit constraints.tokens instead")
 
 
 def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:

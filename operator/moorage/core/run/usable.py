@@ -16,8 +16,9 @@ from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
 from moorage.api.wire import ResolvedRun
 from moorage.api.workspace import Workspace
+from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.observed import Problem
-from moorage.core.run.resolve import Defaults, References, resolve
+from moorage.core.run.resolve import SPEAKS, Defaults, References, resolve
 
 KINDS: Mapping[str, type[Resource]] = {"Workspace": Workspace, "Agent": Agent, "ModelProvider": ModelProvider}
 _MODEL = {"providerRef": {"name": "any"}, "name": "any"}
@@ -41,7 +42,7 @@ def _tried(found: Resource, drivers: frozenset[str]) -> tuple[AgentRun, Referenc
             return _run(run), References(workspace=found, drivers=drivers | {"command"})
         case Agent():
             run = {"workspace": {"ephemeral": {}}, "agentRef": {"name": "any"}}
-            return _run(run), References(agent=found, provider=_provider(), drivers=drivers)
+            return _run(run), References(agent=found, provider=_provider(found), drivers=drivers)
         case ModelProvider():
             offered = found.spec.models[0].name if found.spec.models else "any"
             agent = {"driver": "any", "model": _MODEL | {"name": offered}}
@@ -55,7 +56,10 @@ def _run(spec: Mapping[str, Any]) -> AgentRun:
     return AgentRun.model_validate({"metadata": meta, "spec": {"goal": "any", **spec}})
 
 
-def _provider() -> ModelProvider:
-    """One that serves whatever is asked for."""
-    spec = {"protocol": "anthropic-messages", "baseURL": "https://any.example"}
+def _provider(agent: Agent) -> ModelProvider:
+    """One that serves what the agent asks for, in a protocol of its driver's, at a price."""
+    protocol = min(SPEAKS.get(agent.spec.driver, PROTOCOLS.keys()))
+    model = agent.spec.model
+    served = [{"name": model.name, "prices": {"input": "0", "output": "0"}}] if model else []
+    spec = {"protocol": protocol, "baseURL": "https://any.example", "models": served}
     return ModelProvider.model_validate({"metadata": {"name": "any", "namespace": "any"}, "spec": spec})

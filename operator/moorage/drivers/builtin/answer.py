@@ -6,18 +6,19 @@ unique ids and plain JSON arguments, or a `Malformed`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moorage.api.tokens import ANTHROPIC
+from moorage.drivers.untrusted import read
 
-MAX_DEPTH = 64
+CUT = "max_tokens"
+DECLINED = "refusal"
+NO_ROOM = "model_context_window_exceeded"
 
 
 class Malformed(ValueError):
-    """The answer is no message, or nested past all reason."""
+    """The answer is none, or nested past all reason."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """One decision. `usage` in the names of the budget vector; `stop` is the provider's stop reason. One that is
-    `replayed` comes from the journal and was billed before.
+    """One decision. `usage` in the names of the budget vector; `stop` is why it ended: CUT, DECLINED, NO_ROOM, or the
+    provider's word for its own end. One that is `replayed` comes from the journal and was billed before.
+    `spent_micros`: what the run had cost before it, where its cost is limited.
     """
 
     text: str
@@ -40,11 +42,12 @@ class Answer:
     stop: str
     usage: Mapping[str, int]
     replayed: bool = False
+    spent_micros: int | None = None
 
     @property
     def cut(self) -> bool:
         """It ended by the limit of output tokens, not by its own word."""
-        return self.stop == "max_tokens"
+        return self.stop == CUT
 
     @property
     def empty(self) -> bool:
@@ -55,54 +58,33 @@ class Answer:
         """The last call of a cut answer may lack the end of its arguments, so it isn't one."""
         return replace(self, calls=self.calls[:-1]) if self.cut else self
 
-    def content(self) -> list[dict[str, Any]]:
-        """The answer as it is sent back in the next request."""
-        text = [{"type": "text", "text": self.text}] if self.text.strip() else []
-        calls = [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in self.calls]
-        return [*text, *calls]
 
-
-def parse(body: bytes) -> Answer:
-    """Read an answer. Raises Malformed."""
+def opened(body: bytes) -> dict[str, Any]:
+    """The object that an answer is. Raises Malformed."""
     try:
-        told = _plain(json.loads(body, parse_constant=lambda _: None), MAX_DEPTH)
-    except (ValueError, RecursionError) as error:
+        told = read(body)
+    except ValueError as error:
         raise Malformed(str(error) or type(error).__name__) from None
-    if not isinstance(told, dict) or told.get("type") != "message" or not isinstance(told.get("content"), list):
-        raise Malformed("the answer is no message")
-    blocks = [block for block in told["content"] if isinstance(block, dict)]
-    text = "".join(_text(block.get("text")) for block in blocks if block.get("type") == "text")
-    return Answer(text.rstrip(), tuple(_calls(blocks)), str(told.get("stop_reason")), _usage(told.get("usage")))
+    if not isinstance(told, dict):
+        raise Malformed("the answer is no object")
+    return told
 
 
-def _calls(blocks: list[dict[str, Any]]) -> Iterator[Call]:
+def calls(given: Iterable[tuple[object, object, object]]) -> Iterator[Call]:
+    """Of their ids, names and arguments, whatever these are."""
     seen: set[str] = set()
-    for index, block in enumerate(block for block in blocks if block.get("type") == "tool_use"):
-        given, arguments = _text(block.get("id")), block.get("input")
-        unique = given if given and given not in seen else f"call_{index}"
+    for index, (call_id, name, arguments) in enumerate(given):
+        told = text(call_id)
+        unique = told if told and told not in seen else f"call_{index}"
         seen.add(unique)
-        yield Call(unique, _text(block.get("name")), arguments if isinstance(arguments, dict) else {})
+        yield Call(unique, text(name), arguments if isinstance(arguments, dict) else {})
 
 
-def _usage(usage: object) -> dict[str, int]:
-    if not isinstance(usage, dict):
-        return {}
-    counts = {ours: usage.get(theirs) for theirs, ours in ANTHROPIC.items()}
-    return {name: n for name, n in counts.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
+def counted(vector: Mapping[str, int]) -> dict[str, int]:
+    """What was used at all."""
+    return {name: amount for name, amount in vector.items() if amount}
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """The string; an empty one where it is none."""
     return value if isinstance(value, str) else ""
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """The same value without half surrogates, which no UTF-8 can carry."""
-    if depth == 0:
-        raise Malformed("the answer is nested too deep")
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_plain(k, depth): _plain(v, depth - 1) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, depth - 1) for item in value]
-    return value

@@ -8,26 +8,31 @@ new conversation from the goal and a handoff made of facts (R4), at the next num
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from moorage.core.journal.canonical import canonical
-from moorage.core.journal.errors import NotCanonical
+from moorage.api.quantity import dollars
+from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
-from moorage.drivers.builtin.answer import Answer, Call
+from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
+from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, Conversation
+from moorage.drivers.builtin.messages import MessagesConversation
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
-from moorage.drivers.builtin.tools import Toolbox, ToolResult
+from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
+from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.port import Guarantees, Host, Outcome, Task
+from moorage.drivers.program import SUMMARY_CAP
+from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
-MAX_OUTPUT_TOKENS = 8_192
-MAX_ARGUMENTS = 1 << 20  # bytes of a call's arguments; more fits no report to the journal
+CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
+    {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
+)
 MAX_CUT = 3  # N1: answers in a row that the output limit cut
 MAX_EMPTY = 2
-SUMMARY_CAP = 4_096
 FEW_ITERATIONS = 3
-TOKENS_SHORT = 0.2  # of the hard limit
+SHORT = 0.2  # of the hard limit
 
 
 class BuiltinDriver:
@@ -41,12 +46,15 @@ class BuiltinDriver:
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Work until the model says that it is done, a limit is reached, or we are told to stop."""
-        if task.agent.model is None:
+        model = task.agent.model
+        if model is None:
             return Outcome("failed", "NoModel", "the driver `builtin` needs spec.agent.model")
+        if (conversation := CONVERSATIONS.get(model.protocol)) is None:
+            why = f"the driver `builtin` doesn't speak {model.protocol}, as ModelProvider {model.provider} does"
+            return Outcome("failed", "ProtocolNotSupported", why)
+        talk, tools = conversation(), Toolbox(task.tree, task.tmp, host, task.agent.env)
         async with client(task.relay_url, task.dummy_key) as http:
-            loop = _Loop(
-                task, host, ModelClient(http, self._retries), Toolbox(task.tree, task.tmp, host, task.agent.env)
-            )
+            loop = _Loop(task, host, model.name, ModelClient(http, self._retries, talk), talk, tools)
             return await _unless_stopped(loop, host)
 
 
@@ -70,14 +78,20 @@ class _Loop:
 
     task: Task
     host: Host
+    name: str
     model: ModelClient
+    talk: Conversation
     tools: Toolbox
     summary: str = ""
     tokens: int = 0
+    spent_micros: int = 0
     done: int = 0
     cut: int = 0
     empty: int = 0
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    telling: Telling = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.telling = Telling(self.host)
 
     async def run(self) -> Outcome:
         self.tokens, self.done = self.task.tokens_used, self.task.iterations_used
@@ -86,7 +100,7 @@ class _Loop:
         while ended is None:
             if (spent := self._spent()) is not None:
                 return self._exhausted(spent)
-            ended = await self._iterate(iteration, self._request())
+            ended = await self._iterate(iteration, self.talk.request(self.name, self.tools.definitions()))
             iteration += 1
         return ended
 
@@ -94,12 +108,12 @@ class _Loop:
         """The opening, or what is recorded of the iteration that was cut off; an Outcome where that was the last."""
         recorded = self.task.recorded
         if recorded is None:
-            self._say(prompt.opening(self.task))
+            self.talk.say(prompt.opening(self.task))
             return None
-        self.messages = _unmarked(recorded.request["messages"])
+        self.talk.resume(recorded.request)
         ended = await self._iterate(recorded.iteration, recorded.request, billed=True)
         if ended is None:
-            self._say(prompt.resumed(self.task.handoff or ""))
+            self.talk.say(prompt.resumed(self.task.handoff or ""))
         return ended
 
     # --- one iteration ------------------------------------------------------------------------------------------------
@@ -121,8 +135,9 @@ class _Loop:
 
     async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
         """Do what was decided; an Outcome where that is the end."""
-        self.tokens += sum(answer.usage.values())
-        await self._show(answer.text)
+        self.tokens += total(answer.usage)
+        self.spent_micros = answer.spent_micros or self.spent_micros
+        await self.telling.said(answer.text)
         if answer.text.strip():
             self.summary = answer.text.strip()[:SUMMARY_CAP]
         self.cut = self.cut + 1 if answer.cut else 0
@@ -135,7 +150,7 @@ class _Loop:
         elif answer.cut:
             self._go_on(whole, prompt.CUT_CALL if answer.calls else prompt.CUT_TEXT)
         elif answer.empty:
-            self._say(prompt.EMPTY)
+            self.talk.say(prompt.EMPTY)
         else:
             return Outcome("completed", "Completed", "", self.summary)
         self._warn()
@@ -143,9 +158,9 @@ class _Loop:
 
     def _failure(self, answer: Answer) -> Outcome | None:
         """Answers that lead nowhere."""
-        if answer.stop == "refusal":
+        if answer.stop == DECLINED:
             return Outcome("failed", "ModelDeclined", "the model declined to go on with this goal", self.summary)
-        if answer.stop == "model_context_window_exceeded":
+        if answer.stop == NO_ROOM:
             why = "the conversation no longer fits the model's context"
             return Outcome("failed", "ContextExceeded", why, self.summary)
         if self.cut > MAX_CUT:
@@ -157,65 +172,28 @@ class _Loop:
 
     async def _run_calls(self, iteration: int, answer: Answer) -> None:
         """In their order, one after the other; all results go back together (M6)."""
-        results = []
-        for index, call in enumerate(answer.calls):
-            result = await self._run_call(iteration, index, call)
-            block = {"type": "tool_result", "tool_use_id": call.id, "content": result.text or "(nothing)"}
-            results.append(block if result.ok else block | {"is_error": True})
-        cut = [{"type": "text", "text": prompt.CUT_CALL}] if answer.cut else []
-        self.messages.append({"role": "assistant", "content": answer.content()})
-        self.messages.append({"role": "user", "content": [*results, *cut]})
+        results = [(call, await self._run_call(iteration, index, call)) for index, call in enumerate(answer.calls)]
+        self.talk.heard(answer)
+        self.talk.results(results)
+        if answer.cut:
+            self.talk.say(prompt.CUT_CALL)
 
     async def _run_call(self, iteration: int, index: int, call: Call) -> ToolResult:
         """M1: the arguments are durable before anything of the call runs."""
-        place = {"tool": call.name[:128], "iteration": iteration, "index": index}
-        size = len(json.dumps(call.arguments))
-        arguments = _journaled(call.arguments) if size <= MAX_ARGUMENTS else None
-        await self._tell("TOOL_REQUEST", {**place, "arguments": arguments, "bytes": size}, iteration, index)
+        place = Place(call.name, iteration, index)
+        size = await self.telling.asked(place, call.arguments)
         if size <= MAX_ARGUMENTS:
             result = await self.tools.run(call.name, call.arguments)
         else:
             why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
             result = ToolResult(False, why, size=len(why))
-        await self._tell("TOOL_RESPONSE", {**place, **result.payload()}, iteration, index)
-        await self._show(f"[{call.name} {_brief(call)}: {_end(result)}]")
+        await self.telling.answered(place, call.arguments, result)
         return result
-
-    async def _tell(self, kind: str, payload: Mapping[str, Any], iteration: int, index: int) -> None:
-        """Under ids that follow from the place of the call, so that told twice it is one record."""
-        call_id = f"{iteration}.{index}"
-        await self.host.emit(kind, payload, record_id=f"{kind}:{call_id}", turn=iteration, tool_call_id=call_id)
-
-    async def _show(self, text: str) -> None:
-        if text.strip():
-            await self.host.output("stdout", f"{text.rstrip()}\n".encode())
-
-    # --- the conversation ---------------------------------------------------------------------------------------------
-
-    def _request(self) -> dict[str, Any]:
-        """The whole of it, with marks up to where a provider may cache."""
-        model = self.task.agent.model
-        system = {"type": "text", "text": prompt.SYSTEM, "cache_control": {"type": "ephemeral"}}
-        return {
-            "model": model.name if model else "",
-            "max_tokens": MAX_OUTPUT_TOKENS,
-            "system": [system],
-            "tools": self.tools.definitions(),
-            "messages": _cached(self.messages),
-        }
-
-    def _say(self, text: str) -> None:
-        """As the user: a message of its own, or one more part of the last one."""
-        block = {"type": "text", "text": text}
-        if self.messages and self.messages[-1]["role"] == "user":
-            self.messages[-1]["content"].append(block)
-        else:
-            self.messages.append({"role": "user", "content": [block]})
 
     def _go_on(self, answer: Answer, how: str) -> None:
         if not answer.empty:
-            self.messages.append({"role": "assistant", "content": answer.content()})
-        self._say(how)
+            self.talk.heard(answer)
+        self.talk.say(how)
 
     # --- limits -------------------------------------------------------------------------------------------------------
 
@@ -234,49 +212,22 @@ class _Loop:
     def _warn(self) -> None:
         """C7, B3: say what is left when little is, or when a soft limit is passed."""
         limits = self.task.limits
-        iterations = tokens = None
+        left: dict[str, str] = {}
         after = self.done + 1  # this one is all but complete
         if limits.max_iterations is not None and limits.max_iterations - after <= FEW_ITERATIONS:
-            iterations = limits.max_iterations - after
-        soft = limits.tokens_soft is not None and self.tokens >= limits.tokens_soft
-        if limits.tokens_hard is not None:
-            left = limits.tokens_hard - self.tokens
-            tokens = max(0, left) if soft or left <= limits.tokens_hard * TOKENS_SHORT else None
-        elif soft:
-            self._say(prompt.OVER_SOFT)
-        if told := prompt.remaining(iterations, tokens):
-            self._say(told)
+            left["steps"] = str(limits.max_iterations - after)
+        left |= self._short("tokens", self.tokens, limits.tokens_soft, limits.tokens_hard, str)
+        left |= self._short("dollars", self.spent_micros, limits.cost_soft_micros, limits.cost_hard_micros, dollars)
+        if told := prompt.remaining(left):
+            self.talk.say(told)
 
-
-def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, the last block marked: the next request begins with all of them."""
-    *before, last = messages
-    *blocks, block = last["content"]
-    return [*before, {**last, "content": [*blocks, block | {"cache_control": {"type": "ephemeral"}}]}]
-
-
-def _unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as they were before `_cached` marked the last block."""
-    *before, last = messages
-    *blocks, block = last["content"]
-    return [*before, {**last, "content": [*blocks, {k: v for k, v in block.items() if k != "cache_control"}]}]
-
-
-def _journaled(arguments: dict[str, Any]) -> object:
-    """As they are where canonical JSON can hold them; else as text."""
-    try:
-        canonical(arguments)
-    except NotCanonical:
-        return json.dumps(arguments)
-    return arguments
-
-
-def _brief(call: Call) -> str:
-    text = str(call.arguments.get("command") or call.arguments.get("path") or "").strip()
-    return text.splitlines()[0][:120] if text else ""
-
-
-def _end(result: ToolResult) -> str:
-    if result.timed_out:
-        return "timed out"
-    return f"exit {result.exit_code}" if result.exit_code is not None else ("ok" if result.ok else "refused")
+    def _short(
+        self, what: str, used: int, soft: int | None, hard: int | None, spelt: Callable[[int], str]
+    ) -> dict[str, str]:
+        """What is left of it, where that is to be told; where nothing says how much, that the soft limit is passed."""
+        over = soft is not None and used >= soft
+        if hard is None:
+            if over:
+                self.talk.say(prompt.over_soft(what))
+            return {}
+        return {what: spelt(max(0, hard - used))} if over or hard - used <= hard * SHORT else {}

@@ -18,10 +18,14 @@ from typing import Any
 
 import httpx
 
-from moorage.drivers.builtin.answer import Answer, Malformed, parse
+from moorage.api.quantity import price_micros
+from moorage.drivers.builtin.answer import Answer, Malformed
+from moorage.drivers.builtin.conversation import Conversation
 
-VERSION = "2023-06-01"
+DOORS = "/model"
 REPLAYED_HEADER = "x-moorage-replayed"
+COST_USED_HEADER = "x-moorage-cost-used"
+NO_ROOM = "context_length_exceeded"  # OpenAI's code for what Anthropic says by a stop reason
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 READ_S = 630.0  # just above the gateway's own limit for silence, so that its word comes first
 MAX_SAID = 500
@@ -58,18 +62,19 @@ class _Failure:
 
 
 class ModelClient:
-    """`sleep`, `draw` (a fraction in [0, 1)) and `now` can be given by a test."""
+    """Asks in the words of `talk`. `sleep`, `draw` (a fraction in [0, 1)) and `now` can be given by a test."""
 
     def __init__(
         self,
         http: httpx.AsyncClient,
         retries: Retries,
+        talk: Conversation,
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         draw: Callable[[], float] = random.random,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._http, self._retries = http, retries
+        self._http, self._retries, self._talk = http, retries, talk
         self._sleep, self._draw, self._now = sleep, draw, now
 
     async def ask(self, body: Mapping[str, Any], turn: int) -> Answer:
@@ -92,21 +97,27 @@ class ModelClient:
         return top * self._draw()
 
     async def _once(self, body: Mapping[str, Any], turn: int, attempt: int) -> Answer | _Failure:
-        headers = {
-            "anthropic-version": VERSION,
-            "x-moorage-turn": str(turn),
-            "x-stainless-retry-count": str(attempt),
-        }
+        spoken = self._talk.spoken
+        headers = {**spoken.versioned, "x-moorage-turn": str(turn), "x-stainless-retry-count": str(attempt)}
         try:
-            response = await self._http.post("/model/v1/messages", json=body, headers=headers)
+            response = await self._http.post(f"{DOORS}{spoken.path}", json=body, headers=headers)
         except httpx.TransportError as error:
             return _Failure("ModelUnavailable", f"the answer was cut or never came ({type(error).__name__})")
         if response.is_success:
             try:
-                return replace(parse(response.content), replayed=REPLAYED_HEADER in response.headers)
+                answer, told = self._talk.read(response.content), response.headers
+                return replace(answer, replayed=REPLAYED_HEADER in told, spent_micros=_spent(told))
             except Malformed as error:
                 return _Failure("ModelMalformed", f"the model's answer can't be read: {error}")
         return _judge(response)
+
+
+def _spent(headers: httpx.Headers) -> int | None:
+    """C7: micro-dollars that the run had cost before this answer, where the gateway says so."""
+    try:
+        return price_micros(headers.get(COST_USED_HEADER, ""))
+    except ValueError:
+        return None
 
 
 def client(relay_url: str, dummy_key: str) -> httpx.AsyncClient:
@@ -117,23 +128,26 @@ def client(relay_url: str, dummy_key: str) -> httpx.AsyncClient:
 
 def _judge(response: httpx.Response) -> _Failure:
     """A failure that may pass; raises ModelError for one that won't."""
-    status, said = response.status_code, _said(response)
+    status, told = response.status_code, _error(response)
+    said = str(told.get("message", response.text))[:MAX_SAID]
     if said.startswith("BudgetExhausted"):
         raise BudgetSpent("BudgetExhausted", said)
     final = response.headers.get("x-should-retry") == "false"
     if status in PASSING and not final:
         return _Failure("ModelUnavailable", f"HTTP {status}: {said}", _retry_after(response))
+    if told.get("code") == NO_ROOM:
+        raise ModelError("ContextExceeded", said)
     reason = "ModelUnauthorized" if status in {401, 403} else "ModelRefused"
     raise ModelError(reason, f"HTTP {status}: {said}")
 
 
-def _said(response: httpx.Response) -> str:
-    """The provider's own words."""
+def _error(response: httpx.Response) -> Mapping[str, Any]:
+    """The provider's own words, in the shape that all protocols have; none where it isn't that."""
     try:
-        told = response.json()
-        return str(told["error"]["message"])[:MAX_SAID]
+        told = response.json()["error"]
     except (ValueError, KeyError, TypeError):
-        return response.text[:MAX_SAID]
+        return {}
+    return told if isinstance(told, Mapping) else {}
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from moorage.drivers.port import Task
 
 SYSTEM = """\
@@ -22,7 +24,6 @@ CUT_CALL = (
     "Your answer was cut by the limit of output tokens within a tool call, so that call did not run. Make it again, in "
     "smaller parts."
 )
-OVER_SOFT = "The soft limit on tokens is passed. Bring the work to an end that holds."
 EMPTY = "Your last answer was empty. Call a tool, or say in words that you are done."
 
 
@@ -39,7 +40,12 @@ def resumed(handoff: str) -> str:
     return f"{told}Your last decision was kept; its calls have run now, in a worktree as the last checkpoint has it."
 
 
-def remaining(iterations: int | None, tokens: int | None) -> str:
+def over_soft(what: str) -> str:
+    """B3: a soft limit is passed, and nothing is known of a hard one."""
+    return f"The soft limit on {what} is passed. Bring the work to an end that holds."
+
+
+def remaining(left: Mapping[str, str]) -> str:
     """C7: what is left, where it begins to run short."""
-    left = [f"{amount} {name}" for amount, name in ((iterations, "steps"), (tokens, "tokens")) if amount is not None]
-    return f"Left: {' and '.join(left)}. Bring the work to an end that holds." if left else ""
+    told = " and ".join(f"{amount} {name}" for name, amount in left.items())
+    return f"Left: {told}. Bring the work to an end that holds." if told else ""

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from moorage.drivers.builtin import files
 from moorage.drivers.builtin.shell import run_command
 from moorage.drivers.port import Host
+from moorage.drivers.telling import ToolResult
 from moorage.workspace.errors import WorkspaceError
 
 BASH_S = 120
 BASH_MAX_S = 1_800
-RESULT_CHARACTERS = 30_000
 
 
 class _Arguments(BaseModel):
@@ -72,27 +72,12 @@ class TodoArguments(_Arguments):
 
 
 @dataclass(frozen=True)
-class ToolResult:
-    """What a call came to. `text` goes to the model, capped; `size` is the bytes that there were."""
+class Definition:
+    """What a model is told of a tool. `schema`: JSON Schema of its arguments."""
 
-    ok: bool
-    text: str
-    exit_code: int | None = None
-    timed_out: bool = False
-    truncated: bool = False
-    size: int = 0
-    duration_ms: int = 0
-
-    def payload(self) -> dict[str, Any]:
-        """For TOOL_RESPONSE."""
-        told = {
-            "ok": self.ok,
-            "duration_ms": self.duration_ms,
-            "bytes": self.size,
-            "truncated": self.truncated,
-            "content": self.text,
-        }
-        return told if self.exit_code is None else told | {"exit_code": self.exit_code, "timed_out": self.timed_out}
+    name: str
+    description: str
+    schema: dict[str, Any]
 
 
 Runner = Callable[[Any], Awaitable[ToolResult]]
@@ -113,10 +98,10 @@ class Toolbox:
             "todo": (TodoArguments, self._todo),
         }
 
-    def definitions(self) -> list[dict[str, Any]]:
-        """As a provider takes them."""
+    def definitions(self) -> list[Definition]:
+        """Of all tools."""
         return [
-            {"name": name, "description": " ".join((kind.__doc__ or "").split()), "input_schema": _schema(kind)}
+            Definition(name, " ".join((kind.__doc__ or "").split()), _schema(kind))
             for name, (kind, _) in self._tools.items()
         ]
 
@@ -124,7 +109,7 @@ class Toolbox:
         """Run one call to its end."""
         begun = time.monotonic()
         result = await self._run(name, arguments)
-        return replace(_capped(result), duration_ms=int((time.monotonic() - begun) * 1000))
+        return replace(result.capped(), duration_ms=int((time.monotonic() - begun) * 1000))
 
     async def _run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in self._tools:
@@ -183,13 +168,3 @@ def _done(text: str) -> ToolResult:
 
 def _refused(why: str) -> ToolResult:
     return ToolResult(False, why, size=len(why.encode()))
-
-
-def _capped(result: ToolResult) -> ToolResult:
-    """Bound what the model has to read: the beginning and the end, and how much is missing between them."""
-    over = len(result.text) - RESULT_CHARACTERS
-    if over <= 0:
-        return result
-    half = RESULT_CHARACTERS // 2
-    text = f"{result.text[:half]}\n[… {over} characters left out …]\n{result.text[-half:]}"
-    return replace(result, text=text, truncated=True)

@@ -94,13 +94,13 @@ def message(reply: Reply, number: int, model: str) -> dict[str, Any]:
         "content": [*text, *tools],
         "stop_reason": reply.stop,
         "stop_sequence": None,
-        "usage": reply.usage.model_dump(),
+        "usage": reply.usage.model_dump(exclude={"reasoning_tokens"}),
     }
 
 
-def events(reply: Reply, number: int, model: str) -> Iterator[bytes]:
+def events(reply: Reply, number: int, asked: Mapping[str, Any]) -> Iterator[bytes]:
     """The same answer as server-sent events."""
-    whole = message(reply, number, model)
+    whole = message(reply, number, asked["model"])
     usage = whole["usage"]
     begun = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
     yield _event("message_start", message=begun)

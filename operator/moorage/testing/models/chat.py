@@ -49,9 +49,9 @@ def message(reply: Reply, number: int, model: str) -> dict[str, Any]:
     return {**_frame(number, model, "chat.completion"), "choices": [choice], "usage": _usage(reply.usage)}
 
 
-def events(reply: Reply, number: int, model: str) -> Iterator[bytes]:
-    """The same answer as server-sent events; the last but one has the usage, whether it was asked for or not."""
-    frame = _frame(number, model, "chat.completion.chunk")
+def events(reply: Reply, number: int, asked: Mapping[str, Any]) -> Iterator[bytes]:
+    """The same answer as server-sent events; the last but one has the usage, where it was asked for."""
+    frame = _frame(number, asked["model"], "chat.completion.chunk")
     yield _chunk(frame, {"role": "assistant", "content": ""})
     for piece in pieces(reply.text):
         yield _chunk(frame, {"content": piece})
@@ -62,7 +62,8 @@ def events(reply: Reply, number: int, model: str) -> Iterator[bytes]:
         for piece in pieces(arguments):
             yield _chunk(frame, {"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     yield _chunk(frame, {}, _finish(reply))
-    yield data({**frame, "choices": [], "usage": _usage(reply.usage)})
+    if (asked.get("stream_options") or {}).get("include_usage") is True:
+        yield data({**frame, "choices": [], "usage": _usage(reply.usage)})
     yield b"data: [DONE]\n\n"
 
 
@@ -100,4 +101,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.output_tokens,
         "total_tokens": asked + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cache_read_input_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }

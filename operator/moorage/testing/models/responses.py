@@ -79,10 +79,10 @@ def message(reply: Reply, number: int, model: str) -> dict[str, Any]:
     }
 
 
-def events(reply: Reply, number: int, model: str) -> Iterator[bytes]:
+def events(reply: Reply, number: int, asked: Mapping[str, Any]) -> Iterator[bytes]:
     """The same answer as server-sent events, numbered."""
     numbers = count()
-    for event in _events(message(reply, number, model)):
+    for event in _events(message(reply, number, asked["model"])):
         numbered = {**event, "sequence_number": next(numbers)}
         yield f"event: {event['type']}\ndata: {json.dumps(numbered)}\n\n".encode()
 
@@ -162,6 +162,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": asked,
         "input_tokens_details": {"cached_tokens": usage.cache_read_input_tokens},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": asked + usage.output_tokens,
     }

@@ -58,12 +58,16 @@ class ToolCall(_Strict):
 
 
 class Usage(_Strict):
-    """Tokens as Anthropic counts them: `input_tokens` leaves out what came from, or went into, the cache."""
+    """Tokens as Anthropic counts them: `input_tokens` leaves out what came from, or went into, the cache.
+
+    `reasoning_tokens` are part of `output_tokens`; Anthropic doesn't tell them apart.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Reply(_Strict):

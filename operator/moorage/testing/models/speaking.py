@@ -28,5 +28,5 @@ class Speaker(Protocol):
     def message(self, reply: Reply, number: int, model: str) -> dict[str, Any]:
         """The whole answer."""
 
-    def events(self, reply: Reply, number: int, model: str) -> Iterator[bytes]:
-        """The same answer as server-sent events."""
+    def events(self, reply: Reply, number: int, asked: Mapping[str, Any]) -> Iterator[bytes]:
+        """The same answer to that request as server-sent events."""

@@ -1,0 +1,1 @@
+"""What models are asked and answer, as providers speak it: protocols, usage, prices. Pure."""

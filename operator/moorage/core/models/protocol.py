@@ -1,0 +1,77 @@
+"""What a provider's protocol is to whoever passes it on: names, shapes and how an answer is read. All of it pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from moorage.core.models.reading import Reading, StreamReader, Take
+
+Asked = Mapping[str, Any]
+
+
+def as_asked(_: Asked, body: bytes) -> bytes:
+    """The body as it came."""
+    return body
+
+
+def as_said(rest: bytes) -> bytes:
+    """The end of an answer as it came."""
+    return rest
+
+
+def all_here(_: Asked) -> None:
+    """Nothing speaks against passing it on."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One protocol.
+
+    name: as a ModelProvider says it. path: below the provider's base URL. credential: headers that carry a key.
+    error: the body of an error that its SDKs understand, of status, reason and message. take: enters one event of a
+    stream. whole: the reading of an answer in one piece that is a JSON object. listed, entry: the list of models, and
+    one of them. cap: the most output tokens that a request allows, where it says. end: see StreamReader.
+    sent: the body that leaves, of what was asked. said: the end of a streamed answer as the agent gets it, where that
+    wasn't the body that it had sent. elsewhere: what a request has that lets more happen at the provider than its own
+    body and its own answer tell, and what to do instead; such a one isn't passed on. counting: path at which tokens are
+    counted without asking the model. versioned: headers that a request needs and that no agent has written.
+    """
+
+    name: str
+    path: str
+    credential: Callable[[str], dict[str, str]]
+    error: Callable[[int, str, str], bytes]
+    take: Take
+    whole: Callable[[Mapping[str, Any]], Reading]
+    listed: Callable[[Sequence[str]], bytes]
+    entry: Callable[[str], bytes]
+    cap: Callable[[Asked], int | None]
+    end: bytes | None = None
+    sent: Callable[[Asked, bytes], bytes] = as_asked
+    said: Callable[[bytes], bytes] = as_said
+    elsewhere: Callable[[Asked], str | None] = all_here
+    counting: str | None = None
+    versioned: Mapping[str, str] = field(default_factory=dict)
+
+    def reader(self) -> StreamReader:
+        """For one streamed answer."""
+        return StreamReader(self.take, self.end)
+
+    def read(self, body: bytes) -> Reading:
+        """Of an answer that came in one piece, whatever it is."""
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return Reading(characters=len(body))
+        reading = self.whole(answer) if isinstance(answer, dict) else Reading()
+        reading.characters = len(body)
+        return reading
+
+
+def tokens(value: object) -> int | None:
+    """A number of tokens, where it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

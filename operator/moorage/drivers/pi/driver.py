@@ -1,0 +1,56 @@
+"""Starts pi on the goal, or on the conversation that an earlier attempt left on the volume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from moorage.api.wire import ResolvedModel
+from moorage.drivers.jsonlines import Launch, drive
+from moorage.drivers.pi.config import APIS, PROVIDER, models
+from moorage.drivers.pi.events import PiEvents
+from moorage.drivers.port import Guarantees, Host, Outcome, Task
+from moorage.drivers.sessions import Conversation, opening, prepared
+
+
+class PiDriver:
+    """Driver `pi`."""
+
+    name = "pi"
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+
+    async def run(self, task: Task, host: Host) -> Outcome:
+        """Run pi until its loop is over, a limit is reached, or we are told to stop."""
+        model = task.agent.model
+        if model is None:
+            return Outcome("failed", "NoModel", "the driver `pi` needs spec.agent.model")
+        if model.protocol not in APIS:
+            why = f"pi speaks {', '.join(APIS)}; ModelProvider {model.provider} speaks {model.protocol}"
+            return Outcome("failed", "ProtocolNotSupported", why)
+        if (refused := prepared(_files(task, model))) is not None:
+            return refused
+        return await drive(task, host, _launch(task, model.name))
+
+
+def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
+    told = models(model.protocol, model.name, task.relay_url, task.dummy_key)
+    return {task.home / ".pi" / "agent" / "models.json": told}
+
+
+def _launch(task: Task, model: str) -> Launch:
+    conversation = Conversation(task.home, "pi")
+    known = conversation.known()
+    session = known if known and _kept(task.home, known) else None
+    resume = ["--session", session] if session else []
+    return Launch(
+        argv=["pi", "--mode", "json", "-p", "--provider", PROVIDER, "--model", model, *resume, *task.agent.args],
+        env={**task.agent.env, "HOME": str(task.home), "PI_OFFLINE": "1"},
+        stdin=opening(task, resumed=session is not None).encode(errors="replace"),
+        dialect=PiEvents(),
+        remember=conversation.remember,
+    )
+
+
+def _kept(home: Path, session: str) -> bool:
+    """Whether pi still has the conversation, which it keeps in a file by folder."""
+    return any((home / ".pi" / "agent" / "sessions").glob(f"*/*_{session}.jsonl"))

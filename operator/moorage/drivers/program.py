@@ -1,0 +1,205 @@
+"""One program's life, for every driver that starts one: heard to its end, judged by its driver, ended with its tree.
+
+A listener says what the output means. The rest is the same for all: a stop from outside, a program that has said its
+last word and doesn't go, a grandchild that holds the output open, a limit that is reached on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from moorage.drivers.port import Child, Host, Outcome, Task
+
+READ = 64 * 1024
+STOP_GRACE_S = 25.0
+FINAL_GRACE_S = 10.0  # after its last word: how long it may take to go by itself
+FINAL_STOP_S = 5.0  # and then between SIGTERM and SIGKILL
+PIPE_GRACE_S = 2.0  # after the program's end: how long a grandchild may hold its output open
+AFTER_END_BYTES = 4 * 1024 * 1024  # more than a pipe and our buffers can hold
+SUMMARY_CAP = 4096
+
+
+class Listener(Protocol):
+    """What a driver makes of its program's output."""
+
+    summary: str
+    final: asyncio.Event
+    """Set once the program has said its last word."""
+
+    async def hear(self, stdout: AsyncIterator[bytes]) -> None:
+        """Take stdout to its end. Raises Spent where a limit is reached, and whatever the host raises."""
+
+    async def hear_errors(self, stderr: AsyncIterator[bytes]) -> None:
+        """Take stderr to its end."""
+
+    def judge(self, code: int) -> Outcome:
+        """How it ended, after all output; the exit code is negative for a signal."""
+
+
+class Spent(Exception):
+    """A limit that the program can't know of is reached."""
+
+
+class Iterations:
+    """Which iteration comes next, and whether there may be one (B3)."""
+
+    def __init__(self, task: Task, host: Host) -> None:
+        self.next, self._used = task.next_iteration, task.iterations_used
+        self._limit, self._host = task.limits.max_iterations, host
+
+    def demand_one(self) -> None:
+        """Raise Spent where all are used up; 0 means 0."""
+        if self._limit is not None and self._used >= self._limit:
+            raise Spent(f"all {self._limit} iterations are used up")
+
+    async def complete(self, usage: Mapping[str, int] | None = None) -> None:
+        """Take the safe point that counts one."""
+        await self._host.safe_point(self.next, usage)
+        self.next += 1
+        self._used += 1
+
+
+async def started(
+    host: Host, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None
+) -> Child | Outcome:
+    """Start the agent's program; an Outcome that says why where that can't be."""
+    try:
+        return await host.spawn(argv, env=env, stdin=stdin)
+    except OSError as error:
+        return Outcome("failed", "CommandNotStarted", f"{argv[0]}: {error.strerror}; is it in the sandbox image?")
+    except ValueError as error:  # a NUL byte in an argument or a variable
+        return Outcome("failed", "CommandNotStarted", f"{argv[0]}: {error}")
+
+
+class Program:
+    """A started program, from its first byte to its last process."""
+
+    def __init__(self, host: Host, child: Child, listener: Listener) -> None:
+        self._host, self._child, self._listener = host, child, listener
+        self._ended = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        """To its end, or to a stop of ours; nothing of it is left afterwards."""
+        out, err = self._rest(self._child.stdout), self._rest(self._child.stderr)
+        readers = (self._wait(), self._listener.hear(out), self._listener.hear_errors(err))
+        tasks = [asyncio.create_task(each) for each in readers]
+        events = (self._host.stopping, self._listener.final)
+        told, said = (asyncio.create_task(event.wait()) for event in events)
+        # a reader that failed (a refused checkpoint, a fence, a spent limit) ends it with its own error
+        life: asyncio.Future[Any] = asyncio.gather(*tasks)
+        try:
+            await asyncio.wait({life, told, said}, return_when=asyncio.FIRST_COMPLETED)
+            if not life.done() and not told.done():
+                await asyncio.wait({life, told}, timeout=FINAL_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+                return self._listener.judge(await self._child.wait())
+            await self._child.stop(STOP_GRACE_S if told.done() else FINAL_STOP_S)
+            await asyncio.wait(tasks, timeout=PIPE_GRACE_S)
+            code = await self._child.wait()
+            if not told.done():
+                return self._listener.judge(code)
+            return Outcome("cancelled", "Stopped", "stopped on request", self._listener.summary, code)
+        except Spent as error:
+            return Outcome("exhausted", "BudgetExhausted", str(error), self._listener.summary)
+        finally:
+            await self._child.stop(0)
+            for each in (told, said, *tasks):
+                each.cancel()
+            await asyncio.gather(told, said, life, *tasks, return_exceptions=True)
+            self._child.close()
+
+    async def _wait(self) -> None:
+        await self._child.wait()
+        self._ended.set()
+
+    async def _rest(self, stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """The stream to its end; where a grandchild holds it open, only what is there soon after the program's end.
+
+        What the program wrote itself lies in buffers by then and is read whole, however long its handling takes: the
+        grace counts waiting alone. A grandchild that floods is heard for AFTER_END_BYTES.
+        """
+        grace, after = PIPE_GRACE_S, 0
+        reading = asyncio.ensure_future(stream.read(READ))
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            while after < AFTER_END_BYTES:
+                await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
+                begun = time.monotonic()
+                await asyncio.wait({reading}, timeout=max(0.0, grace))
+                grace -= time.monotonic() - begun
+                if not reading.done() or not (data := reading.result()):
+                    return
+                after += len(data) if ended.done() else 0
+                yield data
+                reading = asyncio.ensure_future(stream.read(READ))
+        finally:
+            reading.cancel()
+            ended.cancel()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some output. `line`: one that begins with the mark, whole; `head`: the beginning of one that is too long;
+    `text`: anything else, as it came.
+    """
+
+    data: bytes
+    kind: Literal["line", "head", "text"]
+
+
+async def pieces(chunks: AsyncIterator[bytes], mark: bytes, cap: int) -> AsyncIterator[Piece]:
+    """The output in order: each line that begins with `mark` by itself, what lies between in pieces as they come.
+
+    Lines end at \\n bytes alone. One that is longer than `cap` comes as a head and text. Memory is bounded.
+    """
+    held, fresh = bytearray(), True  # `fresh`: a line begins with what is held
+    async for data in chunks:
+        held += data
+        for piece in _take(held, mark, cap, fresh=fresh):
+            yield piece
+            fresh = piece.data.endswith(b"\n")
+    if held:
+        yield Piece(bytes(held), "line" if fresh and held.startswith(mark) else "text")
+
+
+def _take(held: bytearray, mark: bytes, cap: int, *, fresh: bool) -> Iterator[Piece]:
+    """Whole lines off the front of `held`, marked ones apart from the rest; of an overlong line, what there is."""
+    whole = held.rfind(b"\n") + 1
+    at = 0
+    while at < whole:
+        marked = held.startswith(mark, at) and (fresh or at > 0)
+        if marked:
+            end = held.index(b"\n", at) + 1
+        else:
+            found = held.find(b"\n" + mark, at, whole)
+            end = whole if found < 0 else found + 1
+        kind: Literal["line", "head", "text"] = ("line" if end - at <= cap else "head") if marked else "text"
+        yield Piece(bytes(held[at:end]), kind)
+        at = end
+    del held[:whole]
+    if len(held) > cap:
+        yield Piece(bytes(held), "head" if (fresh or whole) and held.startswith(mark) else "text")
+        held.clear()
+
+
+def killed(code: int, summary: str) -> Outcome | None:
+    """The outcome of a program that a signal ended; None where none did."""
+    if code in {-signal.SIGKILL, 128 + signal.SIGKILL}:
+        why = "the agent was killed by SIGKILL; most often its memory limit was reached"
+        return Outcome("failed", "AgentKilled", why, summary, code)
+    if code < 0:
+        return Outcome("failed", "AgentKilled", f"the agent was ended by {_signal_name(-code)}", summary, code)
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,89 @@
+"""Requests to models under way: whose they are, when one may begin, and how one ends whose gateway is gone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from moorage.core.journal.record import Draft, RecordType
+from moorage.core.models.prices import Reserve
+from moorage.gateway.budget import AllReserved, demand_free
+from moorage.gateway.errors import Refusal
+from moorage.gateway.gate import Gate
+from moorage.gateway.ledger import Run
+from moorage.gateway.signals import rung_within
+from moorage.store.errors import DuplicateMismatch, RunSealed
+
+LOST: Final = "GatewayLost"
+NO_ROOM: Final = "all that is left of the run's budget is reserved for requests under way: ask again"
+Gone = Callable[[], Awaitable[bool]]
+
+
+class Questions:
+    """One object per process: knows its own, and asks after the others'."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._ledger, self._peers = gate.ledger, gate.deps.peers
+        self._clock, self._settings = gate.deps.clock, gate.deps.settings
+        self._metrics, self._log = gate.deps.metrics, gate.deps.log
+        self._here: set[str] = set()
+
+    @property
+    def me(self) -> str:
+        """What a request's record says of whose it is."""
+        return self._peers.me
+
+    def begin(self, request_id: str) -> None:
+        """This process is at it."""
+        self._here.add(request_id)
+
+    def end(self, request_id: str) -> None:
+        """It is so no more, whatever it came to."""
+        self._here.discard(request_id)
+
+    async def ask(self, run: Run, epoch: int, draft: Draft, gone: Gone) -> None:
+        """Note a request, once there is room for it in the run's budget (B2).
+
+        Judged by the very state that its record follows. Raise Exhausted; Refusal where the room doesn't come, or where
+        whoever asked is `gone`; and what the ledger raises.
+        """
+        deadline, rung, left = self._clock.monotonic_ms() + self._settings.model_room_ms, True, 1
+        while left > 0:
+            bell = run.bell.arm()
+            await (self._ledger.woken if rung else self._ledger.refresh)(run)
+            with contextlib.suppress(AllReserved):
+                await self._ledger.append(run, epoch, [draft], _has_room)
+                return
+            left = deadline - self._clock.monotonic_ms()
+            rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
+            if await gone():
+                break
+        raise Refusal(NO_ROOM, status=429, reason="BudgetReserved", headers={"retry-after": "5"})
+
+    async def settle(self, run: Run) -> None:
+        """B2: what was asked by a gateway that is gone is charged at its worst case. Raise as the store does."""
+        others = {key: each for key, each in run.facts.asked.items() if key not in self._here}
+        lost = {name for name in {each.gateway for each in others.values()} if await self._lost(name)}
+        for request_id, question in others.items():
+            if question.gateway in lost:
+                await self._charge(run, request_id, question.reserve)
+
+    async def _lost(self, gateway: str | None) -> bool:
+        """Whether nobody is at what that gateway asked, which isn't here. Older versions didn't say whose it is, and
+        reserved nothing.
+        """
+        return gateway is not None and (gateway == self._peers.me or await self._peers.gone(gateway))
+
+    async def _charge(self, run: Run, request_id: str, reserve: Reserve) -> None:
+        said = {"status": 0, "usage": reserve.charged, "complete": False, "estimated": True, "problem": LOST}
+        draft = self._ledger.observed(
+            RecordType.MODEL_RESPONSE, said, request_id, request_id=request_id, attempt=run.state.attempt
+        )
+        self._log.warning("model_answer_lost", run_uid=run.uid, request_id=request_id)
+        with contextlib.suppress(DuplicateMismatch, RunSealed):  # it was answered just now, or the run is let go of
+            await self._ledger.append(run, None, [draft])
+
+
+def _has_room(run: Run) -> None:
+    demand_free(run.spec.limits, run.state.usage, run.facts)

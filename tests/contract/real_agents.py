@@ -1,0 +1,55 @@
+"""The real agents, as npm has them, and a model for them that is none: what the drivers' contract tests share."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from e2e.cluster.console import Console
+from e2e.cluster.npm import installed
+from e2e.cluster.paths import cache_root
+from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.testing.models import Reply, Script, StandIn, ToolCall
+from moorage.testing.models.script import Usage
+from moorage.testing.serving import listening
+
+PROTOCOLS = {"codex": "openai-responses", "pi": "anthropic-messages"}
+PROGRAMS = {  # as the images have them; npm's own `codex` is a script that starts the static binary
+    "codex": {"codex": "@openai/codex-linux-*/vendor/*/bin/codex"},
+    "pi": {"pi": ".bin/pi", "node": "node-linux-*/bin/node"},
+}
+USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000)
+DONE = Reply(text="All done.", usage=USAGE)
+
+
+def path_with(agent: str, folder: Path) -> str:
+    """A PATH on which the agent's programs are found; `make test-unit` has had npm bring them, without a time limit."""
+    modules = installed(agent, cache_root(), Console())
+    folder.mkdir(exist_ok=True)
+    for name, place in PROGRAMS[agent].items():
+        (folder / name).symlink_to(next(modules.glob(place)))
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def resolved(agent: str, path: str, protocol: str = "", url: str = "http://127.0.0.1:9") -> ResolvedAgent:
+    """The agent with a model."""
+    model = ResolvedModel(provider="p", protocol=protocol or PROTOCOLS[agent], base_url=url, name="scripted")
+    return ResolvedAgent(driver=agent, env={"PATH": path}, model=model)
+
+
+def run(agent: str, *commands: str, text: str = "") -> Reply:
+    """A decision to run shell commands, by the tool that the agent has for that."""
+    tool, argument = {"codex": ("exec_command", "cmd"), "pi": ("bash", "command")}[agent]
+    calls = tuple(ToolCall(name=tool, input={argument: command}) for command in commands)
+    return Reply(text=text, tools=calls, usage=USAGE)
+
+
+@contextlib.asynccontextmanager
+async def model_door(*replies: Reply) -> AsyncIterator[tuple[str, StandIn]]:
+    """A stand-in where the runner's relay has the model door; the URL is the relay's."""
+    model = StandIn(Script(replies=replies))
+    async with listening(Starlette(routes=[Mount("/model", app=model.app)])) as url:
+        yield url, model

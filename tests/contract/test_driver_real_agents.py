@@ -1,0 +1,188 @@
+"""Real, unmodified Codex and pi, from npm, driven against the stand-in model: what they do is told as facts."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.contract.real_agents import DONE, PROTOCOLS, model_door, path_with, resolved, run
+
+from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
+from moorage.drivers.registry import load
+from moorage.testing.host import LocalHost, task_for
+from moorage.testing.models import Fault, Reply, Script, StandIn
+from moorage.testing.serving import listening
+from moorage.testing.trees import git
+from moorage.testing.world import BRANCH, MODEL_KEY, World
+
+AGENTS = ("codex", "pi")
+pytestmark = pytest.mark.timeout(300)  # real programs, started twice where a conversation goes on
+
+
+@pytest.fixture(params=AGENTS)
+def agent(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def path(agent: str, tmp_path: Path) -> str:
+    return path_with(agent, tmp_path / "bin")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("one\n")
+    return LocalHost(tree)
+
+
+async def test_it_mends_a_file_and_tells_each_call(agent, path, host):
+    async with model_door(run(agent, "cat a.txt", text="I look."), run(agent, "echo two > a.txt; exit 3"), DONE) as (
+        url,
+        model,
+    ):
+        outcome = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (outcome.outcome, outcome.summary) == ("completed", "All done.")
+    assert (host.tree / "a.txt").read_text() == "two\n"
+    assert [entry.status for entry in model.log] == [200, 200, 200]
+    assert [(t.type, t.tool_call_id) for t in host.told] == [
+        ("TOOL_REQUEST", "1.0"),
+        ("TOOL_RESPONSE", "1.0"),
+        ("TOOL_REQUEST", "2.0"),
+        ("TOOL_RESPONSE", "2.0"),
+    ]
+    assert host.iterations == [1, 2, 3]
+    total = {name: sum(each.get(name, 0) for each in host.usage) for name in host.usage[-1]}
+    assert total == {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}
+
+
+@pytest.mark.parametrize(
+    ("status", "end"), [(401, ("failed", "ModelUnauthorized")), (400, ("exhausted", "BudgetExhausted"))]
+)
+async def test_a_refusal_of_the_model_is_no_success_whatever_the_exit_code(agent, path, host, status, end):
+    message = "BudgetExhausted: the run's token limit is used up" if status == 400 else "no way"
+    fault = Fault(kind="status", status=status, times=99, message=message)
+    async with model_door(Reply(text="Fine.", faults=(fault,))) as (url, _):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (ended.outcome, ended.reason) == end
+    assert message in ended.message
+
+
+async def test_a_failure_that_it_gets_over_is_none(agent, path, host):
+    fault = Fault(kind="status", status=500)
+    async with model_door(run(agent, "echo two > a.txt").model_copy(update={"faults": (fault,)}), DONE) as (url, _):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (ended.outcome, (host.tree / "a.txt").read_text()) == ("completed", "two\n")
+
+
+@pytest.mark.rule("B3")
+async def test_no_decision_follows_the_last_iteration_that_there_may_be(agent, path, host):
+    steps = [run(agent, f"echo {n} > a.txt") for n in range(9)]
+    task = task_for(host, resolved(agent, path), limits=ResolvedLimits(max_iterations=2))
+    async with model_door(*steps, DONE) as (url, _):
+        ended = await load(agent).run(replace(task, relay_url=url), host)
+    assert (ended.outcome, host.iterations) == ("exhausted", [1, 2])
+
+
+async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
+    goal = "Mend it. " * 20_000 + "The last words."
+    async with model_door(DONE) as (url, model):
+        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url, goal=goal), host)
+    assert ended.outcome == "completed"
+    assert goal in str(model.bodies[0])
+
+
+@pytest.mark.rule("X2")
+async def test_a_stop_ends_it_and_all_that_it_started(agent, path, host):
+    async with model_door(run(agent, "echo begun > begun; sleep 1000"), DONE) as (url, _):
+        working = asyncio.create_task(load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host))
+        async with asyncio.timeout(120):
+            while not (host.tree / "begun").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        host.stopping.set()
+        ended = await working
+    assert (ended.outcome, ended.reason) == ("cancelled", "Stopped")
+
+
+async def test_a_conversation_that_survived_goes_on_and_hears_of_the_handoff(agent, path, host):
+    script = (run(agent, "echo two > a.txt"), DONE, run(agent, "cat a.txt"), Reply(text="Really done."))
+    task = task_for(host, resolved(agent, path))
+    async with model_door(*script) as (url, model):
+        assert (await load(agent).run(replace(task, relay_url=url), host)).outcome == "completed"
+        again = replace(task, relay_url=url, next_iteration=3, iterations_used=2, handoff="Two steps are done.")
+        ended = await load(agent).run(again, host)
+    assert (ended.outcome, ended.summary) == ("completed", "Really done.")
+    assert [entry.reply for entry in model.log] == [0, 1, 2, 3]
+    assert "Two steps are done." in str(model.bodies[2])
+    assert host.iterations == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("T2", "L4", "V3")
+async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(agent, path, tmp_path):
+    script = Script(replies=(run(agent, "env > env.txt; echo two > a.txt", text="I mend it."), DONE))
+    async with World(tmp_path / "world", script=script) as world:
+        chosen = resolved(agent, path, url=world.model.url)
+        model = chosen.model.model_copy(update={"credentials": SecretRef(name="model", key="apiKey")})
+        check = ResolvedCheck(name="two", run="grep -qx two a.txt")
+        work = await world.admit(agent=chosen.model_copy(update={"model": model}), acceptance=(check,))
+        sandbox = await work.start()
+        assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+        assert await (await work.verify()).ended(within_s=120) == 0
+        state = await work.state()
+        assert state["verification"]["passed"] is True, state["agent_end"]
+        assert (state["iteration"], state["usage"]["tool_calls"], state["usage"]["model_requests"]) == (2, 1, 2)
+        assert state["usage"]["cache_read_tokens"] == 2_000
+        await work.deliver()
+        seen = git(world.remote.root / "shop.git", "show", f"{BRANCH}:env.txt")
+        assert MODEL_KEY not in seen
+        assert {entry.api_key for entry in world.model.log} == {MODEL_KEY}
+        assert {entry.protocol for entry in world.model.log} == {PROTOCOLS[agent]}
+        assert [p["changed"] for p in await work.content("ITERATION_COMPLETE")] == [True, False]
+        logs = "".join(each["text"] for each in await work.content("AGENT_OUTPUT"))
+        assert "I mend it." in logs
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A model's door. Agents don't wait for our safe points: their second decision waits here until `safe` is set. So
+    does any later one until `lost` is; one that came before that is never answered.
+    """
+
+    model: StandIn
+    safe: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        if self.model.log:
+            await self.safe.wait()
+        if len(self.model.log) > 1 and not self.lost.is_set():
+            await asyncio.Event().wait()  # of a sandbox that is about to be lost; ends with the server
+        await self.model.app(scope, receive, send)
+
+
+@pytest.mark.rule("R1", "R3")
+async def test_after_a_lost_sandbox_its_conversation_goes_on_in_the_tree_of_the_last_safe_point(agent, path, tmp_path):
+    slow = run(agent, "echo never > never; touch ~/begun; sleep 1000")
+    script = Script(replies=(run(agent, "echo 1 > step-1"), slow, Reply(text="Gone on.")))
+    async with World(tmp_path / "world", script=script) as world, listening(door := Paced(world.model)) as url:
+        work = await world.admit(agent=resolved(agent, path, url=url))
+        sandbox = await work.start()
+        await work.until("ITERATION_COMPLETE", within_s=120)
+        door.safe.set()
+        async with asyncio.timeout(120):
+            while not (work.volume / ".moorage" / "agent" / "home" / "begun").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await sandbox.kill()
+        door.lost.set()
+        await work.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "gone"})
+        again = await work.start(2)
+        assert await again.ended(within_s=120) == 0, again.said.read_text()
+        end = (await work.state())["agent_end"]
+        assert (end["outcome"], end["summary"]) == ("completed", "Gone on.")
+        assert sorted(each.name for each in again.tree.iterdir()) == [".git", "a.txt", "step-1"]
+        assert [entry.reply for entry in world.model.log] == [0, 1, 2], "the conversation went on"
+        assert "never > never" in str(world.model.bodies[-1])
+        assert len(await work.content("DRIFT_SAVED")) == 1

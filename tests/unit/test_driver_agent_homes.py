@@ -1,0 +1,111 @@
+"""What the drivers of real agents write into HOME and read from it, which is the agent's to change."""
+
+import json
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.drivers.codex.config import PROVIDER, config
+from moorage.drivers.pi.config import APIS, models
+from moorage.drivers.port import Task
+from moorage.drivers.registry import load
+from moorage.drivers.sessions import AGAIN, Conversation, opening, prepared, put
+from moorage.testing.host import LocalHost, task_for
+
+NAMES = ("m-1.2", "vendor/m:1", 'we"ird\\', "mödel", "'''")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    (tmp_path / "tree").mkdir()
+    return task_for(LocalHost(tmp_path / "tree"), ResolvedAgent(driver="codex"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codex_reads_the_model_and_its_door_whatever_the_name(name):
+    read = tomllib.loads(config(name, "http://127.0.0.1:7"))
+    provider = read["model_providers"][read["model_provider"]]
+    assert (read["model"], read["model_provider"]) == (name, PROVIDER)
+    assert (provider["base_url"], provider["wire_api"]) == ("http://127.0.0.1:7/model/v1", "responses")
+
+
+@pytest.mark.parametrize("protocol", APIS)
+def test_pi_reads_the_model_and_its_door_for_each_protocol(protocol):
+    (provider,) = json.loads(models(protocol, "m", "http://127.0.0.1:7", "dummy"))["providers"].values()
+    assert provider["baseUrl"].startswith("http://127.0.0.1:7/model")
+    assert (provider["apiKey"], [each["id"] for each in provider["models"]]) == ("dummy", ["m"])
+
+
+@pytest.mark.rule("T2")
+async def test_a_driver_that_has_no_model_or_another_protocol_says_so_and_starts_nothing(task, tmp_path):
+    host = LocalHost(tmp_path / "tree")
+    spoken = ResolvedModel(provider="p", protocol="grpc", base_url="http://127.0.0.1:9", name="m")
+    for name in ("codex", "pi"):
+        assert (await load(name).run(task, host)).reason == "NoModel"
+        agent = ResolvedAgent(driver=name, model=spoken)
+        assert (await load(name).run(replace(task, agent=agent), host)).reason == "ProtocolNotSupported"
+    assert host.told == []
+
+
+@pytest.mark.parametrize("name", ["--config=x", "../../etc/passwd", "a b", "a\nb", "", "x" * 65, "\x00", "é"])
+def test_a_name_of_a_conversation_that_is_none_never_comes_to_a_command_line(tmp_path, name):
+    conversation = Conversation(tmp_path, "codex")
+    conversation.remember("01a22ad9-50a9")
+    conversation.remember(name)
+    assert conversation.known() == "01a22ad9-50a9"
+    (tmp_path / ".moorage" / "codex-session").write_text(name)
+    assert conversation.known() is None
+
+
+def test_a_conversation_is_found_only_where_its_name_is_kept(tmp_path):
+    conversation = Conversation(tmp_path, "pi")
+    assert conversation.known() is None
+    (tmp_path / ".moorage" / "pi-session").mkdir(parents=True)
+    assert conversation.known() is None
+    conversation.remember("abc")
+    assert conversation.known() == "abc"
+    kept = tmp_path / ".moorage" / "pi-session"
+    kept.unlink()
+    os.mkfifo(kept)
+    assert conversation.known() is None
+    conversation.remember("abc")
+    assert conversation.known() == "abc"
+
+
+def test_what_stands_in_the_way_of_a_file_is_replaced(tmp_path):
+    wanted = tmp_path / "home" / "a" / "f"
+    put(wanted, "one")
+    assert wanted.stat().st_mode & 0o777 == 0o600
+    wanted.unlink()
+    (wanted / "deep").mkdir(parents=True)
+    put(wanted, "two")
+    assert wanted.read_text() == "two"
+    wanted.unlink()
+    wanted.symlink_to("/nowhere/at/all")
+    put(wanted, "three")
+    assert (wanted.read_text(), wanted.is_symlink()) == ("three", False)
+
+
+@pytest.mark.parametrize("ruin", [lambda home: (home / "a").write_text(""), lambda home: (home / "a").symlink_to("b")])
+def test_a_home_that_can_not_be_written_is_an_outcome(tmp_path, ruin):
+    ruin(tmp_path)
+    outcome = prepared({tmp_path / "a" / "f": "x"})
+    assert outcome is not None
+    assert outcome.reason == "CommandNotStarted"
+    assert str(tmp_path) in outcome.message
+
+
+@pytest.mark.rule("R4")
+def test_the_opening_says_what_is_known_and_no_more(task):
+    assert opening(task, resumed=False) == task.goal
+    later = replace(task, handoff="Step 1 is done.")
+    assert opening(later, resumed=False).startswith(task.goal)
+    for resumed in (True, False):
+        assert "Step 1 is done." in opening(later, resumed=resumed)
+        assert task.goal in opening(later, resumed=resumed)
+    assert opening(later, resumed=True).startswith(AGAIN)
+    assert opening(task, resumed=True).startswith(AGAIN)

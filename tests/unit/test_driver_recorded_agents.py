@@ -1,0 +1,197 @@
+"""What the drivers of real agents make of what those agents printed (tests/recorded), however the bytes are cut."""
+
+import json
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from moorage.api.wire import ResolvedAgent
+from moorage.drivers.codex.events import CodexEvents
+from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Dialect
+from moorage.drivers.pi.events import PiEvents
+from moorage.drivers.port import Outcome
+from moorage.drivers.sessions import Conversation
+from moorage.testing.host import LocalHost, task_for
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+IMAGES = Path(__file__).parents[2] / "sandbox-images"
+AGENTS = ("codex", "pi")
+KINDS = ("item.started", "item.completed", "turn.completed", "turn.failed", "error", "thread.started", "session")
+KINDS += ("message_end", "turn_end", "tool_execution_start", "tool_execution_end", "agent_end", "auto_retry_end")
+ITEMS = ("command_execution", "mcp_tool_call", "agent_message", "file_change", "reasoning", "nothing known")
+FIELDS = ("type", "id", "role", "content", "text", "stopReason", "errorMessage", "message", "error", "usage", "tool")
+FIELDS += ("exit_code", "aggregated_output", "status", "arguments", "server", "input", "input_tokens", "output_tokens")
+VALUES: tuple[object, ...] = (None, True, 1, -1, 1.5, "x", [], {}, [[]], [{}], {"message": []}, {"input": "x"})
+PLACES = ("item", "message", "error", "usage", "result", "toolResults", "id", "args")
+
+
+def dialect(agent: str) -> Dialect:
+    return CodexEvents() if agent == "codex" else PiEvents()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    (tmp_path / "tree").mkdir()
+    return LocalHost(tmp_path / "tree")
+
+
+async def heard(host: LocalHost, agent: str, said: bytes, *, size: int = 1 << 16) -> Outcome:
+    """The outcome of a program that prints so, in pieces of `size` bytes, and exits with 0."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for at in range(0, len(said), size):
+            yield said[at : at + size]
+
+    task = task_for(host, ResolvedAgent(driver=agent))
+    listener = AgentListener(task, host, dialect(agent), Conversation(task.home, agent).remember)
+    await listener.hear(chunks())
+    return listener.judge(0)
+
+
+def recorded(agent: str, name: str) -> bytes:
+    return (RECORDED / f"{agent}-{name}.jsonl").read_bytes()
+
+
+def calls(host: LocalHost) -> list[str]:
+    """Tool calls, each by its place, its tool, and how it ended."""
+    ended = [told for told in host.told if told.type == "TOOL_RESPONSE"]
+    return [f"{told.tool_call_id} {told.payload['tool']} {told.payload['ok']}" for told in ended]
+
+
+MENDED = {
+    "codex": ["1.0 command_execution True", "2.0 command_execution False"],
+    "pi": ["1.0 bash True", "2.0 bash False"],
+}
+EDITED = {
+    "codex": [
+        "1.0 file_change True",
+        *(f"{n}.0 command_execution {ok}" for n, ok in ((2, True), (3, False), (4, True))),
+    ],
+    "pi": ["1.0 edit True", "1.1 write True", "2.1 bash True", "2.2 bash False", "2.0 bash True"],
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("size", [1, 7, 64, 4096, 1 << 20])
+async def test_facts_are_the_same_however_the_bytes_are_cut(host, agent, size):
+    outcome = await heard(host, agent, recorded(agent, "mended"), size=size)
+    assert (outcome.outcome, outcome.summary) == ("completed", "All done.")
+    assert calls(host) == MENDED[agent]
+    assert host.told[-1].payload["exit_code"] == 3
+    assert host.iterations == [1, 2, 3]
+    total = {name: sum(each.get(name, 0) for each in host.usage) for name in host.usage[-1]}
+    assert total == {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}
+    lines = host.said.decode().splitlines()
+    assert next(line for line in lines if "metadata" not in line) == "I look."
+    assert lines[-1] == "All done."
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_edits_and_parallel_calls_are_told_by_their_places(host, agent):
+    assert (await heard(host, agent, recorded(agent, "edited"))).outcome == "completed"
+    assert sorted(calls(host)) == sorted(EDITED[agent])
+    asked = next(told for told in host.told if told.type == "TOOL_REQUEST")
+    assert "a.txt" in str(asked.payload["arguments"])
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    ("name", "end", "says"),
+    [
+        ("refused", ("failed", "ModelUnauthorized"), "no way"),
+        ("spent", ("exhausted", "BudgetExhausted"), "BudgetExhausted: the run's token limit of 5 is used up (7)"),
+        ("over", ("completed", "Completed"), ""),
+        ("gave-up", ("failed", "AgentFailed"), ""),
+        ("cut-short", ("failed", "AgentFailed"), "output"),
+        ("said-nothing", ("completed", "Completed"), ""),
+        ("no-such-tool", ("completed", "Completed"), ""),
+    ],
+)
+async def test_how_it_ended_is_judged_by_its_words_and_never_by_its_exit_code(host, agent, name, end, says):
+    ended = await heard(host, agent, recorded(agent, name))
+    assert (ended.outcome, ended.reason) == end
+    assert says in ended.message
+    assert '{"' not in ended.message
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_an_end_before_the_last_word_is_unknown_wherever_it_comes(host, agent):
+    lines = recorded(agent, "mended").splitlines(keepends=True)
+    for kept in range(len(lines)):
+        ended = await heard(host, agent, b"".join(lines[:kept]))
+        assert (ended.outcome, ended.reason) == ("unknown", "NoLastWord")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_success_after_a_refused_key_is_failure_unless_a_decision_came_after_it(host, agent):
+    mended, refused = (recorded(agent, name).splitlines(keepends=True) for name in ("mended", "refused"))
+    told = [line for line in refused if b"401" in line and b"turn.failed" not in line and b"agent_end" not in line]
+    last = max(at for at, line in enumerate(mended) if b'"item.completed"' in line or b'"turn_end"' in line)
+    ended = await heard(host, agent, b"".join([*mended[:last], *told, *mended[last:]]))
+    assert (ended.outcome, ended.reason) == ("failed", "ModelUnauthorized")
+    assert (await heard(host, agent, b"".join([*told, *mended]))).outcome == "completed"
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_what_it_has_never_said_before_is_kept_as_it_is(host, agent):
+    strange = [
+        b'{"type":"quite.new","of":[1,2]}\n',
+        b'{"no":"type"}\n',
+        b'{"type":["a"]}\n',
+        b"{ half\n",
+        b"\xff\xfe \x00 no text\n",
+        "a line\u2028that another ends\n".encode(),
+        b'{"type":"quite.new","text":"' + b"[" * 5_000 + b'"}\n',
+        b'{"type":' + b"[" * 100_000 + b"\n",
+    ]
+    whole = recorded(agent, "mended")
+    ended = await heard(host, agent, b"".join(strange) + whole, size=999)
+    assert ended.outcome == "completed"
+    assert host.said.startswith(b"".join(strange))
+    assert host.iterations == [1, 2, 3]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_no_shape_of_an_event_is_too_strange(agent):
+    for kind, place, field, value in product(KINDS, PLACES, FIELDS, VALUES):
+        for inner in ({field: value}, *({"type": item, "role": "assistant", field: value} for item in ITEMS)):
+            found = dialect(agent).facts({"type": kind, place: inner})
+            assert found is None or isinstance(found, list)
+        assert isinstance(dialect(agent).facts({"type": kind, place: value}) or [], list)
+
+
+async def test_numbers_past_all_reason_are_none(host):
+    huge = b"9" * 400
+    done = b'{"type":"item.completed","item":{"id":"i","type":"command_execution","exit_code":%s}}\n' % huge
+    over = b'{"type":"turn.completed","usage":{"input_tokens":%s,"output_tokens":-5}}\n' % huge
+    assert (await heard(host, "codex", done + over)).outcome == "completed"
+    assert all("exit_code" not in told.payload for told in host.told)
+    assert host.usage == [{}, {}]
+
+
+async def test_the_type_of_an_overlong_last_word_is_enough(host):
+    """pi repeats the whole conversation at its end."""
+    *lines, last = recorded("pi", "mended").splitlines(keepends=True)
+    assert last.startswith(b'{"type":"agent_end"')
+    long = last.replace(b'"messages":[', b'"messages":["' + b"x" * (LINE_CAP + 10) + b'",')
+    assert (await heard(host, "pi", b"".join([*lines, long]))).outcome == "completed"
+    assert b"xxx" in host.said
+
+
+async def test_what_follows_in_an_overlong_line_is_never_an_event(host):
+    false = b'{"type":"turn.completed","usage":{}}\n'
+    ended = await heard(host, "codex", b'{"type":"nothing","text":"' + b"x" * LINE_CAP + b"y" + false, size=1 << 16)
+    assert ended.outcome == "unknown"
+    parts = [b'{"type":"nothing","text":"' + b"x" * LINE_CAP, false]
+    assert (await heard(host, "codex", b"".join(parts), size=len(parts[0]))).outcome == "unknown"
+
+
+def test_the_recordings_are_of_the_versions_that_are_installed():
+    """Whoever raises a version records anew."""
+    locked = {agent: json.loads((IMAGES / agent / "package.json").read_text())["dependencies"] for agent in AGENTS}
+    assert locked == {
+        "codex": {"@openai/codex": "0.169.0"},
+        "pi": {"@mariozechner/pi-coding-agent": "0.73.1"},
+    }
