@@ -162,6 +162,12 @@ class Composition:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield Local(client, [LocalRun("tidy", UID, 2), LocalRun("tidy", "older", 1)])
 
+    async def torture(
+        self, manifest: Path, *, kills: int, seed: int, shots: str, same_tree: bool, tell: Callable[[str], None]
+    ) -> bool:
+        tell(f"{manifest.name}: {kills} kills of seed {seed}, {shots}, {same_tree}")
+        return True
+
     def run_operator(self) -> None:
         self.started.append("operator")
 

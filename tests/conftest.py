@@ -32,7 +32,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _wants_postgres(item: pytest.Item) -> bool:
     parameters = getattr(item, "callspec", None)
     named = set(getattr(item, "fixturenames", ()))
-    return bool({"postgres", "postgres_server"} & named) or (parameters and "postgres" in parameters.params.values())
+    given = parameters.params.values() if parameters else ()
+    return bool({"postgres", "postgres_server"} & named) or "postgres" in given
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ class Process:
         print(json.dumps({"steps": steps}), file=self._child.stdin, flush=True)
         turn = self._answer()
         if turn["kept"] != steps:
-            raise HarnessError(f"{turn['kept']} of {steps} acknowledged steps are in the store ({self._child.args})")
+            raise HarnessError(f"{turn['kept']} of {steps} acknowledged steps are in the store ({self._child.args!r})")
         return turn
 
     def _answer(self) -> Any:

@@ -30,7 +30,15 @@ def python(name: str, cache: Path, console: Console) -> Path:
     def make(folder: Path) -> None:
         _step([sys.executable, "-m", "venv", "--without-pip", folder], "python -m venv")
         lock = RECIPES / f"{name}.lock"
-        argv = [_UV, "pip", "install", "--quiet", "--require-hashes", "--python", folder / "bin" / "python"]
+        argv: list[str | Path] = [
+            _UV,
+            "pip",
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "--python",
+            folder / "bin" / "python",
+        ]
         _step([*argv, "--requirement", lock], f"uv pip install --require-hashes --requirement {lock.name}")
 
     return _made(name, [RECIPES / f"{name}.lock"], make, cache, console) / "bin" / "python"

@@ -54,7 +54,8 @@ class Job:
     """A repository, a manifest, a state folder, and `moorage run` over them."""
 
     def __init__(self, root: Path) -> None:
-        self._root, self._owner = root, None
+        self._root = root
+        self._owner: subprocess.Popen[bytes] | None = None
         repository = root / "repository"
         repository.mkdir(parents=True)
         git(repository, "init", "-q", "-b", "main")
@@ -66,9 +67,18 @@ class Job:
     def start(self) -> None:
         """The same command as ever."""
         program = Path(sys.executable).parent / "moorage"
-        argv = [program, "run", "-f", self._root / "run.yaml", "--state", self._root / "state", "-o", "json"]
+        argv = [
+            str(program),
+            "run",
+            "-f",
+            str(self._root / "run.yaml"),
+            "--state",
+            str(self._root / "state"),
+            "-o",
+            "json",
+        ]
         with (self._root / "said").open("ab") as said:
-            self._owner: subprocess.Popen[bytes] | None = subprocess.Popen(
+            self._owner = subprocess.Popen(
                 argv, env={**ENV, "HOME": str(self._root), "TMPDIR": tempfile.gettempdir()}, stdout=said, stderr=said
             )
 

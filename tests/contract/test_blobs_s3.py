@@ -171,7 +171,7 @@ async def test_a_server_killed_within_a_put_has_acknowledged_nothing(tmp_path: P
 async def test_parts_without_their_end_are_no_blob(blobs: S3Blobs, way: FaultyWay, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"0" * (2 * PART + 1))
     whole = len(["begin", "one", "two", "three"])
-    way.faults = [lambda answer: answer] * whole + [says(403, "AccessDenied")]
+    way.faults = [*[lambda answer: answer] * whole, says(403, "AccessDenied")]
     with pytest.raises(BucketRefused):
         await blobs.put_file("team-a", tmp_path / "big")
     assert await blobs.digests("team-a") == []

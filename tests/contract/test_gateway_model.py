@@ -414,17 +414,17 @@ async def refused_at_its_turn(operator: Operator, first: Asking, second: Asking,
 
 @pytest.mark.rule("I5")
 async def test_a_run_that_is_cancelled_while_it_waits_for_its_turn_asks_nothing(gateway, upstream, provider) -> None:
-    operator, *asking = await waiting_for_a_turn(gateway, upstream, provider)
+    operator, first, second = await waiting_for_a_turn(gateway, upstream, provider)
     await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
-    await refused_at_its_turn(operator, *asking, provider, "RunStopped")
+    await refused_at_its_turn(operator, first, second, provider, "RunStopped")
 
 
 @pytest.mark.rule("F3")
 async def test_an_attempt_that_is_over_when_its_turn_comes_asks_nothing(gateway, upstream, provider) -> None:
-    operator, *asking = await waiting_for_a_turn(gateway, upstream, provider)
+    operator, first, second = await waiting_for_a_turn(gateway, upstream, provider)
     await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
     await ok(await operator.fence(2))
-    await refused_at_its_turn(operator, *asking, provider, "Fenced")
+    await refused_at_its_turn(operator, first, second, provider, "Fenced")
     assert last(await operator.records(), "FENCE_REFUSED").payload["door"] == "model"
 
 

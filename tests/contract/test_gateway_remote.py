@@ -4,6 +4,7 @@ import asyncio
 from typing import Self
 
 import pytest
+from httpx import Response
 from tests.gateway_script import (
     PASSWORD,
     Operator,
@@ -20,7 +21,7 @@ from moorage.testing.gateway import LocalGateway
 # --- the remote -------------------------------------------------------------------------------------------------------
 
 
-async def first_contact(gateway, spec) -> tuple[Operator, object]:
+async def first_contact(gateway, spec) -> tuple[Operator, Response]:
     operator = Operator(gateway, spec)
     runner = await operator.start(pod=f"pod-of-{spec.uid}")
     return operator, await runner.get("/v1/self")

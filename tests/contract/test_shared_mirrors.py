@@ -34,6 +34,7 @@ from tests.gateway_script import verifying as begun
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
+from moorage.gateway.mirroring import SharedRefs
 from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, _Armed
 from moorage.store.blobs import BlobStore
@@ -383,6 +384,7 @@ async def troubled(
     tree, _ = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
     two = await installation.gateway()
     run, refs = await two.gate.ledger.open("u1"), two.gate.refs
+    assert isinstance(refs, SharedRefs)
     here, on = asyncio.Event(), asyncio.Event()
 
     async def away(*_: Any) -> None:
@@ -533,6 +535,7 @@ async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
     operator = Operator(one, resolved(upstream))
     await pushed(one, operator, tmp_path)
     key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs
+    assert isinstance(refs, SharedRefs)
 
     async def round_of_housekeeping(idle_s: int) -> bool:
         """Whether the mirror is there afterwards."""

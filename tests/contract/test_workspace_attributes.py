@@ -76,7 +76,12 @@ async def test_attributes_that_the_agent_adds_convert_no_file_that_it_did_not_wr
 async def test_no_change_is_compared_with_every_other(place, monkeypatch: pytest.MonkeyPatch):
     """There may be as many as the repository has files, and every one of them unwritten."""
     compared: list[Change] = []
-    monkeypatch.setattr(Change, "__eq__", lambda self, other: compared.append(self) or self is other)
+
+    def told(self: Change, other: object) -> bool:
+        compared.append(self)
+        return self is other
+
+    monkeypatch.setattr(Change, "__eq__", told)
     worktree = await place.prepare()
     assert not (await worktree.checkpoint(1, 1)).changed
     assert compared == []

@@ -201,5 +201,5 @@ class Elections(RuleBasedStateMachine):
 
 
 @pytest.mark.rule("F7")
-class TestElections(Elections.TestCase):
+class TestElections(Elections.TestCase):  # type: ignore[valid-type]
     settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

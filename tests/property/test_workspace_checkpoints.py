@@ -110,6 +110,11 @@ def state_of_user(tree: Path) -> tuple[str, ...]:
     return (git(tree, "status", "--porcelain", "-z"), git(tree, "rev-parse", "HEAD"), git(tree, "ls-files", "-s", "-z"))
 
 
+def do_all(tree: Path, actions: list[tuple]) -> None:
+    for step in actions:
+        apply(tree, step)
+
+
 async def round_trip(history: list[list[tuple]]) -> None:
     async with volume() as place:
         worktree = await place.prepare(1, None, fresh=True)
@@ -117,7 +122,7 @@ async def round_trip(history: list[list[tuple]]) -> None:
         (tree / ".gitignore").write_bytes(b"*.log\n")
         commit, head, last = place.base, place.base, {}
         for iteration, actions in enumerate(history, 1):
-            await asyncio.to_thread(lambda actions=actions: [apply(tree, step) for step in actions])
+            await asyncio.to_thread(do_all, tree, actions)
             before, files = state_of_user(tree), snapshot(tree)
             checkpoint = await worktree.checkpoint(iteration, 1)
             assert state_of_user(tree) == before

@@ -15,7 +15,7 @@ from moorage.testing.models import Reply, Script, StandIn
 from moorage.testing.models.script import Usage
 
 USER = [{"role": "user", "content": "mend it"}]
-ASKED = {
+ASKED: dict[str, dict[str, object]] = {
     "anthropic-messages": {"max_tokens": 10, "messages": USER},
     "openai-responses": {"input": "mend it"},
     "openai-chat": {"messages": USER, "stream_options": {"include_usage": True}},

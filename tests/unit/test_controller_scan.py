@@ -5,7 +5,6 @@ import asyncio
 import pytest
 import structlog
 
-from moorage.controller import scan as module
 from moorage.controller.gateway_client import GatewayAway
 from moorage.controller.roll import Roll
 from moorage.controller.scan import SOON_S, Scan, pause_s
@@ -89,14 +88,14 @@ class AwayGateway(Gateway):
 async def test_a_round_that_could_ask_nobody_is_repeated_soon(monkeypatch) -> None:
     """Runs that are gone hold their branches until a round has found them."""
     scan, pauses = scan_of(Tenants()), []
-    scan._gateway = AwayGateway()
+    monkeypatch.setattr(scan, "_gateway", AwayGateway())
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr("moorage.controller.scan.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await scan.run(600.0)
     assert pauses == [SOON_S] * 3

@@ -236,7 +236,7 @@ ITEMS = st.lists(
 
 @given(ITEMS, JSON, JSON, JSON)
 def test_any_answer_can_be_acted_on_and_sent_back(output: list[Any], said: Any, calls: Any, usage: Any) -> None:
-    answers = [
+    answers: list[tuple[ResponsesConversation | ChatConversation, bytes]] = [
         (ResponsesConversation(), response(*output, usage=usage)),
         (ChatConversation(), chat(content=said, tool_calls=calls)),
     ]

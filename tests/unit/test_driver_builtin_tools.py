@@ -11,7 +11,8 @@ import pytest
 
 from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.telling import RESULT_CHARACTERS, ToolResult
-from moorage.runner.processes import PR_SET_CHILD_SUBREAPER, ChildProcess, become_subreaper, family, processes, spawn
+from moorage.procfs import processes
+from moorage.runner.processes import PR_SET_CHILD_SUBREAPER, ChildProcess, become_subreaper, family, spawn
 
 
 class Here:
@@ -150,6 +151,7 @@ async def test_a_command_ends_with_its_time_and_all_that_it_started(tools) -> No
     result = await run(tools, "bash", command="trap '' TERM; (sleep 60 &) ; sleep 60", timeout_s=1)
     assert (result.ok, result.timed_out, result.exit_code) == (False, True, None)
     assert family(host.spawned[0].pid) == []
+    assert result.duration_ms is not None
     assert 900 < result.duration_ms < 10_000
 
 

@@ -18,10 +18,30 @@ from moorage.testing.host import LocalHost, task_for
 RECORDED = Path(__file__).parents[1] / "recorded"
 IMAGES = Path(__file__).parents[2] / "sandbox-images"
 AGENTS = ("codex", "pi")
-KINDS = ("item.started", "item.completed", "turn.completed", "turn.failed", "error", "thread.started", "session")
+KINDS: tuple[str, ...] = (
+    "item.started",
+    "item.completed",
+    "turn.completed",
+    "turn.failed",
+    "error",
+    "thread.started",
+    "session",
+)
 KINDS += ("message_end", "turn_end", "tool_execution_start", "tool_execution_end", "agent_end", "auto_retry_end")
 ITEMS = ("command_execution", "mcp_tool_call", "agent_message", "file_change", "reasoning", "nothing known")
-FIELDS = ("type", "id", "role", "content", "text", "stopReason", "errorMessage", "message", "error", "usage", "tool")
+FIELDS: tuple[str, ...] = (
+    "type",
+    "id",
+    "role",
+    "content",
+    "text",
+    "stopReason",
+    "errorMessage",
+    "message",
+    "error",
+    "usage",
+    "tool",
+)
 FIELDS += ("exit_code", "aggregated_output", "status", "arguments", "server", "input", "input_tokens", "output_tokens")
 VALUES: tuple[object, ...] = (None, True, 1, -1, 1.5, "x", [], {}, [[]], [{}], {"message": []}, {"input": "x"})
 PLACES = ("item", "message", "error", "usage", "result", "toolResults", "id", "args")

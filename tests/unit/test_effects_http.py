@@ -170,7 +170,8 @@ def test_each_equal_request_of_an_attempt_is_a_call_of_its_own() -> None:
 
 @pytest.mark.rule("E2", "R2")
 def test_the_next_attempt_walks_through_the_same_calls_in_the_same_order() -> None:
-    calls, got = (call(0), call(1)), []
+    calls: tuple[Call, ...] = (call(0), call(1))
+    got = []
     for _ in range(3):
         chosen = choose(replace(HERE, epoch=2), calls, frozenset())
         got.append((chosen.way, chosen.key))

@@ -135,7 +135,7 @@ def test_a_cut_stream_is_settled_by_what_was_streamed(
     assert reader.reading.settled(999) == (settled, True)  # 11 characters came, 999 bytes went
 
 
-WHOLE = {
+WHOLE: dict[str, dict[str, object]] = {
     MESSAGES.name: {"type": "message", "stop_reason": "end_turn", "usage": {"input_tokens": 3, "output_tokens": 4}},
     RESPONSES.name: {
         "object": "response",

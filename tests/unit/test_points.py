@@ -95,7 +95,7 @@ def test_at_every_point_there_is_something_to_fail() -> None:
 
 def test_a_delay_holds_up_and_a_shot_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(killpoints.time, "sleep", waited.append)
+    monkeypatch.setattr("moorage.testing.killpoints.time.sleep", waited.append)
     shot = Shot(Point.PUSH_WITHIN, 1, Fault.DELAY)
     assert Shot.parse(str(shot)) == shot
     hook(environment(tmp_path / "trace", shot))(Point.PUSH_WITHIN)

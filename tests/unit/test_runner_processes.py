@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.runner import processes
+from moorage.procfs import processes
 from moorage.runner.processes import (
     PR_SET_CHILD_SUBREAPER,
     ChildProcess,
@@ -19,6 +19,7 @@ from moorage.runner.processes import (
     family,
     kill_everything,
     reap_orphans,
+    spawn,
     standing_still,
 )
 
@@ -31,7 +32,7 @@ def subreaper() -> Iterator[None]:
 
 
 async def start(tmp_path: Path, script: str) -> ChildProcess:
-    return await processes.spawn(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, cwd=tmp_path)
+    return await spawn(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, cwd=tmp_path)
 
 
 async def until(path: Path) -> str:
@@ -47,7 +48,7 @@ def line(path: Path) -> str:
 
 
 def alive(pid: int) -> bool:
-    entry = processes.processes().get(pid)
+    entry = processes().get(pid)
     return entry is not None and not entry.zombie
 
 
@@ -66,19 +67,19 @@ async def test_a_signal_is_told_as_such(tmp_path) -> None:
 
 async def test_a_missing_program_is_an_error_of_its_own(tmp_path) -> None:
     with pytest.raises(FileNotFoundError):
-        await processes.spawn(["/no/such"], env={}, cwd=tmp_path)
+        await spawn(["/no/such"], env={}, cwd=tmp_path)
     (tmp_path / "plain").write_text("x")
     with pytest.raises(PermissionError):
-        await processes.spawn([str(tmp_path / "plain")], env={}, cwd=tmp_path)
+        await spawn([str(tmp_path / "plain")], env={}, cwd=tmp_path)
 
 
 async def test_stdin_is_given_whole_or_not_at_all(tmp_path) -> None:
     env = {"PATH": os.environ["PATH"]}
-    child = await processes.spawn(["wc", "-c"], env=env, cwd=tmp_path, stdin=b"x" * 1_000_000)
+    child = await spawn(["wc", "-c"], env=env, cwd=tmp_path, stdin=b"x" * 1_000_000)
     assert (await child.stdout.read()).strip() == b"1000000"
     await child.wait()
     child.close()
-    child = await processes.spawn(["true"], env=env, cwd=tmp_path, stdin=b"x" * 1_000_000)
+    child = await spawn(["true"], env=env, cwd=tmp_path, stdin=b"x" * 1_000_000)
     assert await child.wait() == 0
     child.close()
 
@@ -114,7 +115,7 @@ async def test_stop_after_the_end_signals_nobody_of_that_number(tmp_path, monkey
     child = await start(tmp_path, "exit 0")
     await child.wait()
     sent: list[int] = []
-    monkeypatch.setattr(processes, "send", lambda pids, _: sent.extend(pids))
+    monkeypatch.setattr("moorage.runner.processes.send", lambda pids, _: sent.extend(pids))
     await child.stop(1)
     assert sent == []
     child.close()
@@ -146,7 +147,7 @@ async def test_all_that_descends_stands_still_and_goes_on(tmp_path) -> None:
 async def test_fork_bombs_are_killed_to_the_last(tmp_path) -> None:
     forks = "for _ in range(5):\n    os.fork()\nif os.getpid() != os.getsid(0):\n    os.setsid()\n"
     script = f"import os, time\n{forks}time.sleep(60)"
-    child = await processes.spawn([sys.executable, "-c", script], env={}, cwd=tmp_path)
+    child = await spawn([sys.executable, "-c", script], env={}, cwd=tmp_path)
     async with asyncio.timeout(20):
         while len(descendants()) < 32:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -157,13 +158,13 @@ async def test_fork_bombs_are_killed_to_the_last(tmp_path) -> None:
 
 
 async def test_the_adopted_dead_are_collected_and_our_own_are_left_alone(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processes, "REAP_S", 0.05)
+    monkeypatch.setattr("moorage.runner.processes.REAP_S", 0.05)
     reaper = asyncio.create_task(reap_orphans())
     child = await start(tmp_path, "(sh -c 'echo $$ > pid; exit 3' &); sleep 0.3; exit 7")
     orphan = int(await until(tmp_path / "pid"))
     assert await child.wait() == 7
     async with asyncio.timeout(40):
-        while orphan in processes.processes():  # noqa: ASYNC110
+        while orphan in processes():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     reaper.cancel()
     await asyncio.gather(reaper, return_exceptions=True)
