@@ -18,6 +18,7 @@ Doors of the gateway (who may call: the role found by authentication):
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
     reader    GET  /v1/runs/{uid}/diff            -> text/x-diff of the run's candidate against its base
     reader    GET  /v1/runs/{uid}/logs            -> agent output so far (text), ?follow=true holds it open
+    reader    GET  …/logs/stream, …/timeline/stream, /v1/namespaces/{ns}/runs/stream -> moorage.api.streaming
     reader    GET  /v1/runs/{uid}/blobs           -> tar of what the journal cites
     reader    GET  /v1/runs/{uid}/result          -> git bundle of the proposed commit
     resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect

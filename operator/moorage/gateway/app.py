@@ -29,6 +29,7 @@ from moorage.gateway.delivery import Delivery
 from moorage.gateway.egress import EgressRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
 from moorage.gateway.evidence import EvidenceRoom
+from moorage.gateway.feeds import Feeds
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
@@ -41,6 +42,7 @@ from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
+from moorage.gateway.streams import StreamsRoom
 from moorage.gateway.tunnel import TunnelRoom
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.upstream import refusal_of
@@ -61,10 +63,11 @@ def app_of(gate: Gate) -> Starlette:
     deps = gate.deps
     under_way = UnderWay(deps.peers)
     questions = Questions(gate)
-    bases, calls = Bases(gate), Calls(gate, under_way)
+    bases, calls, feeds = Bases(gate), Calls(gate, under_way), Feeds(gate)
     rooms = (
         RunsRoom(gate, bases, Delivery(gate, calls, under_way), questions),
         ReadersRoom(gate),
+        StreamsRoom(gate, feeds),
         EvidenceRoom(gate),
         ResolveRoom(gate),
         RepairRoom(gate),

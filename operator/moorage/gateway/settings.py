@@ -60,6 +60,26 @@ class GatewaySettings:
     changes_page: int = 256
     """Changes read from the store at once."""
 
+    stream_ring_bytes: int = MIB
+    """M4: the latest events of a run that is followed, held once for all its readers. An agent's ordinary minute; who
+    is further behind reads the journal."""
+
+    stream_chunk_bytes: int = 64 * KIB
+    """Events given to one reader at once: what a socket takes without waiting."""
+
+    stream_page_bytes: int = 256 * KIB
+    """Events read from the journal at once for a reader that is behind: all that a reader costs in memory."""
+
+    stream_catch_ups: int = 8
+    """Readers for which the journal is read at one moment; the others wait for a page's time. A gateway that was
+    started anew has all of them back at once."""
+
+    stream_patience_ms: int = 60_000
+    """A reader that takes nothing for so long is cut off, and may come back with its cursor."""
+
+    stream_recheck_ms: int = 60_000
+    """A stream's reader is looked at again this often; its token, too, which lives for ten minutes."""
+
     lease_renewal_ms: int = 15_000
     """F4: a Lease is renewed at most this often per run, whatever the number of heartbeats."""
 

@@ -27,6 +27,14 @@ class GatewayMetrics:
             registry=registry,
         )
         self.streams = Gauge("moorage_gateway_open_streams", "Answers held open.", ("door",), registry=registry)
+        self.stream_cuts = Counter(
+            "moorage_gateway_streams_cut", "Streams of events cut before their end.", ("door", "why"), registry=registry
+        )
+        self.stream_catch_ups = Counter(
+            "moorage_gateway_stream_catch_ups",
+            "Pages of journals read for readers that were behind the latest events.",
+            registry=registry,
+        )
         self.append_seconds = Histogram(
             "moorage_journal_append_seconds", "Time of a durable append.", buckets=FAST, registry=registry
         )

@@ -1,0 +1,134 @@
+"""From a run's journal to the events of its streams, in order, a page of it in memory at a time."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import orjson
+
+from moorage.api.sse import Event
+from moorage.api.streaming import Gap, Output, StreamEnd, StreamKind
+from moorage.core.journal.export import record_line
+from moorage.core.journal.record import Record, RecordType, Stored, decode
+from moorage.core.run.state import RunState
+from moorage.store.blobs import BlobStore
+from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.port import DurableExecutionStore
+
+Render = Callable[[Stored], Awaitable[tuple[int, Event | None]]]
+"""The offset of a record, and its event, where it has one."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of a run's streams, read from the store."""
+
+    store: DurableExecutionStore
+    uid: str
+    render: Render
+
+    async def read(self, first: int) -> AsyncGenerator[tuple[int, Event | None], None]:
+        """Offset and event of each record from `first` on, up to the head at the first step."""
+        async with aclosing(self.store.stored(self.uid, first)) as entries:
+            async for entry in entries:
+                yield await self.render(entry)
+
+
+async def record_event(stored: Stored) -> tuple[int, Event | None]:
+    """A record as a line of the exported journal; chunks of output have a stream of their own."""
+    record = decode(stored)
+    if record.type == RecordType.AGENT_OUTPUT:
+        return record.seq, None
+    return record.seq, Event(StreamKind.RECORD, record_line(stored)[:-1], record.seq)
+
+
+async def any_record_event(stored: Stored) -> tuple[int, Event | None]:
+    """The same, chunks of output too: then the chain can be followed from the first record on."""
+    seq = decode(stored).seq
+    return seq, Event(StreamKind.RECORD, record_line(stored)[:-1], seq)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Renders what agents of one tenant wrote."""
+
+    blobs: BlobStore
+    tenant: str
+
+    async def event(self, stored: Stored) -> tuple[int, Event | None]:
+        """The event of an AGENT_OUTPUT; others have none here."""
+        record = decode(stored)
+        if record.type != RecordType.AGENT_OUTPUT:
+            return record.seq, None
+        content = await self.content(record)
+        if content is None:
+            return record.seq, gap_event(Gap(reason="Erased", first=record.seq, last=record.seq, size=_size(record)))
+        return record.seq, _said(record, content)
+
+    async def content(self, record: Record) -> bytes | None:
+        """The payload of an AGENT_OUTPUT; None where it was erased."""
+        if record.payload_ref is None:
+            return b"{}"
+        try:
+            return await self.blobs.get(self.tenant, record.payload_ref)
+        except (BlobMissing, BlobCorrupted):
+            return None
+
+
+def _said(record: Record, content: bytes) -> Event | None:
+    payload = orjson.loads(content)
+    dropped = payload.get("dropped")
+    if isinstance(dropped, int):
+        return gap_event(Gap(reason="Dropped", first=record.seq, last=record.seq, size=dropped))
+    text, data = payload.get("text"), payload.get("data")
+    if not isinstance(text, str) and not isinstance(data, str):
+        return None
+    return output_event(
+        record,
+        Output(
+            at=record.recorded_at,
+            epoch=record.epoch,
+            stream=str(payload.get("stream", "stdout")),
+            text=text if isinstance(text, str) else None,
+            data=None if isinstance(text, str) else data,
+        ),
+    )
+
+
+def output_event(record: Record, output: Output) -> Event:
+    """One chunk of output."""
+    return Event(StreamKind.OUTPUT, output.model_dump_json(exclude_none=True).encode(), record.seq)
+
+
+def output_bytes(content: bytes) -> bytes:
+    """What the agent wrote, from the payload of an AGENT_OUTPUT; nothing where it has another shape."""
+    payload = orjson.loads(content)
+    text, data = payload.get("text"), payload.get("data")
+    if isinstance(text, str):
+        return text.encode("utf-8", "replace")
+    try:
+        return base64.b64decode(data) if isinstance(data, str) else b""
+    except binascii.Error:
+        return b""
+
+
+def gap_event(gap: Gap) -> Event:
+    """What is missing, at the place where it is."""
+    return Event(StreamKind.GAP, gap.model_dump_json(exclude_none=True).encode(), gap.last)
+
+
+def end_event(state: RunState) -> Event | None:
+    """The last one; None while the run goes on."""
+    if state.end is None:
+        return None
+    end = StreamEnd(phase=state.phase.value, reason=state.end.reason, message=state.end.message, offset=state.offset)
+    return Event(StreamKind.END, end.model_dump_json().encode(), state.offset)
+
+
+def _size(record: Record) -> int | None:
+    told = (record.payload or {}).get("bytes")
+    return told if isinstance(told, int) else None
