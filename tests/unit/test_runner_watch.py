@@ -18,7 +18,7 @@ CANCEL = Orders(seq=1, stop="cancel", reason="user", grace_ms=9)
 TERMINAL = Orders(seq=2, stop="terminal")
 
 
-def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int], Awaitable[Orders]]) -> Watch:
+def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int, int], Awaitable[Orders]]) -> Watch:
     assignment: Any = SimpleNamespace(run_uid="u1", epoch=3)
     reporter: Any = SimpleNamespace(progress=7, last_iteration=2)
     made = Watch(beat, orders, 0.01)
@@ -26,16 +26,16 @@ def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int]
     return made
 
 
-async def never(_: object) -> Orders:
+async def never(*_: object) -> Orders:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-def scripted(*answers: Orders | Exception) -> tuple[Callable[[object], Awaitable[Orders]], list[object]]:
+def scripted(*answers: Orders | Exception) -> tuple[Callable[..., Awaitable[Orders]], list[object]]:
     """Those answers, then silence; and what was asked."""
     left, asked = list(answers), []
 
-    async def call(question: object) -> Orders:
+    async def call(question: object, heard: int = -1) -> Orders:
         asked.append(question)
         if not left:
             return await never(question)

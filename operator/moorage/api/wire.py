@@ -21,13 +21,13 @@ Doors of the gateway (who may call: the role found by authentication):
     reader    GET  …/logs/stream, …/timeline/stream, /v1/namespaces/{ns}/runs/stream -> moorage.api.streaming
     reader    GET  /v1/runs/{uid}/blobs           -> tar of what the journal cites
     reader    GET  /v1/runs/{uid}/result          -> git bundle of the proposed commit
-    resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect
+    both      those of moorage.api.commands
     anybody   GET  /v1/keys/head                  -> public key that heads are signed with (PEM)
     runner    GET  /v1/self                       -> Assignment (425 until the pod is registered)
     runner    GET  /v1/self/decision              -> the model request whose answer is recorded (Assignment.recorded)
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
-    runner    GET  /v1/self/orders?after=N        -> Orders (long poll, at most 25 s)
+    runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
@@ -353,9 +353,12 @@ class Heartbeat(Wire):
 
 
 class Orders(Wire):
-    """What the gateway asks of a runner. `seq` rises with each change; `stop` is never taken back."""
+    """What the gateway asks of a runner. `seq` rises with each change; `stop` is never taken back. `waiting` is the
+    offset of the newest message to the agent that isn't delivered (M3); -1 where there is none.
+    """
 
     seq: int
+    waiting: int = -1
     stop: Literal["cancel", "fenced", "deadline", "terminal"] | None = None
     reason: str | None = None
     message: str | None = None
@@ -434,26 +437,6 @@ class DeliverRequest(Wire):
 
     epoch: int
     commit: Sha | None = None
-
-
-class ResolveRequest(Wire):
-    """E4: a person has looked at the target. `effect` is an effect's id, or a beginning of it that no other has.
-
-    `user` is who the client says is asking; whose token it was is recorded beside it.
-    """
-
-    effect: str = Field(min_length=4, max_length=128)
-    outcome: Literal["confirmed", "rejected"]
-    note: str = Field(default="", max_length=500)
-    user: str = Field(default="", max_length=200)
-
-
-class Resolved(Wire):
-    """What the effect is known as now; `target` is where it went."""
-
-    effect_id: str
-    outcome: str
-    target: str
 
 
 class RepairRequest(Wire):

@@ -15,6 +15,7 @@ from kubernetes.aio import client
 from prometheus_client import CollectorRegistry
 
 from moorage.api.quantity import duration_ms
+from moorage.app.abilities import abilities
 from moorage.app.apiclient import api_client
 from moorage.app.keys import head_key
 from moorage.app.peers import open_peers
@@ -149,6 +150,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             log=log,
             settings=settings,
             peers=peers,
+            abilities=abilities,
         )
         serving = uvicorn.Config(
             create_app(deps),

@@ -24,6 +24,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from moorage.app.abilities import abilities
 from moorage.app.manifest import ManifestSecrets
 from moorage.app.owners import SOCKET, Owners
 from moorage.app.stores import Stores, open_stores
@@ -161,6 +162,7 @@ def gateway_of(
             log=log,
             resolve=resolve,
             peers=peers,
+            abilities=abilities,
             settings=GatewaySettings(
                 keep_alive_ms=LOOK_MS if peers.shared else GatewaySettings.keep_alive_ms,
                 mirrors_borrowed=True,

@@ -11,7 +11,8 @@ from typing import Literal
 import httpx
 from pydantic import ValidationError
 
-from moorage.api.wire import ErrorBody, Repaired, RepairRequest, Resolved, ResolveRequest, Wire
+from moorage.api.commands import Resolved, ResolveRequest
+from moorage.api.wire import ErrorBody, Repaired, RepairRequest, Wire
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.core.journal.heads import SignedHead
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from moorage.api.wire import Repaired, Resolved
+from moorage.api.commands import Resolved
+from moorage.api.wire import Repaired
 from moorage.cli.exits import Usage
 from moorage.cli.session import RunName, Where, evidence_of, looking, session_of, wait
 

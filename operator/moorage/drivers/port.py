@@ -26,6 +26,9 @@ class Guarantees:
     resume: str  # "checkpoint" | "session"
     native_usage: bool
     steer: bool
+    """M3: a message enters while the agent works, between its tool calls and its next decision."""
+    follow_up: bool = False
+    """M3: a message enters once the agent has stopped, and it goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,48 @@ class Outcome:
     exit_code: int | None = None
 
 
+Kind = Literal["Steer", "FollowUp"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """M3: what a person says to the agent; `id` is the command's. `Steer` is for between its tool calls and its next
+    decision, `FollowUp` for when it has stopped.
+    """
+
+    id: str
+    kind: Kind
+    text: str
+
+
+class Messages(Protocol):
+    """M3: what people say to the agent, in the order in which it was accepted.
+
+    Whoever takes a message says it to the agent next. It is journaled as delivered before it is handed out, so that
+    nobody else ever takes it; should this attempt die before the agent has heard it, the next one reads it in its
+    handoff. What nobody takes before the run's end is told to its sender as not delivered.
+    """
+
+    def waiting(self, *kinds: Kind) -> bool:
+        """Whether there is one of these kinds to take, as far as this side has heard. Costs nothing."""
+
+    async def arrival(self, *kinds: Kind) -> None:
+        """Return as soon as there is one of these kinds to take."""
+
+    async def take(self, *kinds: Kind, turn: int, fresh: bool = False) -> tuple[Message, ...]:
+        """All of these kinds that wait, oldest first; `turn` is the iteration that they enter. `fresh` asks the
+        gateway first: for an agent that has stopped, and would end.
+        """
+
+
 class Host(Protocol):
     """The runner, as a driver sees it."""
 
     stopping: asyncio.Event
+
+    @property
+    def messages(self) -> Messages:
+        """What people say to the agent meanwhile."""
 
     async def emit(
         self,

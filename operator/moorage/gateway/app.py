@@ -25,6 +25,7 @@ from moorage.core.journal import errors as journal_errors
 from moorage.gateway.bases import Bases
 from moorage.gateway.calls import Calls
 from moorage.gateway.changes import ChangesRoom
+from moorage.gateway.commands import CommandsRoom
 from moorage.gateway.delivery import Delivery
 from moorage.gateway.egress import EgressRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
@@ -69,6 +70,7 @@ def app_of(gate: Gate) -> Starlette:
         ReadersRoom(gate),
         StreamsRoom(gate, feeds),
         EvidenceRoom(gate),
+        CommandsRoom(gate),
         ResolveRoom(gate),
         RepairRoom(gate),
         ChangesRoom(gate),

@@ -7,6 +7,8 @@ since no agent of this attempt will.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moorage.api.meta import format_time
 from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
 from moorage.core.journal.record import RecordType
@@ -17,6 +19,7 @@ from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
+from moorage.gateway.messages import said_before
 from moorage.gateway.upstream import PASSING, refusal_of
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
@@ -46,7 +49,8 @@ class Assignments:
         except (WorkspaceError, UpstreamRefused, Unavailable) as error:
             raise await self._failed(caller, error) from None
         run.waits_since = None
-        return _assignment(caller, self._git(run, base, _resume(run.state)))
+        said = await said_before(self._gate.ledger, run) if run.state.recovered else ()
+        return _assignment(caller, self._git(run, base, _resume(run.state)), said)
 
     async def _note_start(self, caller: Caller) -> None:
         payload = {"epoch": caller.epoch, "pod_uid": caller.pod.pod_uid}
@@ -171,7 +175,7 @@ def _resume(state: RunState) -> ResumePoint | None:
     return ResumePoint(commit=point.commit, iteration=point.iteration, epoch=point.epoch) if point else None
 
 
-def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
+def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = ()) -> Assignment:
     spec, state = caller.run.spec, caller.run.state
     return Assignment(
         run_uid=spec.uid,
@@ -190,7 +194,7 @@ def _assignment(caller: Caller, git: GitAssignment) -> Assignment:
         iterations_used=caller.run.facts.completed,
         recorded=recorded(caller.run, caller.epoch) if caller.pod.role == Role.RUNNER else None,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
-        handoff=handoff(caller.run) if state.recovered and caller.pod.role == Role.RUNNER else None,
+        handoff=handoff(caller.run, said) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
         egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
@@ -204,8 +208,8 @@ def recorded(run: Run, epoch: int) -> RecordedDecision | None:
     return RecordedDecision(iteration=found.question.turn, request_id=found.request_id)
 
 
-def handoff(run: Run) -> str:
-    """R4: what a recovered agent is told, from facts alone."""
+def handoff(run: Run, said: Sequence[str] = ()) -> str:
+    """R4: what a recovered agent is told, from facts alone. `said`: the messages that earlier attempts were given."""
     spec, state = run.spec, run.state
     goal = spec.goal if len(spec.goal) <= GOAL_EXCERPT else spec.goal[:GOAL_EXCERPT] + " […]"
     lines = [
@@ -229,4 +233,5 @@ def handoff(run: Run) -> str:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
     if spec.limits.tokens_hard is not None:
         lines.append(f"Tokens left: {max(0, spec.limits.tokens_hard - state.usage.tokens)}.")
+    lines += [f"A person said meanwhile, which still holds: {each}" for each in said]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 
 from moorage.api.wire import Role
 from moorage.clock import Clock
+from moorage.core.commands.admission import Abilities
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
@@ -31,9 +33,16 @@ from moorage.workspace.mirror import Mirrors
 __all__ = ["BASE_PIN", "PROPOSAL_PIN", "Caller", "Gate", "GatewayDeps", "base_of", "branch_of", "mirror_key"]
 
 
+def no_abilities(driver: str) -> Abilities:  # noqa: ARG001  the port's signature
+    """Of a driver that isn't known."""
+    return Abilities()
+
+
 @dataclass(frozen=True)
 class GatewayDeps:
-    """Everything that the gateway needs from outside; who makes them also closes them."""
+    """Everything that the gateway needs from outside; who makes them also closes them. `abilities`: what a driver, by
+    its name, can do with commands.
+    """
 
     store: DurableExecutionStore
     blobs: BlobStore
@@ -49,6 +58,7 @@ class GatewayDeps:
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     resolve: Resolve = resolved
     peers: Peers = field(default_factory=Alone)
+    abilities: Callable[[str], Abilities] = no_abilities
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.api.wire import Orders
+from moorage.api.wire import Orders, Role
+from moorage.core.commands.command import last_waiting
 from moorage.core.journal.record import RecordType
 from moorage.gateway.errors import Fenced
 from moorage.gateway.gate import Caller, Gate
@@ -24,8 +25,10 @@ class OrderBook:
         self._gate = gate
         self._settings = gate.deps.settings
 
-    async def wait(self, caller: Caller, after: int) -> Orders:
-        """The orders as soon as their rank is above `after`, or what they are when the wait is over."""
+    async def wait(self, caller: Caller, after: int, heard: int | None = None) -> Orders:
+        """The orders as soon as their rank is above `after` or a message waits that is newer than `heard`, or what they
+        are when the wait is over. `heard` None: who asks knows of no messages.
+        """
         clock = self._gate.deps.clock
         deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
         ledger, rung = self._gate.ledger, True
@@ -33,7 +36,8 @@ class OrderBook:
             bell = caller.run.bell.arm()
             await (ledger.woken if rung else ledger.refresh)(caller.run)
             orders, left = self.of(caller), deadline - clock.monotonic_ms()
-            if orders.seq > after or left <= 0:
+            news = heard is not None and orders.waiting > heard
+            if orders.seq > after or news or left <= 0:
                 return await self.hand_over(caller, orders)
             rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
@@ -47,7 +51,7 @@ class OrderBook:
         if state.cancel_stage is not None:
             grace = self._settings.cancel_grace_ms
             return Orders(seq=CANCEL, stop="cancel", reason=state.cancel_reason, grace_ms=grace)
-        return Orders(seq=WORK)
+        return Orders(seq=WORK, waiting=last_waiting(state.commands) if caller.pod.role == Role.RUNNER else -1)
 
     async def hand_over(self, caller: Caller, orders: Orders) -> Orders:
         """A cancel that a runner is about to hear is propagated; a fenced runner that asks is counted (F3)."""

@@ -1,4 +1,4 @@
-"""The door by which a person says what became of an effect that nobody else can tell of (E4).
+"""How a person says what became of an effect that nobody else can tell of (E4): by a door of its own, or by a command.
 
 What is said is kept as `reported`: the gateway knows who said it and not whether it is true (V4). Only what is open or
 unknown can be resolved, once; saying the same again is harmless. It may be said after the run's end too (AFTER_END).
@@ -6,27 +6,62 @@ unknown can be resolved, once; saying the same again is harmless. It may be said
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from moorage.api.wire import Resolved, ResolveRequest
+from moorage.api.commands import Resolved, ResolveRequest
 from moorage.core.journal.record import Assurance, Draft, RecordType
 from moorage.core.run.state import Effect
-from moorage.gateway.auth import Identity
 from moorage.gateway.errors import NotFound, Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
+from moorage.gateway.ledger import Run
 from moorage.gateway.underway import settling
+
+
+class Settling:
+    """A person's word on effects, for whichever door it comes by."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @asynccontextmanager
+    async def alone(self, run: Run) -> AsyncIterator[None]:
+        """Nobody asks the target meanwhile, here or at another gateway, and the state is the newest. Raise Refusal."""
+        if run.delivering.locked():
+            raise asked_now()
+        async with run.delivering, self._gate.deps.peers.claim(settling(run)) as granted:
+            if not granted:
+                raise asked_now()
+            await self._gate.ledger.refresh(run)
+            yield
+
+    def said(self, effect: Effect, body: ResolveRequest, token_of: str) -> Draft:
+        """One record per effect, whoever says it: a second one that says otherwise is refused by its id."""
+        person = body.user or token_of
+        payload = {
+            "effect_id": effect.effect_id,
+            "outcome": body.outcome,
+            "detail": f"resolved by {person}" + (f": {body.note}" if body.note else ""),
+            "by": person,
+            "token_of": token_of,
+            "was": effect.status,
+        }
+        key = ("resolve", effect.effect_id)
+        draft = self._gate.ledger.observed(RecordType.EFFECT_RECONCILED, payload, *key, effect_id=effect.effect_id)
+        return replace(draft, assurance=Assurance.REPORTED, actor=person)
 
 
 class ResolveRoom:
     """For those who may `update agentruns/effects` in the run's namespace."""
 
     def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+        self._gate, self._settling = gate, Settling(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The door."""
@@ -37,32 +72,12 @@ class ResolveRoom:
         run = await self._gate.run_for_reader(request)
         who = await self._gate.demand_settler(request, run.tenant, "resolve effects")
         body = await read_model(request, ResolveRequest, self._gate.deps.settings.max_body_bytes)
-        if run.delivering.locked():
-            raise asked_now()
-        async with run.delivering, self._gate.deps.peers.claim(settling(run)) as granted:
-            if not granted:
-                raise asked_now()
-            await self._gate.ledger.refresh(run)
+        async with self._settling.alone(run):
             effect = chosen(run.state.effects, body.effect)
             if demand_unsettled(effect, body.outcome):
-                await self._gate.ledger.append(run, None, [self._said(effect, body, who)])
+                await self._gate.ledger.append(run, None, [self._settling.said(effect, body, who.user)])
         self._gate.deps.log.info("effect_resolved", run_uid=run.uid, effect=effect.effect_id, outcome=body.outcome)
         return answer(Resolved(effect_id=effect.effect_id, outcome=body.outcome, target=effect.target))
-
-    def _said(self, effect: Effect, body: ResolveRequest, who: Identity) -> Draft:
-        """One record per effect, whoever says it: a second one that says otherwise is refused by its id."""
-        person = body.user or who.user
-        payload = {
-            "effect_id": effect.effect_id,
-            "outcome": body.outcome,
-            "detail": f"resolved by {person}" + (f": {body.note}" if body.note else ""),
-            "by": person,
-            "token_of": who.user,
-            "was": effect.status,
-        }
-        key = ("resolve", effect.effect_id)
-        draft = self._gate.ledger.observed(RecordType.EFFECT_RECONCILED, payload, *key, effect_id=effect.effect_id)
-        return replace(draft, assurance=Assurance.REPORTED, actor=person)
 
 
 def asked_now() -> Refusal:

@@ -36,6 +36,7 @@ from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of,
 from moorage.gateway.heartbeat import LeaseTarget
 from moorage.gateway.http import JSON, answer, query_int, read_model
 from moorage.gateway.ledger import Run
+from moorage.gateway.messages import waiting_messages
 from moorage.gateway.orders import OrderBook
 from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
 from moorage.gateway.verification import verdict
@@ -66,6 +67,7 @@ class SandboxRoom:
             Route("/v1/self/records", self.records, methods=["POST"], name="records"),
             Route("/v1/self/heartbeat", self.heartbeat, methods=["POST"], name="heartbeat"),
             Route("/v1/self/orders", self.orders, methods=["GET"], name="orders"),
+            Route("/v1/self/messages", self.messages, methods=["GET"], name="messages"),
             Route("/v1/self/checkpoint", self.checkpoint, methods=["POST"], name="checkpoint"),
             Route("/v1/self/result", self.result, methods=["POST"], name="result"),
             Route("/v1/self/verification", self.verification, methods=["POST"], name="verification"),
@@ -109,9 +111,15 @@ class SandboxRoom:
         return answer(await self._orders.hand_over(caller, orders))
 
     async def orders(self, request: Request) -> Response:
-        """GET Orders, held open until there is one above `after`."""
+        """GET Orders, held open until there is one above `after`, or a message above `heard`."""
         caller = await self._gate.pod(request)
-        return answer(await self._orders.wait(caller, query_int(request, "after", 0)))
+        heard = query_int(request, "heard", -1) if "heard" in request.query_params else None
+        return answer(await self._orders.wait(caller, query_int(request, "after", 0), heard))
+
+    async def messages(self, request: Request) -> Response:
+        """GET WaitingMessages: what people say to the agent and it hasn't got (M3)."""
+        caller = await self._gate.sandbox(request, "messages", Role.RUNNER)
+        return answer(await waiting_messages(self._ledger, caller.run))
 
     async def checkpoint(self, request: Request) -> Response:
         """POST CheckpointReport: the safe point counts once its objects are here (P5)."""

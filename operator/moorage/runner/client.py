@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from moorage.api.commands import WaitingMessages
 from moorage.api.wire import (
     Assignment,
     CheckpointReport,
@@ -111,9 +112,14 @@ class GatewayClient:
         """Say that we live. Not repeated: the next one is better than a late one."""
         return await self._once(Orders, "POST", "/v1/self/heartbeat", beat, read_s=HEARTBEAT_TIMEOUT_S)
 
-    async def orders(self, after: int) -> Orders:
-        """Wait for an order above `after`, up to the gateway's own limit."""
-        return await self._once(Orders, "GET", f"/v1/self/orders?after={after}", read_s=ORDERS_TIMEOUT_S)
+    async def orders(self, after: int, heard: int) -> Orders:
+        """Wait for an order above `after` or a message above `heard`, up to the gateway's own limit."""
+        path = f"/v1/self/orders?after={after}&heard={heard}"
+        return await self._once(Orders, "GET", path, read_s=ORDERS_TIMEOUT_S)
+
+    async def messages(self) -> WaitingMessages:
+        """What people have said to the agent and it hasn't got."""
+        return await self._call(WaitingMessages, "GET", "/v1/self/messages")
 
     async def patiently(self, call: Callable[[], Awaitable[R]]) -> R:
         """Something else that goes by way of the gateway and may be repeated: git."""

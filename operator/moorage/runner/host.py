@@ -14,6 +14,7 @@ from moorage.core.models.usage import total
 from moorage.drivers.port import Child
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
+from moorage.runner.mailbox import Mailbox
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
 from moorage.runner.report import Reporter, now_ms
@@ -37,6 +38,7 @@ class RunnerHost:
         self.stopping = asyncio.Event()
         self.emit = reporter.emit
         self.log = OutputLog(reporter.emit)
+        self.messages = Mailbox(client.messages, reporter.emit)
         self._client, self._reporter = client, reporter
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)

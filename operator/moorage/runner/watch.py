@@ -16,7 +16,8 @@ RETRY_S = 0.5
 
 
 class Watch:
-    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it.
+    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it. `mail` is set when
+    there is a message to the agent that is news.
 
     Heartbeats begin before the assignment is known: the gateway knows the sandbox by its token, and the answer may have
     to wait for a repository for longer than a Lease lasts.
@@ -25,13 +26,15 @@ class Watch:
     def __init__(
         self,
         beat: Callable[[Heartbeat], Awaitable[Orders]],
-        orders: Callable[[int], Awaitable[Orders]],
+        orders: Callable[[int, int], Awaitable[Orders]],
         interval_s: float,
     ) -> None:
         self._beat, self._orders, self._interval_s = beat, orders, interval_s
         self._work: tuple[Assignment, Reporter] | None = None
         self.stop: Orders | None = None
         self.stopped = asyncio.Event()
+        self.mail = asyncio.Event()
+        self._newest = -1  # the offset of the last message that was heard of
 
     async def heartbeats(self) -> None:
         """Every interval, whatever happened to the last one."""
@@ -59,7 +62,7 @@ class Watch:
         """Hear orders at once."""
         after = 0
         while True:
-            orders = await self._heard(self._orders(after))
+            orders = await self._heard(self._orders(after, self._newest))
             if orders is None:
                 await asyncio.sleep(RETRY_S)
             else:
@@ -75,6 +78,9 @@ class Watch:
         if orders.stop is not None and (self.stop is None or orders.seq > self.stop.seq):
             self.stop = orders
             self.stopped.set()
+        if orders.waiting > self._newest:
+            self._newest = orders.waiting
+            self.mail.set()
         return orders
 
 

@@ -155,7 +155,7 @@ class Work:
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
         host.tell_remaining()
-        async with background(host.log.pump()):
+        async with background(host.log.pump(), host.messages.follow(watch.mail)):
             await self._tell_start(worktree)
             outcome = await self._drive(worktree, host, paths, watch)
             await kill_everything()

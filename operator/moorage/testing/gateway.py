@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from moorage.api.wire import SecretRef
+from moorage.app.abilities import abilities
 from moorage.clock import Clock, SystemClock
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve
@@ -112,6 +113,7 @@ class LocalGateway:
             settings=settings or GatewaySettings(assignment_wait_ms=60_000),  # real time, and machines are slow
             resolve=resolver(hosts or {}),
             peers=peers or Alone(),
+            abilities=abilities,
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []

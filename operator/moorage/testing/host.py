@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
-from moorage.drivers.port import Child, Recorded, Task
+from moorage.drivers.port import Child, Kind, Message, Recorded, Task
 from moorage.runner.processes import spawn
 
 
@@ -30,6 +30,39 @@ class Told:
     tool_call_id: str | None
 
 
+class GivenMessages:
+    """Implements drivers.port.Messages: what a test says to the agent. `taken` is what became of it, with the turn."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Message, int]] = []
+        self._held: list[Message] = []
+        self._came = asyncio.Condition()
+
+    async def say(self, kind: Kind, text: str) -> Message:
+        """Let a person say something."""
+        async with self._came:
+            message = Message(f"m{len(self._held) + len(self.taken) + 1}", kind, text)
+            self._held.append(message)
+            self._came.notify_all()
+        return message
+
+    def waiting(self, *kinds: Kind) -> bool:
+        """See the port."""
+        return any(each.kind in kinds for each in self._held)
+
+    async def arrival(self, *kinds: Kind) -> None:
+        """See the port."""
+        async with self._came:
+            await self._came.wait_for(lambda: self.waiting(*kinds))
+
+    async def take(self, *kinds: Kind, turn: int, fresh: bool = False) -> tuple[Message, ...]:  # noqa: ARG002  see the port
+        """See the port."""
+        found = tuple(each for each in self._held if each.kind in kinds)
+        self._held = [each for each in self._held if each not in found]
+        self.taken += [(each, turn) for each in found]
+        return found
+
+
 @dataclass
 class LocalHost:
     """Implements drivers.port.Host over a folder `tree`; `iterations` and `usage` are its safe points."""
@@ -40,6 +73,7 @@ class LocalHost:
     iterations: list[int] = field(default_factory=list)
     usage: list[Mapping[str, int]] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    messages: GivenMessages = field(default_factory=GivenMessages)
 
     async def emit(
         self,

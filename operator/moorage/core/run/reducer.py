@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
@@ -94,7 +95,10 @@ def _changes(state: RunState, record: Record) -> Changes:
     if phase in CLOSING:
         _refuse_work(phase, kind)
     handler = HANDLERS.get(kind)
-    return handler(state, record, record.payload or {}) if handler else NOTHING
+    changes = handler(state, record, record.payload or {}) if handler else NOTHING
+    if state.commands and "commands" not in changes:
+        return {**changes, "commands": commands.after(state, record, changes.get("phase", phase))}
+    return changes
 
 
 def _refuse_work(phase: RunPhase, kind: str) -> None:
@@ -426,6 +430,9 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_RECONCILED.value: _effect_closed,
     RecordType.EFFECT_DEFERRED.value: _effect_deferred,
     RecordType.DRIFT_SAVED.value: _drift,
+    RecordType.COMMAND_ACCEPTED.value: commands.accepted,
+    RecordType.COMMAND_REJECTED.value: commands.rejected,
+    RecordType.COMMAND_DELIVERED.value: commands.delivered,
     RecordType.CANCEL_REQUESTED.value: _cancel("requested"),
     RecordType.CANCEL_PROPAGATED.value: _cancel("propagated"),
     RecordType.CANCEL_ACKNOWLEDGED.value: _cancel("acknowledged"),
@@ -453,6 +460,7 @@ AFTER_END = frozenset(
         RecordType.SANDBOX_PLACED,
         RecordType.FENCE_REFUSED,
         RecordType.EFFECT_RECONCILED,
+        RecordType.COMMAND_ACCEPTED,  # to resolve one of them
         RecordType.MODEL_RESPONSE,  # what was spent is spent
         RecordType.JOURNAL_REPAIRED,
     }

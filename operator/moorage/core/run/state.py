@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from moorage.core.commands.command import Command
 from moorage.core.effects.levels import Level, queryable
 from moorage.core.run.phases import RunPhase
 
@@ -230,6 +231,7 @@ class RunState:
     drift: int = 0
     end: End | None = None
     generation: int = 1  # of the journal; each repair begins one (I1)
+    commands: tuple[Command, ...] = ()  # M2: all open ones and the last closed ones, oldest first
 
     @property
     def open_effects(self) -> tuple[Effect, ...]:

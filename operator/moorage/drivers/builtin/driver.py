@@ -1,4 +1,5 @@
-"""The loop. One iteration is one decision: ask, journal each call before it runs and after, take a safe point.
+"""The loop. One iteration is one decision: ask, journal each call before it runs and after, take a safe point. What
+people say meanwhile enters between two of them (M3).
 
 A recovered attempt acts first on what the model had decided in the iteration that was cut off (R2): the conversation
 goes on, under that iteration's number, and hears of the handoff with the results. Where nothing was decided it begins a
@@ -22,7 +23,7 @@ from moorage.drivers.builtin.messages import MessagesConversation
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
 from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import Guarantees, Host, Outcome, Task
+from moorage.drivers.port import Guarantees, Host, Kind, Outcome, Task
 from moorage.drivers.program import SUMMARY_CAP
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
@@ -39,7 +40,9 @@ class BuiltinDriver:
     """Driver `builtin`."""
 
     name = "builtin"
-    guarantees = Guarantees(safe_points="iterations", resume="checkpoint", native_usage=True, steer=False)
+    guarantees = Guarantees(
+        safe_points="iterations", resume="checkpoint", native_usage=True, steer=True, follow_up=True
+    )
 
     def __init__(self, retries: Retries | None = None) -> None:
         self._retries = retries or Retries()
@@ -97,12 +100,22 @@ class _Loop:
         self.tokens, self.done = self.task.tokens_used, self.task.iterations_used
         iteration = self.task.next_iteration
         ended = await self._begin()
-        while ended is None:
-            if (spent := self._spent()) is not None:
-                return self._exhausted(spent)
+        while (ended := await self._goes_on(ended, iteration)) is None:
             ended = await self._iterate(iteration, self.talk.request(self.name, self.tools.definitions()))
             iteration += 1
         return ended
+
+    async def _goes_on(self, ended: Outcome | None, iteration: int) -> Outcome | None:
+        """None where there is another decision to make: nothing has ended, or a person has more to say (M3)."""
+        if ended is not None and ended.outcome != "completed":
+            return ended
+        if (spent := self._spent()) is not None:
+            return ended or self._exhausted(spent)
+        kinds: tuple[Kind, ...] = ("Steer",) if ended is None else ("Steer", "FollowUp")
+        said = await self.host.messages.take(*kinds, turn=iteration, fresh=ended is not None)
+        for message in said:
+            self.talk.say(prompt.message(message.text))
+        return None if said else ended
 
     async def _begin(self) -> Outcome | None:
         """The opening, or what is recorded of the iteration that was cut off; an Outcome where that was the last."""
@@ -152,6 +165,7 @@ class _Loop:
         elif answer.empty:
             self.talk.say(prompt.EMPTY)
         else:
+            self.talk.heard(whole)
             return Outcome("completed", "Completed", "", self.summary)
         self._warn()
         return None

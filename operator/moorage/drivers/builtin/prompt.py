@@ -40,6 +40,11 @@ def resumed(handoff: str) -> str:
     return f"{told}Your last decision was kept; its calls have run now, in a worktree as the last checkpoint has it."
 
 
+def message(text: str) -> str:
+    """M3: what a person says meanwhile."""
+    return f"A message from the person whom you work for:\n{text}"
+
+
 def over_soft(what: str) -> str:
     """B3: a soft limit is passed, and nothing is known of a hard one."""
     return f"The soft limit on {what} is passed. Bring the work to an end that holds."

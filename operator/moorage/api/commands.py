@@ -1,0 +1,100 @@
+"""What is said about commands between the processes (M2): a command on its way to the gateway, its receipt, and what a
+runner is to pass on.
+
+    operator  POST /v1/runs/{uid}/commands        CommandRequest -> Receipt           the same id, the same receipt
+    resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect
+    runner    GET  /v1/self/messages              -> Messages                         accepted and not delivered yet
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from moorage.api.wire import Wire
+
+CommandType = Literal["Steer", "FollowUp", "Approve", "Reject", "Pause", "Resume", "Checkpoint", "Resolve", "Cancel"]
+CommandState = Literal["Accepted", "Rejected", "Delivered", "Done", "Expired"]
+MessageType = Literal["Steer", "FollowUp"]
+Outcome = Literal["confirmed", "rejected"]
+
+MAX_TEXT_BYTES = 64 * 1024
+
+Short = Annotated[str, Field(max_length=256)]
+
+
+class CommandRequest(Wire):
+    """M2: something that a person or a program asks of a run.
+
+    `command_id` is its author's, and stable: asked twice, it is done once. O8: `issuer` is who asks, `authority` what
+    vouches for that, `surface` and `input_source` where it came in. `effect` is an effect's id or its beginning.
+    """
+
+    command_id: Annotated[str, Field(min_length=1, max_length=253)]
+    type: CommandType
+    text: str = ""
+    effect: Short = ""
+    outcome: Outcome | None = None
+    note: Annotated[str, Field(max_length=500)] = ""
+    approval: Short = ""
+    observed_offset: int | None = None
+    issuer: Short = ""
+    authority: Short = ""
+    surface: Short = ""
+    input_source: Short = ""
+
+
+class Receipt(Wire):
+    """M2: what became of a command, from the journal. `offset` is that of the record that admitted or rejected it; None
+    where the run had ended before and its journal takes nothing more. `at` in milliseconds since the epoch.
+    """
+
+    command_id: str
+    type: str
+    state: CommandState
+    reason: str = ""
+    message: str = ""
+    offset: int | None = None
+    issuer: str = ""
+    at: int = 0
+
+    @property
+    def final(self) -> bool:
+        """Nothing more becomes of it."""
+        return self.state != "Accepted"
+
+
+class WaitingMessage(Wire):
+    """M3: something that a person says to the agent; `offset` is that of its admission."""
+
+    command_id: str
+    type: MessageType
+    text: str
+    offset: int
+
+
+class WaitingMessages(Wire):
+    """In the order of their admission."""
+
+    messages: tuple[WaitingMessage, ...] = ()
+
+
+class ResolveRequest(Wire):
+    """E4: a person has looked at the target. `effect` is an effect's id, or a beginning of it that no other has.
+
+    `user` is who the client says is asking; whose token it was is recorded beside it.
+    """
+
+    effect: str = Field(min_length=4, max_length=128)
+    outcome: Outcome
+    note: str = Field(default="", max_length=500)
+    user: str = Field(default="", max_length=200)
+
+
+class Resolved(Wire):
+    """What the effect is known as now; `target` is where it went."""
+
+    effect_id: str
+    outcome: str
+    target: str

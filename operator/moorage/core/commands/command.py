@@ -1,0 +1,79 @@
+"""A command as a run's state holds it: from its admission to its end, which is told once and never changes (M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.api.commands import CommandRequest, CommandState, Receipt
+from moorage.core.journal.canonical import canonical_hash
+from moorage.core.journal.record import BlobRef
+
+KEPT_CLOSED: Final = 32  # the last ones; the records of all of them stay in the journal
+MOST_OPEN: Final = 32
+MESSAGES: Final = frozenset({"Steer", "FollowUp"})
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. `offset` is that of the record that admitted or rejected it, `digest` of what was asked, `text`
+    where the words of a message lie; `at` as recorded (ms).
+    """
+
+    command_id: str
+    type: str
+    digest: str
+    state: CommandState
+    offset: int
+    issuer: str
+    at: int
+    reason: str = ""
+    message: str = ""
+    text: BlobRef | None = None
+
+    @property
+    def open(self) -> bool:
+        """Something is still to become of it."""
+        return self.state == "Accepted"
+
+    @property
+    def waits(self) -> bool:
+        """M3: a message that the agent hasn't got."""
+        return self.open and self.type in MESSAGES
+
+    def receipt(self) -> Receipt:
+        """What its author is told."""
+        return Receipt(
+            command_id=self.command_id,
+            type=self.type,
+            state=self.state,
+            reason=self.reason,
+            message=self.message,
+            offset=self.offset,
+            issuer=self.issuer,
+            at=self.at,
+        )
+
+
+def known(commands: Iterable[Command], command_id: str) -> Command | None:
+    """The command of that id."""
+    return next((each for each in commands if each.command_id == command_id), None)
+
+
+def kept(commands: tuple[Command, ...]) -> tuple[Command, ...]:
+    """All open ones and the last closed ones."""
+    closed = [each.command_id for each in commands if not each.open]
+    dropped = frozenset(closed[:-KEPT_CLOSED])
+    return tuple(each for each in commands if each.command_id not in dropped) if dropped else commands
+
+
+def last_waiting(commands: Iterable[Command]) -> int:
+    """The offset of the newest message that waits for the agent; -1 where none does."""
+    return max((each.offset for each in commands if each.waits), default=-1)
+
+
+def digest_of(asked: CommandRequest) -> str:
+    """What is asked, and by whom: the same id with another digest is another command."""
+    content: dict[str, Any] = asked.model_dump(mode="json", exclude={"command_id"})
+    return canonical_hash(content)

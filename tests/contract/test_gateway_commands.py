@@ -1,0 +1,287 @@
+"""M2, M3: commands at the gateway's door: decided on the state, durable before the receipt, once, whatever dies."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import (
+    Operator,
+    agent_at_work,
+    checkpoint,
+    ok,
+    refused,
+    resolved,
+    result,
+    told,
+    work_done,
+)
+
+from moorage.api.wire import ResolvedAgent
+from moorage.core.journal.record import Assurance, Draft, RecordType, Source
+from moorage.testing.gateway import LocalGateway
+
+DOOR = "/v1/runs/u1/commands"
+BUILTIN = ResolvedAgent(driver="builtin")
+
+
+def command(kind: str = "Steer", name: str = "c1", **more: Any) -> dict[str, Any]:
+    text = {"text": "use tabs"} if kind in {"Steer", "FollowUp"} else {}
+    return {"command_id": name, "type": kind, "issuer": "ada", "authority": "test", **text, **more}
+
+
+async def receipt(gateway: LocalGateway, kind: str = "Steer", name: str = "c1", **more: Any) -> Any:
+    return await ok(await gateway.operator.post(DOOR, json=command(kind, name, **more)))
+
+
+async def working(gateway: LocalGateway, upstream: Any, **changes: Any) -> tuple[Operator, httpx.AsyncClient]:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN, **changes))
+    return operator, await agent_at_work(gateway, operator)
+
+
+async def waiting(runner: httpx.AsyncClient) -> list[str]:
+    return [each["text"] for each in (await ok(await runner.get("/v1/self/messages")))["messages"]]
+
+
+def delivered(name: str = "c1", epoch: int = 1) -> dict[str, Any]:
+    return told("COMMAND_DELIVERED", {"command_id": name, "iteration": 2}, name, epoch)
+
+
+@pytest.mark.rule("M2", "O8")
+async def test_an_accepted_command_is_in_the_journal_with_its_issuer_before_its_receipt(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    got = await receipt(gateway, surface="kubectl", input_source="kubernetes")
+    record = (await operator.records())[-1]
+    assert (got["state"], got["offset"], got["issuer"]) == ("Accepted", record.seq, "ada")
+    assert (record.type, record.command_id, record.actor, record.surface_id) == (
+        "COMMAND_ACCEPTED",
+        "c1",
+        "ada",
+        "kubectl",
+    )
+    assert (record.payload["authority"], record.payload["input_source"]) == ("test", "kubernetes")
+    assert "use tabs" not in str(record)
+    assert record.attachments["text"].retention == "erasable"
+
+
+@pytest.mark.rule("M2")
+async def test_the_same_id_gets_the_same_receipt_also_from_a_gateway_that_was_restarted(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    first = await receipt(gateway)
+    length = len(await operator.records())
+    assert await receipt(gateway) == first
+    gateway.restart()
+    assert await receipt(gateway) == first
+    assert len(await operator.records()) == length
+
+
+@pytest.mark.rule("M2")
+@pytest.mark.parametrize("other", [{"text": "use spaces"}, {"type": "FollowUp"}, {"issuer": "bob"}])
+async def test_the_same_id_with_another_content_is_refused(gateway, upstream, other) -> None:
+    operator, _ = await working(gateway, upstream)
+    await receipt(gateway)
+    length = len(await operator.records())
+    refused(await gateway.operator.post(DOOR, json=command() | other), 409, "CommandIdTaken")
+    assert len(await operator.records()) == length
+
+
+@pytest.mark.rule("M2")
+async def test_ten_at_once_are_one(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    receipts = await asyncio.gather(*(receipt(gateway) for _ in range(10)))
+    assert all(each == receipts[0] for each in receipts)
+    assert (await operator.types()).count("COMMAND_ACCEPTED") == 1
+
+
+@pytest.mark.rule("M2")
+@pytest.mark.parametrize("kind", ["Approve", "Reject"])
+async def test_nothing_is_approved_where_nothing_waits_for_it_and_that_receipt_stays(gateway, upstream, kind) -> None:
+    await working(gateway, upstream)
+    got = await receipt(gateway, kind, approval="push")
+    assert (got["state"], got["reason"]) == ("Rejected", "NothingToApprove")
+    gateway.restart()
+    assert await receipt(gateway, kind, approval="push") == got
+
+
+@pytest.mark.rule("M2")
+async def test_what_a_driver_cannot_do_is_rejected_by_name(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    await agent_at_work(gateway, operator)
+    for kind, reason in [
+        ("Steer", "DriverCannotSteer"),
+        ("FollowUp", "DriverCannotFollowUp"),
+        ("Checkpoint", "NoSafePoint"),
+    ]:
+        got = await receipt(gateway, kind, kind)
+        assert (got["state"], got["reason"]) == ("Rejected", reason)
+
+
+@pytest.mark.rule("M2")
+async def test_what_comes_after_the_end_is_late_and_adds_nothing(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "X", "message": ""}))
+    length = len(await operator.records())
+    for kind in ("Steer", "FollowUp", "Pause", "Resume", "Checkpoint", "Cancel"):
+        got = await receipt(gateway, kind, kind)
+        assert (got["state"], got["reason"], got["offset"]) == ("Rejected", "RunEnded", None)
+        assert await receipt(gateway, kind, kind) == got
+    await ok(await gateway.operator.post("/v1/runs/u1/release"))
+    assert (await receipt(gateway))["reason"] == "RunEnded"
+    assert (await operator.types())[length:] == ["TOMBSTONE"]
+
+
+@pytest.mark.rule("M2")
+async def test_who_has_seen_more_than_the_journal_holds_is_told_so(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    head = (await operator.state())["offset"]
+    assert (await receipt(gateway, name="ahead", observed_offset=head + 1))["reason"] == "OffsetUnknown"
+    assert (await receipt(gateway, name="there", observed_offset=head))["state"] == "Accepted"
+
+
+async def test_an_agent_that_has_stopped_for_good_hears_nothing_more(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN))
+    await work_done(gateway, operator, tmp_path)
+    assert (await receipt(gateway))["reason"] == "AgentFinished"
+
+
+@pytest.mark.rule("I10")
+async def test_only_the_operator_passes_commands_on(gateway, upstream) -> None:
+    _, runner = await working(gateway, upstream)
+    refused(await runner.post(DOOR, json=command()), 403, "Forbidden")
+    refused(await gateway.reader("ann", "team-a").post(DOOR, json=command()), 403, "Forbidden")
+    refused(await gateway.operator.post("/v1/runs/u9/commands", json=command()), 404, "UnknownRun")
+
+
+@pytest.mark.rule("M3")
+async def test_a_message_waits_until_it_is_delivered_and_is_delivered_once(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    await receipt(gateway, "Steer", "c1")
+    await receipt(gateway, "FollowUp", "c2", text="then the docs")
+    assert await waiting(runner) == ["use tabs", "then the docs"]
+    for _ in range(2):
+        await ok(await runner.post("/v1/self/records", json=delivered("c1")))
+    assert await waiting(runner) == ["then the docs"]
+    assert (await receipt(gateway, "Steer", "c1"))["state"] == "Delivered"
+    assert (await operator.types()).count("COMMAND_DELIVERED") == 1
+
+
+@pytest.mark.rule("M3", "R4")
+async def test_after_a_recovery_what_waits_is_delivered_and_what_was_delivered_is_in_the_handoff(
+    gateway, upstream
+) -> None:
+    operator, runner = await working(gateway, upstream)
+    await receipt(gateway, "Steer", "c1", text="use tabs")
+    await receipt(gateway, "Steer", "c2", text="and short lines")
+    await ok(await runner.post("/v1/self/records", json=delivered("c1")))
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    assert "use tabs" in (handoff := (await ok(await second.get("/v1/self")))["handoff"])
+    assert "and short lines" not in handoff
+    assert await waiting(second) == ["and short lines"]
+    refused(await runner.get("/v1/self/messages"), 409, "Fenced")
+    refused(await runner.post("/v1/self/records", json=delivered("c2")), 409, "Fenced")
+
+
+@pytest.mark.rule("M3")
+async def test_a_runner_hears_of_a_message_at_once(gateway, upstream) -> None:
+    _, runner = await working(gateway, upstream)
+    poll = asyncio.create_task(runner.get("/v1/self/orders?after=0&heard=-1"))
+    await asyncio.sleep(0)
+    got = await receipt(gateway)
+    orders = await ok(await poll)
+    assert (orders["seq"], orders["stop"], orders["waiting"]) == (0, None, got["offset"])
+
+
+async def test_what_nobody_took_before_the_end_is_told_as_expired(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    await receipt(gateway)
+    await ok(await runner.post("/v1/self/result", json=result(None, outcome="failed", reason="ModelDeclined")))
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "ModelDeclined", "message": ""}))
+    got = await receipt(gateway)
+    assert (got["state"], got["reason"]) == ("Expired", "RunEnded")
+
+
+async def test_a_checkpoint_is_done_with_the_next_safe_point(gateway, upstream) -> None:
+    _, runner = await working(gateway, upstream)
+    assert (await receipt(gateway, "Checkpoint"))["state"] == "Accepted"
+    await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, None)))
+    got = await receipt(gateway, "Checkpoint")
+    assert (got["state"], got["reason"], got["message"]) == ("Done", "SafePoint", "iteration 1")
+
+
+@pytest.mark.rule("X1", "X3")
+async def test_a_cancel_begins_with_its_acceptance_and_is_done_with_the_run(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    assert (await receipt(gateway, "Cancel", "c1"))["state"] == "Accepted"
+    assert (await operator.types())[-2:] == ["COMMAND_ACCEPTED", "CANCEL_REQUESTED"]
+    assert (await receipt(gateway, "Cancel", "c2"))["state"] == "Accepted"
+    assert (await operator.types()).count("CANCEL_REQUESTED") == 1
+    assert (await ok(await runner.get("/v1/self/orders?after=0")))["stop"] == "cancel"
+    assert (await receipt(gateway, "Steer", "c3"))["reason"] == "Cancelling"
+    await ok(await operator.report(1, "RUN_CANCELLED", {"reason": "Cancelled", "message": ""}))
+    assert [(await receipt(gateway, "Cancel", name))["state"] for name in ("c1", "c2")] == ["Done", "Done"]
+
+
+def fact(kind: RecordType, payload: dict[str, Any]) -> Draft:
+    return Draft(
+        record_id=f"{kind}:{payload['effect_id']}",
+        type=kind,
+        recorded_at=7,
+        source=Source.GATEWAY,
+        assurance=Assurance.OBSERVED,
+        payload=payload,
+    )
+
+
+async def doubtful(gateway: LocalGateway) -> None:
+    meant = {"effect_id": "call-1234", "kind": "http", "key": "k", "level": "opaque", "target": "https://pay.example"}
+    cut = {"effect_id": "call-1234", "outcome": "unknown", "detail": "cut"}
+    drafts = [fact(RecordType.EFFECT_INTENT, meant), fact(RecordType.EFFECT_RECEIPT, cut)]
+    await gateway.deps.store.append("u1", 1, drafts)
+    gateway.restart()
+
+
+@pytest.mark.rule("E4")
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_effect_is_resolved_by_a_command_too(gateway, upstream, ended) -> None:
+    operator, _ = await working(gateway, upstream)
+    await doubtful(gateway)
+    if ended:
+        await ok(await operator.report(1, "RUN_FAILED", {"reason": "EffectUnknown", "message": ""}))
+    asked = {"effect": "call-1", "outcome": "confirmed", "note": "seen"}
+    assert (await receipt(gateway, "Resolve", **asked))["state"] == "Done"
+    record = (await operator.records())[-1]
+    assert (record.type, record.actor, record.payload["detail"]) == (
+        "EFFECT_RECONCILED",
+        "ada",
+        "resolved by ada: seen",
+    )
+    assert (await receipt(gateway, "Resolve", **asked))["reason"] == "Resolved"
+    assert (await receipt(gateway, "Resolve", "c2", **asked))["reason"] == "AlreadySettled"
+    contrary = await receipt(gateway, "Resolve", "c3", effect="call-1", outcome="rejected")
+    assert (contrary["state"], contrary["reason"]) == ("Rejected", "EffectSettled")
+    unknown = await receipt(gateway, "Resolve", "c4", effect="call-9", outcome="rejected")
+    assert (unknown["state"], unknown["reason"]) == ("Rejected", "NotFound")
+
+
+async def test_more_than_a_run_can_hold_is_told_to_ask_again(gateway, upstream) -> None:
+    _, runner = await working(gateway, upstream)
+    for n in range(32):
+        await receipt(gateway, name=f"c{n}")
+    refused(await gateway.operator.post(DOOR, json=command(name="c32")), 503, "TooManyCommands")
+    await ok(await runner.post("/v1/self/records", json=delivered("c0")))
+    assert (await receipt(gateway, name="c32"))["state"] == "Accepted"
+
+
+async def test_a_receipt_that_the_state_has_forgotten_is_found_in_the_journal(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    for n in range(40):
+        await receipt(gateway, name=f"c{n}")
+        await ok(await runner.post("/v1/self/records", json=delivered(f"c{n}")))
+    assert all(each["command_id"] != "c0" for each in (await operator.state())["commands"])
+    got = await receipt(gateway, name="c0")
+    assert (got["state"], got["offset"]) == ("Delivered", (await operator.types()).index("COMMAND_ACCEPTED"))
+    refused(await gateway.operator.post(DOOR, json=command(name="c0", text="other")), 409, "CommandIdTaken")
+    assert await waiting(runner) == []
