@@ -2,25 +2,29 @@
 
 import asyncio
 import base64
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import Operator, agent_at_work, ok, refused, resolved, told
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused, resolved, told
 
 from moorage.api.sse import Event, Parser
 from moorage.core.journal.chain import ChainVerifier
 from moorage.core.journal.export import Line, parse_record
+from moorage.gateway.events import Outputs, Source
+from moorage.gateway.feeds import Feeds
+from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.gateway import LocalGateway
 
 LOGS, TIMELINE = "/v1/runs/u1/logs/stream", "/v1/runs/u1/timeline/stream"
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[Event]:
+async def events(answer: httpx.Response) -> AsyncGenerator[Event, None]:
     parser = Parser()
     async for chunk in answer.aiter_raw():
         for event in parser.feed(chunk):
@@ -33,6 +37,18 @@ async def whole(client: httpx.AsyncClient, path: str, **headers: str) -> list[Ev
         assert answer.status_code == 200, await answer.aread()
         async with asyncio.timeout(50):
             return [event async for event in events(answer)]
+
+
+async def resumed(client: httpx.AsyncClient, path: str) -> list[Event]:
+    """The same, for who is cut off, too, and comes back."""
+    found: list[Event] = []
+    while not found or found[-1].kind != "end":
+        headers = {"last-event-id": str(found[-1].id)} if found else {}
+        with contextlib.suppress(httpx.TransportError):
+            async with client.stream("GET", path, headers=headers, timeout=None) as answer:
+                async for event in events(answer):
+                    found.append(event)  # noqa: PERF401  what came before a cut counts
+    return found
 
 
 def output(text: bytes, key: int | str) -> dict[str, Any]:
@@ -77,7 +93,7 @@ async def test_output_comes_as_it_is_written_and_the_end_comes_last(gateway, ups
             said = json.loads(last.data)
             assert (said["phase"], said["reason"], said["message"]) == ("Failed", "AgentFailed", "it failed")
             assert [event async for event in stream] == []
-    ids = [event.id for event in (first, second, last)]
+    ids = [event.id or 0 for event in (first, second, last)]
     assert ids == sorted(set(ids))
 
 
@@ -141,7 +157,7 @@ async def small(tmp_path, upstream) -> AsyncIterator[LocalGateway]:
     """A gateway whose rings hold next to nothing."""
     settings = GatewaySettings(stream_ring_bytes=400, stream_chunk_bytes=100, stream_page_bytes=300, keep_alive_ms=50)
     gateway = LocalGateway(tmp_path, settings=settings)
-    gateway.secrets.give("team-a", "git", username="ada", password="correct horse")
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
     async with gateway.serving():
         yield gateway
 
@@ -170,3 +186,137 @@ async def test_a_quiet_stream_says_that_it_lives(small: LocalGateway, upstream) 
         async for chunk in answer.aiter_raw():
             assert chunk == b": \n\n"
             break
+
+
+TEXTS = (b"a\nb", b"b\n\xff\nc\n", b"", b"d\ne\n")
+
+
+@pytest.mark.parametrize("texts", [TEXTS, (*TEXTS, b"torn"), (b"one",), (b"\n",), ()])
+async def test_the_last_lines_and_what_follows_them(tmp_path, upstream, texts: tuple[bytes, ...]) -> None:
+    gateway = LocalGateway(tmp_path)
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with gateway.serving():
+        operator = Operator(gateway, resolved(upstream))
+        runner = await agent_at_work(gateway, operator)
+        await say(runner, *texts)
+        await end(operator)
+        lines = b"".join(texts).splitlines(keepends=True)
+        for number in range(len(lines) + 2):
+            found = await whole(gateway.operator, f"{LOGS}?tail={number}")
+            assert written(found) == b"".join(lines[len(lines) - number :] if number <= len(lines) else lines), number
+            assert found[-1].kind == "end"
+        for query in ("tail=-1", "tail=100001", "tail=1&after=2", "tail=x"):
+            refused(await gateway.operator.get(f"{LOGS}?{query}"), 422, "Invalid")
+        again = await whole(gateway.operator, f"{LOGS}?tail=1", **{"last-event-id": "0"})
+        assert written(again) == b"".join(texts), "whoever comes back has had the last lines"
+
+
+async def test_who_does_not_follow_gets_what_there_is_and_is_told_so(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await say(runner, b"first\n")
+    found = await whole(gateway.operator, f"{LOGS}?follow=false")
+    assert [event.kind for event in found] == ["output", "ready"]
+    assert found[-1].id == (await operator.state())["offset"]
+    await say(runner, b"second\n", start=1)
+    (second, ready) = await whole(gateway.operator, f"{LOGS}?follow=false&after={found[-1].id}")
+    assert (written([second]), ready.kind) == (b"second\n", "ready")
+    await end(operator)
+    assert [event.kind for event in await whole(gateway.operator, f"{LOGS}?follow=false")][-1] == "end"
+
+
+@pytest.mark.rule("M4")
+async def test_a_live_reader_that_fell_behind_is_told_what_it_missed_and_where_that_is(upstream, tmp_path) -> None:
+    """Nothing is lost: the journal has it."""
+    settings = GatewaySettings(stream_ring_bytes=1, stream_chunk_bytes=1)
+    gateway = LocalGateway(tmp_path, settings=settings)
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with gateway.serving():
+        operator = Operator(gateway, resolved(upstream))
+        runner = await agent_at_work(gateway, operator)
+        run = await gateway.gate.ledger.open("u1")
+        source = Source(gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event)
+        feeds = Feeds(gateway.gate)
+        async with aclosing(feeds.follow(run, "logs", source, 0, live=True, follow=True)) as stream:
+            reading = asyncio.ensure_future(anext(stream))
+            await say(runner, b"0\n")
+            first = await reading
+            await say(runner, *(b"%d\n" % n for n in range(1, 9)), start=1)
+            await end(operator)
+            await asyncio.wait_for(until(lambda: next(iter(feeds.live)).end is not None), 50)
+            found = list(Parser().feed(first + b"".join([chunk async for chunk in stream])))
+        gap = next(event for event in found if event.kind == "gap")
+        assert written(found) == b"0\n8\n"
+        said = json.loads(gap.data)
+        skipped = [e for e in await whole(gateway.operator, LOGS) if e.kind == "output"][1:8]
+        assert (said["reason"], said["full"]) == ("Behind", "/v1/runs/u1/logs")
+        assert said["size"] == sum(len(event.encoded()) for event in skipped)
+        assert said["last"] == skipped[-1].id
+        assert found[-1].kind == "end"
+
+
+async def until(seen: Callable[[], bool]) -> None:
+    while True:
+        if seen():
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.rule("M4")
+async def test_a_reader_that_takes_nothing_slows_nobody_and_is_cut_off(tmp_path, upstream) -> None:
+    """It asks and never reads; another one has everything meanwhile."""
+    settings = GatewaySettings(stream_patience_ms=1_000)
+    gateway = LocalGateway(tmp_path, settings=settings)
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with gateway.serving():
+        operator = Operator(gateway, resolved(upstream))
+        runner = await agent_at_work(gateway, operator)
+        assert gateway.url is not None
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        token = "operator-token"
+        writer.write(f"GET {LOGS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n".encode())
+        await writer.drain()
+        await reader.readline()
+        texts = [f"{n} {'x' * 30_000}\n".encode() for n in range(400)]
+        other = asyncio.create_task(resumed(gateway.operator, LOGS))
+        await say(runner, *texts)
+        await end(operator)
+        assert written(await other) == b"".join(texts)
+        cuts = gateway.deps.metrics.stream_cuts.labels("logs-stream", "slow")
+        open_streams = gateway.deps.metrics.streams.labels("logs-stream")
+        await asyncio.wait_for(until(lambda: cuts._value.get() > 0 and open_streams._value.get() == 0), 50)
+        writer.close()
+        assert written(await resumed(gateway.operator, LOGS)) == b"".join(texts)
+
+
+async def test_a_reader_whose_rights_end_hears_no_more(tmp_path, upstream, clock) -> None:
+    gateway = LocalGateway(tmp_path, settings=GatewaySettings(keep_alive_ms=20), clock=clock)
+    gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with gateway.serving():
+        operator = Operator(gateway, resolved(upstream))
+        await operator.start()
+        reader = gateway.reader("ann", "team-a")
+        async with reader.stream("GET", LOGS, timeout=None) as answer, asyncio.timeout(50):
+            stream = answer.aiter_raw()
+            assert await anext(stream) == b": \n\n"
+            del gateway.tokens["token-of-ann"]
+            clock.advance(gateway.deps.settings.stream_recheck_ms)
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in stream:
+                    pass
+
+
+async def test_a_pruned_journal_is_a_gap_and_its_end_is_told(gateway, upstream, clock) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await say(runner, b"words\n")
+    await end(operator)
+    await ok(await gateway.operator.post(f"{operator.door}/release"))
+    object.__setattr__(gateway.deps.settings, "journal_retention_ms", 1)
+    clock.advance(60_000)
+    await Housekeeping(gateway.gate).once()
+    gateway.restart()
+    gap, last = await whole(gateway.operator, LOGS)
+    assert json.loads(gap.data) == {"reason": "Pruned", "first": 0, "last": gap.id}
+    assert (last.kind, json.loads(last.data)["phase"]) == ("end", "Failed")

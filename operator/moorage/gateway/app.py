@@ -30,20 +30,20 @@ from moorage.gateway.delivery import Delivery
 from moorage.gateway.egress import EgressRoom
 from moorage.gateway.errors import Invalid, Refusal, TooLarge, Unavailable, UnknownRun
 from moorage.gateway.evidence import EvidenceRoom
-from moorage.gateway.feeds import Feeds
 from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.git import GitRoom
 from moorage.gateway.health import HealthRoom
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.http import refusal
 from moorage.gateway.model import ModelRoom
+from moorage.gateway.overview import OverviewRoom
 from moorage.gateway.questions import Questions
 from moorage.gateway.readers import ReadersRoom
 from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
-from moorage.gateway.streams import StreamsRoom
+from moorage.gateway.streams import Streaming, StreamsRoom
 from moorage.gateway.tunnel import TunnelRoom
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.upstream import refusal_of
@@ -64,11 +64,12 @@ def app_of(gate: Gate) -> Starlette:
     deps = gate.deps
     under_way = UnderWay(deps.peers)
     questions = Questions(gate)
-    bases, calls, feeds = Bases(gate), Calls(gate, under_way), Feeds(gate)
+    bases, calls, streaming = Bases(gate), Calls(gate, under_way), Streaming(deps)
     rooms = (
         RunsRoom(gate, bases, Delivery(gate, calls, under_way), questions),
         ReadersRoom(gate),
-        StreamsRoom(gate, feeds),
+        StreamsRoom(gate, streaming),
+        OverviewRoom(gate, streaming),
         EvidenceRoom(gate),
         CommandsRoom(gate),
         ResolveRoom(gate),

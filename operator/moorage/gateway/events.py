@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -64,39 +65,37 @@ class Outputs:
         record = decode(stored)
         if record.type != RecordType.AGENT_OUTPUT:
             return record.seq, None
-        content = await self.content(record)
-        if content is None:
+        payload = await self.payload(record)
+        if payload is None:
             return record.seq, gap_event(Gap(reason="Erased", first=record.seq, last=record.seq, size=_size(record)))
-        return record.seq, _said(record, content)
+        return record.seq, _said(record, payload)
 
-    async def content(self, record: Record) -> bytes | None:
+    async def payload(self, record: Record) -> Mapping[str, Any] | None:
         """The payload of an AGENT_OUTPUT; None where it was erased."""
         if record.payload_ref is None:
-            return b"{}"
+            return {}
         try:
-            return await self.blobs.get(self.tenant, record.payload_ref)
+            content = orjson.loads(await self.blobs.get(self.tenant, record.payload_ref))
         except (BlobMissing, BlobCorrupted):
             return None
+        return content if isinstance(content, dict) else {}
 
 
-def _said(record: Record, content: bytes) -> Event | None:
-    payload = orjson.loads(content)
+def _said(record: Record, payload: Mapping[str, Any]) -> Event | None:
     dropped = payload.get("dropped")
     if isinstance(dropped, int):
         return gap_event(Gap(reason="Dropped", first=record.seq, last=record.seq, size=dropped))
     text, data = payload.get("text"), payload.get("data")
     if not isinstance(text, str) and not isinstance(data, str):
         return None
-    return output_event(
-        record,
-        Output(
-            at=record.recorded_at,
-            epoch=record.epoch,
-            stream=str(payload.get("stream", "stdout")),
-            text=text if isinstance(text, str) else None,
-            data=None if isinstance(text, str) else data,
-        ),
+    output = Output(
+        at=record.recorded_at,
+        epoch=record.epoch,
+        stream=str(payload.get("stream", "stdout")),
+        text=text if isinstance(text, str) else None,
+        data=None if isinstance(text, str) else data,
     )
+    return output_event(record, output)
 
 
 def output_event(record: Record, output: Output) -> Event:
@@ -104,9 +103,8 @@ def output_event(record: Record, output: Output) -> Event:
     return Event(StreamKind.OUTPUT, output.model_dump_json(exclude_none=True).encode(), record.seq)
 
 
-def output_bytes(content: bytes) -> bytes:
+def output_bytes(payload: Mapping[str, Any]) -> bytes:
     """What the agent wrote, from the payload of an AGENT_OUTPUT; nothing where it has another shape."""
-    payload = orjson.loads(content)
     text, data = payload.get("text"), payload.get("data")
     if isinstance(text, str):
         return text.encode("utf-8", "replace")

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from moorage.api.sse import HEARTBEAT, Event
-from moorage.api.streaming import Gap
+from moorage.api.streaming import Gap, StreamKind
 from moorage.core.journal.errors import JournalError
 from moorage.gateway.errors import Refusal
 from moorage.gateway.events import Source, end_event, gap_event
@@ -75,10 +75,18 @@ class Feeds:
         self._live: dict[tuple[str, str], Feed] = {}
         self._catching_up = asyncio.Semaphore(self._settings.stream_catch_ups)
 
+    @property
+    def live(self) -> tuple[Feed, ...]:
+        """Those that are followed now."""
+        return tuple(self._live.values())
+
     async def follow(
-        self, run: Run, kind: str, source: Source, first: int, *, live: bool
+        self, run: Run, kind: str, source: Source, first: int, *, live: bool, follow: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Events from the offset `first` on until the run's end, and signs of life. Raise Cut where reading fails."""
+        """Events from the offset `first` on until the run's end, and signs of life; without `follow` only those that
+        there are by now, and READY. Raise Cut where reading fails.
+        """
+        head = run.state.offset
         async with self._joined(run, kind, source) as feed:
             place = Place(first)
             while True:
@@ -91,6 +99,9 @@ class Feeds:
                     yield sent
                 elif feed.end is not None:
                     yield feed.end.encoded()
+                    return
+                elif not follow and place.next > head:
+                    yield Event(StreamKind.READY, b"{}", max(head, first - 1)).encoded()
                     return
                 elif feed.failure is not None:
                     raise Cut(type(feed.failure).__name__)

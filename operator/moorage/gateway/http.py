@@ -67,9 +67,10 @@ def query_int(request: Request, name: str, default: int) -> int:
         raise Invalid(f"{name}: give an integer") from None
 
 
-def query_flag(request: Request, name: str) -> bool:
+def query_flag(request: Request, name: str, *, default: bool = False) -> bool:
     """`?name=true` or `?name=1`."""
-    return request.query_params.get(name, "").lower() in {"1", "true", "yes"}
+    told = request.query_params.get(name)
+    return default if told is None else told.lower() in {"1", "true", "yes"}
 
 
 class Cut(Exception):

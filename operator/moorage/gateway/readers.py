@@ -5,12 +5,9 @@ Whatever is streamed is read in pages, so that a slow reader holds no memory and
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 from collections.abc import AsyncIterator
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -21,11 +18,11 @@ from moorage.core.journal.record import Record, RecordType
 from moorage.core.run.state import RunState
 from moorage.core.run.words import lacking
 from moorage.gateway.errors import NotFound
+from moorage.gateway.events import Outputs, output_bytes
 from moorage.gateway.gate import Gate, base_of, mirror_key
 from moorage.gateway.http import NDJSON, query_flag
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
-from moorage.store.errors import BlobCorrupted, BlobMissing
 from moorage.store.reading import decoded
 from moorage.workspace.refs import candidate_ref
 
@@ -122,25 +119,8 @@ class ReadersRoom:
             await rung_within(bell, self._gate.deps.settings.keep_alive_ms)
 
     async def _output(self, run: Run, record: Record) -> bytes:
-        if record.payload_ref is None:
-            return b""
-        try:
-            content = await self._blobs.get(run.tenant, record.payload_ref)
-        except (BlobMissing, BlobCorrupted):
-            return GONE
-        return output_bytes(content)
-
-
-def output_bytes(content: bytes) -> bytes:
-    """What the agent wrote, from the payload of an AGENT_OUTPUT; nothing where it has another shape."""
-    payload = orjson.loads(content)
-    text, data = payload.get("text"), payload.get("data")
-    if isinstance(text, str):
-        return text.encode("utf-8", "replace")
-    try:
-        return base64.b64decode(data) if isinstance(data, str) else b""
-    except binascii.Error:
-        return b""
+        payload = await Outputs(self._blobs, run.tenant).payload(record)
+        return GONE if payload is None else output_bytes(payload)
 
 
 def _lacking(state: RunState) -> bytes:

@@ -80,6 +80,10 @@ class GatewaySettings:
     stream_recheck_ms: int = 60_000
     """A stream's reader is looked at again this often; its token, too, which lives for ten minutes."""
 
+    overview_pause_ms: int = 250
+    """Between two looks at which runs of a namespace changed: one that changes a hundred times a second is told four
+    times, which is what an eye can follow."""
+
     lease_renewal_ms: int = 15_000
     """F4: a Lease is renewed at most this often per run, whatever the number of heartbeats."""
 

@@ -1,4 +1,4 @@
-"""The doors that stream events to readers (M4): a run's output, its journal, and the runs of a namespace.
+"""The doors that stream events to readers (M4): a run's output, and its journal.
 
 A stream lasts for hours, so its caller is looked at again now and then: whoever may not read any more hears no more. A
 reader that takes nothing for a while is cut off; what was on its way to it is no more than its buffers hold. Either
@@ -8,7 +8,7 @@ comes back with its cursor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -17,13 +17,18 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Send
 
 from moorage.api.sse import LAST_EVENT_ID, MEDIA_TYPE
+from moorage.api.streaming import Gap
 from moorage.gateway.errors import Invalid
-from moorage.gateway.events import Outputs, Source, any_record_event, record_event
+from moorage.gateway.events import Outputs, Source, any_record_event, gap_event, record_event
 from moorage.gateway.feeds import Feeds
-from moorage.gateway.gate import Gate
+from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.http import CUTS, query_flag, query_int
+from moorage.gateway.ledger import Run
+from moorage.gateway.tail import MOST_LINES, tail
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+Admit = Callable[[], Awaitable[object]]
+"""Whether the reader may read (still). Raise Refusal."""
 
 
 class EventStream(StreamingResponse):
@@ -49,12 +54,36 @@ class EventStream(StreamingResponse):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Streaming:
+    """How every stream of events is answered."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._metrics, self._settings, self._clock = deps.metrics, deps.settings, deps.clock
+
+    def answer(self, door: str, events: AsyncGenerator[bytes, None], admit: Admit) -> Response:
+        """The events, as long as their reader may read."""
+        patience, cuts = self._settings.stream_patience_ms, self._metrics.stream_cuts
+        return EventStream(self._admitted(door, events, admit), patience, lambda why: cuts.labels(door, why).inc())
+
+    async def _admitted(
+        self, door: str, events: AsyncGenerator[bytes, None], admit: Admit
+    ) -> AsyncGenerator[bytes, None]:
+        again = self._clock.monotonic_ms() + self._settings.stream_recheck_ms
+        with self._metrics.streams.labels(door).track_inprogress():
+            async with aclosing(events) as them:
+                async for chunk in them:
+                    if self._clock.monotonic_ms() >= again:
+                        await admit()
+                        again = self._clock.monotonic_ms() + self._settings.stream_recheck_ms
+                    yield chunk
+
+
 class StreamsRoom:
     """For those who may `get agentruns` in the namespace."""
 
-    def __init__(self, gate: Gate, feeds: Feeds) -> None:
-        self._gate, self._feeds = gate, feeds
-        self._store, self._blobs, self._settings = gate.deps.store, gate.deps.blobs, gate.deps.settings
+    def __init__(self, gate: Gate, streaming: Streaming) -> None:
+        self._gate, self._streaming, self._feeds = gate, streaming, Feeds(gate)
+        self._store, self._blobs = gate.deps.store, gate.deps.blobs
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -65,44 +94,43 @@ class StreamsRoom:
         ]
 
     async def logs(self, request: Request) -> Response:
-        """GET what the agent writes, from the cursor on."""
+        """GET what the agent writes, from the cursor on; with `tail=N` the last lines of it, and what follows."""
         run = await self._gate.run_for_reader(request)
-        source = Source(self._store, run.uid, Outputs(self._blobs, run.tenant).event)
-        first, live = cursor_of(request) + 1, query_flag(request, "live")
-        return self._stream(request, "logs-stream", self._feeds.follow(run, "logs", source, first, live=live))
+        outputs = Outputs(self._blobs, run.tenant)
+        lines = _lines(request)
+        source = Source(self._store, run.uid, outputs.event)
+        before = await tail(source, outputs, lines) if lines is not None else (b"", cursor_of(request) + 1)
+        return self._answer(request, run, "logs", source, before)
 
     async def timeline(self, request: Request) -> Response:
         """GET the journal's records, from the cursor on; with `all=true` chunks of output, too."""
         run = await self._gate.run_for_reader(request)
         everything = query_flag(request, "all")
-        kind, render = ("records", any_record_event) if everything else ("facts", record_event)
-        source = Source(self._store, run.uid, render)
-        events = self._feeds.follow(run, kind, source, cursor_of(request) + 1, live=query_flag(request, "live"))
-        return self._stream(request, "timeline-stream", events)
+        source = Source(self._store, run.uid, any_record_event if everything else record_event)
+        return self._answer(request, run, "timeline", source, (b"", cursor_of(request) + 1))
 
-    def _stream(self, request: Request, door: str, events: AsyncGenerator[bytes, None]) -> Response:
-        metrics = self._gate.deps.metrics
+    def _answer(self, request: Request, run: Run, door: str, source: Source, before: tuple[bytes, int]) -> Response:
+        kind = f"{door}-{source.render.__name__}"
+        live, follow = query_flag(request, "live"), query_flag(request, "follow", default=True)
 
-        async def counted() -> AsyncGenerator[bytes, None]:
-            with metrics.streams.labels(door).track_inprogress():
-                async with aclosing(self._admitted(events, request)) as admitted:
-                    async for chunk in admitted:
-                        yield chunk
+        async def events() -> AsyncGenerator[bytes, None]:
+            first = before[1]
+            lost = await self._pruned(run, first)
+            if said := lost + before[0]:
+                yield said
+            followed = self._feeds.follow(run, kind, source, first, live=live, follow=follow)
+            async with aclosing(followed) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
-        return EventStream(
-            counted(), self._settings.stream_patience_ms, lambda why: metrics.stream_cuts.labels(door, why).inc()
-        )
+        return self._streaming.answer(f"{door}-stream", events(), lambda: self._gate.row_for_reader(request))
 
-    async def _admitted(self, events: AsyncGenerator[bytes, None], request: Request) -> AsyncGenerator[bytes, None]:
-        """The events, as long as their reader may read."""
-        clock = self._gate.deps.clock
-        again = clock.monotonic_ms() + self._settings.stream_recheck_ms
-        async with aclosing(events) as them:
-            async for chunk in them:
-                if clock.monotonic_ms() >= again:
-                    await self._gate.row_for_reader(request)
-                    again = clock.monotonic_ms() + self._settings.stream_recheck_ms
-                yield chunk
+    async def _pruned(self, run: Run, first: int) -> bytes:
+        """What the retention of a journal has taken."""
+        gone = await self._store.pruned(run.uid) if run.now.row.sealed else None
+        if gone is None or gone.last < first:
+            return b""
+        return gap_event(Gap(reason="Pruned", first=first, last=gone.last)).encoded()
 
 
 def cursor_of(request: Request) -> int:
@@ -114,3 +142,15 @@ def cursor_of(request: Request) -> int:
         return int(last)
     except ValueError:
         raise Invalid("Last-Event-ID: give the id of an event of this stream") from None
+
+
+def _lines(request: Request) -> int | None:
+    """How many of the last lines are asked for; None: all after the cursor. Whoever comes back has had them."""
+    if LAST_EVENT_ID in request.headers or "tail" not in request.query_params:
+        return None
+    if "after" in request.query_params:
+        raise Invalid("after, tail: give one of them")
+    lines = query_int(request, "tail", 0)
+    if not 0 <= lines <= MOST_LINES:
+        raise Invalid(f"tail: give a number from 0 to {MOST_LINES}")
+    return lines
