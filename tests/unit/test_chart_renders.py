@@ -424,6 +424,13 @@ def test_the_journals_connection_string_comes_from_a_secret_and_only_where_one_i
     assert entry["valueFrom"] == {"secretKeyRef": {"name": "db", "key": "dsn"}}
 
 
+def test_traces_go_to_the_collector_that_is_named_and_else_nowhere(helm: str) -> None:
+    name, url = "OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.observability:4318"
+    assert name not in template(helm).stdout
+    told = template(helm, (f"gateway.traces.otlpEndpoint={url}",)).stdout
+    assert [line.strip() for line in told.splitlines() if name in line] == [f'- {{name: {name}, value: "{url}"}}']
+
+
 def test_a_bucket_is_named_in_the_open_and_its_keys_come_from_a_secret(helm: str) -> None:
     assert not [name for name in gateway_variables(helm) if "S3" in name]
     assert not [name for name in gateway_variables(helm, "store.blobs.s3.secretRef.name=keys") if "S3" in name]

@@ -21,6 +21,7 @@ from moorage.app.keys import head_key
 from moorage.app.peers import open_peers
 from moorage.app.settings import in_cluster, settings_read
 from moorage.app.stores import open_stores
+from moorage.app.tracing import open_tracing
 from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Authenticator
@@ -127,6 +128,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
         mirrors_shared=env.mirrors_shared,
         journal_retention_ms=env.journal_retention_ms,
     )
+    metrics = GatewayMetrics(CollectorRegistry())
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
     async with (
         api_client(configuration) as api,
@@ -135,6 +137,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
         open_peers(
             env.store_dsn, clock, key := head_key(env.head_key) if env.head_key else kept.head_key, log
         ) as peers,
+        open_tracing(os.environ, kept.store, metrics, log) as appended,
     ):
         deps = GatewayDeps(
             store=kept.store,
@@ -146,11 +149,12 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             http=http,
             clock=clock,
             head_key=key,
-            metrics=GatewayMetrics(CollectorRegistry()),
+            metrics=metrics,
             log=log,
             settings=settings,
             peers=peers,
             abilities=abilities,
+            appended=appended,
         )
         serving = uvicorn.Config(
             create_app(deps),

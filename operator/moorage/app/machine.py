@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from moorage.app.abilities import abilities
 from moorage.app.manifest import ManifestSecrets
 from moorage.app.owners import SOCKET, Owners
 from moorage.app.stores import Stores, open_stores
+from moorage.app.tracing import open_tracing
 from moorage.cli.ports import Listener, RunRefused
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayClient, session
@@ -35,6 +37,7 @@ from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.http import KEEP_ALIVE_S
+from moorage.gateway.ledger import Appended
 from moorage.gateway.ports import NoLeases
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
@@ -119,12 +122,24 @@ async def open_machine(
     """
     clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
     with _logging(state / LOG) as log:
+        metrics = GatewayMetrics(CollectorRegistry())
         async with (
             open_stores(state / "gateway", clock, dsn) as kept,
+            open_tracing(os.environ, kept.store, metrics, log) as appended,
             httpx.AsyncClient(trust_env=False) as outside,
             _listening(
                 gateway_of(
-                    kept, clock, tokens, given, outside, log=log, peers=Alone(), isolated=isolated, resolve=resolve
+                    kept,
+                    clock,
+                    tokens,
+                    given,
+                    outside,
+                    log=log,
+                    peers=Alone(),
+                    isolated=isolated,
+                    metrics=metrics,
+                    appended=appended,
+                    resolve=resolve,
                 ),
                 folder,
             ) as socket,
@@ -144,6 +159,8 @@ def gateway_of(
     log: Any,
     peers: Peers,
     isolated: bool,
+    metrics: GatewayMetrics,
+    appended: Appended | None = None,
     resolve: Resolve = resolved,
 ) -> Starlette:
     """The gateway of this machine's runs; nobody but this process has its operator's token."""
@@ -158,11 +175,12 @@ def gateway_of(
             http=outside,
             clock=clock,
             head_key=kept.head_key,
-            metrics=GatewayMetrics(CollectorRegistry()),
+            metrics=metrics,
             log=log,
             resolve=resolve,
             peers=peers,
             abilities=abilities,
+            appended=appended,
             settings=GatewaySettings(
                 keep_alive_ms=LOOK_MS if peers.shared else GatewaySettings.keep_alive_ms,
                 mirrors_borrowed=True,

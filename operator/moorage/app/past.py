@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from prometheus_client import CollectorRegistry
 
 from moorage.app import interrupted
 from moorage.app.inprocess import InProcess
@@ -23,6 +24,7 @@ from moorage.core.run.attempts import INTERRUPTED
 from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
 from moorage.store.specs import stored_spec
+from moorage.telemetry.metrics import GatewayMetrics
 
 PHASES = {
     ExecutionStatus.COMPLETED: "Succeeded",
@@ -40,7 +42,17 @@ async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
         with machine_fit():
             kept = await stack.enter_async_context(open_stores(state / "gateway", clock))
         outside = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        app = gateway_of(kept, clock, tokens, ManifestSecrets(()), outside, log=quiet(), peers=Reading(), isolated=True)
+        app = gateway_of(
+            kept,
+            clock,
+            tokens,
+            ManifestSecrets(()),
+            outside,
+            log=quiet(),
+            peers=Reading(),
+            isolated=True,
+            metrics=GatewayMetrics(CollectorRegistry()),
+        )
         headers = {"authorization": f"Bearer {tokens.reader}"}
         client = httpx.AsyncClient(transport=InProcess(app), base_url="http://gateway", headers=headers)
         yield Past(state, await stack.enter_async_context(client), kept)

@@ -18,7 +18,7 @@ from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_o
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
 from moorage.gateway.heartbeat import Heartbeats
-from moorage.gateway.ledger import Ledger, Run
+from moorage.gateway.ledger import Appended, Ledger, Run
 from moorage.gateway.mirroring import BASE_PIN, PROPOSAL_PIN, OwnRefs, RunRefs, SharedRefs, base_of, mirror_key
 from moorage.gateway.ports import LeaseRenewer, Secrets
 from moorage.gateway.settings import GatewaySettings
@@ -59,6 +59,7 @@ class GatewayDeps:
     resolve: Resolve = resolved
     peers: Peers = field(default_factory=Alone)
     abilities: Callable[[str], Abilities] = no_abilities
+    appended: Appended | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,14 @@ class Gate:
         self.deps = deps
         snapshots = Snapshots(deps.store, deps.head_key, deps.metrics, deps.log, deps.settings)
         self.ledger = Ledger(
-            deps.store, deps.blobs, deps.clock, deps.metrics, deps.settings, snapshots=snapshots, peers=deps.peers
+            deps.store,
+            deps.blobs,
+            deps.clock,
+            deps.metrics,
+            deps.settings,
+            snapshots=snapshots,
+            peers=deps.peers,
+            appended=deps.appended,
         )
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (

@@ -29,6 +29,7 @@ from moorage.core.journal.record import (
     BlobRef,
     Draft,
     Privacy,
+    Record,
     RecordType,
     Retention,
     RunIdentity,
@@ -62,7 +63,7 @@ from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
 
-__all__ = ["STATUSES", "Condition", "Ledger", "Overtaken", "Run"]
+__all__ = ["STATUSES", "Appended", "Condition", "Ledger", "Overtaken", "Run"]
 
 ENDS = {
     RecordType.RUN_SUCCEEDED.value: ExecutionStatus.COMPLETED,
@@ -77,6 +78,9 @@ STATUSES = {
     RunPhase.RECOVERING: ExecutionStatus.RECOVERING,
 }
 Condition = Callable[[Run], None]
+Appended = Callable[[ResolvedRun, Sequence[Record]], None]
+"""Is told what this process has made durable, in order and once; it neither waits nor raises."""
+
 RETRIES = 32  # others appended meanwhile, each time: one of them gets on, and that is bounded by their number
 
 
@@ -93,9 +97,10 @@ class Ledger:
         *,
         snapshots: Snapshots,
         peers: Peers,
+        appended: Appended | None = None,
     ) -> None:
         self.store, self.blobs = store, blobs
-        self._snapshots, self._peers = snapshots, peers
+        self._snapshots, self._peers, self._appended = snapshots, peers, appended
         self.bell = Bell()
         self._started_at = clock.now_ms()
         self._clock, self._metrics, self._settings = clock, metrics, settings
@@ -411,6 +416,8 @@ class Ledger:
             await self._load(run)
         for record in result.appended:
             self._metrics.records.labels(record.source).inc()
+        if self._appended is not None:
+            self._appended(run.spec, result.appended)
         run.grown = run.grown.by(len(result.appended), result.size)
         run.segment_bytes += result.size
         await self._settle_status(run)

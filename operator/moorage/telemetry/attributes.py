@@ -36,8 +36,16 @@ class Attribute(StrEnum):
     RUN_UID = "moorage.run.uid"
     EPOCH = "moorage.run.epoch"
     ATTEMPT = "moorage.run.attempt"
+    RUN_NAME = "moorage.run.name"
     ITERATION = "moorage.run.iteration"
+    REASON = "moorage.reason"
     EFFECT_ID = "moorage.effect.id"
+    EFFECT_LEVEL = "moorage.effect.level"
+    EFFECT_OUTCOME = "moorage.effect.outcome"
+    STREAM = "moorage.model.stream"
+    STATUS = "moorage.model.status"
+    ESTIMATED = "moorage.model.usage.estimated"
+    EXIT_CODE = "moorage.tool.exit_code"
 
 
 def span_name(operation: Operation, subject: str) -> str:

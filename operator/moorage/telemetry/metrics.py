@@ -80,6 +80,11 @@ class GatewayMetrics:
         self.git_requests = Counter(
             "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
         )
+        self.spans_left_out = Counter(
+            "moorage_trace_records_left_out",
+            "Records that traces say nothing of: there was no time.",
+            registry=registry,
+        )
         self.pushes_kept = Counter(
             "moorage_git_pushes_kept", "Pushes kept for all gateways before their answer.", registry=registry
         )
