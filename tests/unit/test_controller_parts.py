@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,29 @@ def test_reasons_from_sandboxes_make_no_metric_without_bound() -> None:
     labels = {s.labels["reason"] for m in metrics.runs_ended.collect() for s in m.samples if "reason" in s.labels}
     assert len(labels) == 65
     assert "Other" in labels
+
+
+@pytest.mark.rule("H2")
+def test_since_when_an_end_is_unknown_and_how_long_a_cancel_took() -> None:
+    metrics = OperatorMetrics(CollectorRegistry())
+    measures, world = Measures(metrics, Roll(3)), World()
+    world.step()
+    intent = {"effect_id": "e1", "kind": "http", "key": "k", "target": "POST https://x", "level": "opaque"}
+    world.apply(Report("i", T.EFFECT_INTENT, intent))
+    world.apply(Report("u", T.EFFECT_RECEIPT, {"effect_id": "e1", "outcome": "unknown", "detail": ""}))
+    since, key = world.state.effects[-1].at, RunKey("u", "t", "a")
+    measures.passed(key, Plan(), world.observed(), world.observed(), world.now)
+    told = partial(metrics.registry.get_sample_value)
+    assert told("moorage_operator_oldest_unknown_effect_timestamp_seconds") == since / 1000
+    measures.forget(key)
+    assert told("moorage_operator_oldest_unknown_effect_timestamp_seconds") == 0
+    before = world.observed()
+    world.apply(Report("c", T.CANCEL_REQUESTED, {"reason": "user"}))
+    world.apply(Report("f", T.RUN_FAILED, {"reason": "x", "message": ""}))
+    asked = world.state.cancel_at
+    assert asked is not None
+    measures.passed(key, Plan(), before, world.observed(), asked + 2_000)
+    assert told("moorage_operator_cancel_seconds_sum") == 2
 
 
 @pytest.mark.rule("H2")

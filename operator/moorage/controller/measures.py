@@ -7,6 +7,7 @@ from functools import partial
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.actions import Admit, Begin, Plan, RaiseEpoch, StartSandbox
 from moorage.core.run.observed import Observed
+from moorage.core.run.state import RunState
 from moorage.core.run.status import word
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.metrics import OperatorMetrics
@@ -20,7 +21,7 @@ class Measures:
     def __init__(self, metrics: OperatorMetrics, roll: Roll) -> None:
         self._metrics = metrics
         self._reasons: set[str] = set()
-        self._unknown: set[RunKey] = set()
+        self._unknown: dict[RunKey, int] = {}
         metrics.slots.set(roll.limit)
         for standing in Standing:
             metrics.runs.labels(standing.value).set_function(partial(roll.count, standing))
@@ -37,12 +38,12 @@ class Measures:
                     self._metrics.sandbox_seconds.observe(_seconds(now - after.journal.admitted_at))
         self._effects(key, after)
         if after.journal is not None and after.journal.end is not None and not _ended(before):
-            self._metrics.runs_ended.labels(after.journal.phase.value, self._bounded(after.journal.end.reason)).inc()
+            self._over(after.journal, after.journal.end.reason, now)
 
     def forget(self, key: RunKey) -> None:
         """The run is gone."""
-        self._unknown.discard(key)
-        self._metrics.unknown_effects.set(len(self._unknown))
+        self._unknown.pop(key, None)
+        self._tell_unknown()
 
     def _resumed(self, before: Observed, now: int) -> None:
         loss = before.journal.last_loss if before.journal else None
@@ -51,9 +52,20 @@ class Measures:
             self._metrics.resume_seconds.observe(_seconds(now - loss.at))
 
     def _effects(self, key: RunKey, after: Observed) -> None:
-        unknown = after.journal is not None and not after.released and bool(after.journal.unknown_effects)
-        (self._unknown.add if unknown else self._unknown.discard)(key)
+        unknown = () if after.journal is None or after.released else after.journal.unknown_effects
+        self._unknown.pop(key, None)
+        if unknown:
+            self._unknown[key] = min(effect.at for effect in unknown)
+        self._tell_unknown()
+
+    def _tell_unknown(self) -> None:
         self._metrics.unknown_effects.set(len(self._unknown))
+        self._metrics.unknown_since.set(min(self._unknown.values(), default=0) / 1000)
+
+    def _over(self, state: RunState, reason: str, now: int) -> None:
+        self._metrics.runs_ended.labels(state.phase.value, self._bounded(reason)).inc()
+        if state.cancel_at is not None:
+            self._metrics.cancel_seconds.observe(_seconds(now - state.cancel_at))
 
     def _bounded(self, reason: str) -> str:
         name = word(reason)[:64] or "None"

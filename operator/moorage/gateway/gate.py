@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from starlette.requests import Request
 
-from moorage.api.wire import Role
+from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.commands.admission import Abilities
 from moorage.core.journal.heads import SigningKey
+from moorage.core.journal.record import Record
 from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
+from moorage.gateway.durations import Durations
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
 from moorage.gateway.heartbeat import Heartbeats
@@ -80,7 +82,7 @@ class Gate:
     """Shared by all rooms of one application."""
 
     def __init__(self, deps: GatewayDeps) -> None:
-        self.deps = deps
+        self.deps, self._durations = deps, Durations(deps.metrics)
         snapshots = Snapshots(deps.store, deps.head_key, deps.metrics, deps.log, deps.settings)
         self.ledger = Ledger(
             deps.store,
@@ -90,7 +92,7 @@ class Gate:
             deps.settings,
             snapshots=snapshots,
             peers=deps.peers,
-            appended=deps.appended,
+            appended=self._appended,
         )
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (
@@ -110,6 +112,11 @@ class Gate:
         self.heartbeats = Heartbeats(
             deps.peers, deps.leases, deps.clock, deps.metrics, deps.log, every_ms=deps.settings.lease_renewal_ms
         )
+
+    def _appended(self, spec: ResolvedRun, records: Sequence[Record]) -> None:
+        self._durations.appended(records)
+        if self.deps.appended is not None:
+            self.deps.appended(spec, records)
 
     async def identify(self, request: Request) -> Identity:
         """Who is calling. Raise Unauthenticated, Unavailable."""

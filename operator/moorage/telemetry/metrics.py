@@ -80,6 +80,18 @@ class GatewayMetrics:
         self.git_requests = Counter(
             "moorage_git_requests", "Git exchanges with sandboxes.", ("service", "outcome"), registry=registry
         )
+        self.step_seconds = Histogram(
+            "moorage_step_seconds", "From one safe point of an agent to the next.", buckets=SLOW, registry=registry
+        )
+        self.tool_seconds = Histogram(
+            "moorage_tool_seconds", "Tool calls, as far as agents tell of them.", buckets=SLOW, registry=registry
+        )
+        self.verification_seconds = Histogram(
+            "moorage_verification_seconds",
+            "From the first acceptance command to the verdict.",
+            buckets=SLOW,
+            registry=registry,
+        )
         self.spans_left_out = Counter(
             "moorage_trace_records_left_out",
             "Records that traces say nothing of: there was no time.",
@@ -133,6 +145,17 @@ class OperatorMetrics:
         )
         self.unknown_effects = Gauge(
             "moorage_operator_unknown_effects", "Live runs with an effect of unknown end.", registry=registry
+        )
+        self.unknown_since = Gauge(
+            "moorage_operator_oldest_unknown_effect_timestamp_seconds",
+            "Unix time at which the oldest effect of unknown end became that; 0: there is none.",
+            registry=registry,
+        )
+        self.cancel_seconds = Histogram(
+            "moorage_operator_cancel_seconds",
+            "From a cancel's request to the run's end.",
+            buckets=SLOW,
+            registry=registry,
         )
         self.gateway_failures = Counter(
             "moorage_operator_gateway_failures", "Calls to the gateway without an answer.", registry=registry
