@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from moorage.api.sse import MEDIA_TYPE, Event
 from moorage.cli.main import invoke
 from moorage.cli.ports import (
     InterruptedRun,
@@ -64,6 +65,8 @@ def journal() -> bytes:
     return header_line(header) + b"".join(record_line(each) for each in sealed)
 
 
+HELLO = Event("output", b'{"at":1800000000003,"epoch":1,"stream":"stdout","data":"aGVsbG//Cg=="}', 3)
+END = Event("end", b'{"phase":"Succeeded","reason":"Completed","message":"","offset":6}', 6)
 REPAIRED = {"generation": 2, "first": 4, "last": 6, "offset": 7, "unreadable": 1, "why": "offset 4: its hash"}
 
 
@@ -75,9 +78,38 @@ class Doors:
     status: int = 200
     asked: list[str] = field(default_factory=list)
     said: list[dict[str, str]] = field(default_factory=list)
+    streams: list[list[Event]] = field(default_factory=list)
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/runs/{uid}/{door}", self._answer, methods=["GET", "POST"])])
+        run = "/v1/runs/{uid}/{door}"
+        return Starlette(
+            routes=[
+                Route(run, self._answer, methods=["GET", "POST"]),
+                Route(f"{run}/stream", self._stream),
+                Route("/v1/namespaces/local/runs/stream", self._runs),
+            ]
+        )
+
+    async def _stream(self, request: Request) -> Response:
+        """The events that are told at this call."""
+        last = request.headers.get("last-event-id")
+        self.asked.append(str(request.url).removeprefix("http://gateway") + (f" after {last}" if last else ""))
+        if self.status != 200:
+            return JSONResponse({"reason": "Refused", "message": "because"}, self.status)
+        told = self.streams.pop(0) if self.streams else [*self.events(request.path_params["door"]), END]
+        return Response(b"".join(each.encoded() for each in told), media_type=MEDIA_TYPE)
+
+    async def _runs(self, request: Request) -> Response:
+        self.asked.append(str(request.url).removeprefix("http://gateway"))
+        told = self.streams.pop(0)
+        return Response(b"".join(each.encoded() for each in told), media_type=MEDIA_TYPE)
+
+    def events(self, door: str) -> list[Event]:
+        """What there is of a stream."""
+        if door == "logs":
+            return [HELLO]
+        lines = self.exported.splitlines()[1:]
+        return [Event("record", line, number) for number, line in enumerate(lines)]
 
     async def _answer(self, request: Request) -> Response:
         self.asked.append(str(request.url).removeprefix("http://gateway"))
@@ -90,7 +122,7 @@ class Doors:
                 return JSONResponse(REPAIRED)
             target = "https://git.example/web.git#main"
             return JSONResponse({"effect_id": said["effect"], "outcome": said["outcome"], "target": target})
-        bodies = {"journal": self.exported, "logs": b"hello\xff\n", "diff": b"--- a\n+++ b\n"}
+        bodies = {"journal": self.exported, "diff": b"--- a\n+++ b\n"}
         return Response(bodies[request.path_params["door"]])
 
 

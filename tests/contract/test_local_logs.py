@@ -56,4 +56,5 @@ def test_following_a_run_ends_with_its_owner_and_says_so(machine: Machine) -> No
     run.communicate()
     out, err = following.communicate(timeout=50)
     assert (following.returncode, out) == (1, "")
-    assert err.startswith("error: steps was interrupted: nobody works on it\nhint: `moorage run -f` of its manifest")
+    assert "error: steps was interrupted: nobody works on it\nhint: `moorage run -f` of its manifest" in err
+    assert err.startswith("to go on from here: --since-cursor ")

@@ -112,8 +112,8 @@ def test_logs_and_diff_pass_bytes_on_as_they_are(program: Program) -> None:
     assert program("diff", "tidy") == Exit.OK
     assert program.out == b"--- a\n+++ b\n"
     assert program.composition.doors.asked == [
-        f"/v1/runs/{UID}/logs",
-        f"/v1/runs/{UID}/logs?follow=true",
+        f"/v1/runs/{UID}/logs/stream?follow=false&live=false",
+        f"/v1/runs/{UID}/logs/stream?follow=true&live=false",
         f"/v1/runs/{UID}/diff",
     ]
 

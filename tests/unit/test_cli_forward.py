@@ -23,7 +23,7 @@ async def pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
     """The gateway in its pod: one answer per connection."""
     with contextlib.suppress(asyncio.IncompleteReadError):
         request = await reader.readuntil(b"\r\n\r\n")
-        assert request.startswith(b"GET /v1/runs/u/logs")
+        assert request.startswith(b"GET /v1/runs/u/diff")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
         writer.write(BODY)
         await writer.drain()
@@ -99,7 +99,7 @@ def evidence(path: Path, forward: Forward) -> Evidence:
 
 async def read(found: Evidence) -> bytes:
     async with found.client:
-        return b"".join([chunk async for chunk in found.logs(follow=False)])
+        return b"".join([chunk async for chunk in found.diff()])
 
 
 async def test_http_goes_through_frames_and_the_port_bytes_are_no_part_of_it() -> None:

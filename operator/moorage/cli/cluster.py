@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,22 +155,44 @@ async def evidence(
     uid = uid_of(cluster, name, found)
     token = await reader_token(cluster, note, account)
     user = await user_name(cluster) if account is not READING else ""
-    path = f"{path_of('v1', 'pods', cluster.system_namespace, await gateway_pod(cluster))}/portforward"
-    sockets_of: Callable[..., Any] = WsApiClient  # untyped in the library
-    async with (
-        sockets_of(cluster.configuration, heartbeat=HEARTBEAT_S) as sockets,
-        forwarded(lambda: _dial(sockets, path)) as (socket, forward),
-        httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket)),
-            base_url="http://gateway",
-            headers={"authorization": f"Bearer {token}"},
-        ) as http,
-    ):
+    async with reached(cluster, Renewed(token, lambda: reader_token(cluster, note, account))) as (http, forward):
         yield Evidence(http, uid, name, lambda: _failure(forward), published_head(found), user)
 
 
-async def _dial(sockets: Any, path: str) -> aiohttp.ClientWebSocketResponse:
-    """Open a websocket to the pod's port."""
+@contextlib.asynccontextmanager
+async def reached(cluster: Cluster, auth: Renewed) -> AsyncIterator[tuple[httpx.AsyncClient, Forward]]:
+    """A client of the gateway's doors. Each of its connections goes to a pod that is ready then."""
+    await gateway_pod(cluster)  # what is wrong is said at once
+    sockets_of: Callable[..., Any] = WsApiClient  # untyped in the library
+    async with (
+        sockets_of(cluster.configuration, heartbeat=HEARTBEAT_S) as sockets,
+        forwarded(lambda: _dial(sockets, cluster)) as (socket, forward),
+        httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://gateway", auth=auth
+        ) as http,
+    ):
+        yield http, forward
+
+
+class Renewed(httpx.Auth):
+    """A token that is asked for anew before it runs out: a run is followed for longer than one is good."""
+
+    def __init__(self, token: str, mint: Callable[[], Awaitable[str]]) -> None:
+        self._token, self._mint = token, mint
+        self._until = time.monotonic() + TOKEN_SECONDS * 3 / 4
+
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """See httpx. Raises CliError."""
+        if time.monotonic() >= self._until:
+            self._token = await self._mint()
+            self._until = time.monotonic() + TOKEN_SECONDS * 3 / 4
+        request.headers["authorization"] = f"Bearer {self._token}"
+        yield request
+
+
+async def _dial(sockets: Any, cluster: Cluster) -> aiohttp.ClientWebSocketResponse:
+    """Open a websocket to the port of a gateway's pod."""
+    path = f"{path_of('v1', 'pods', cluster.system_namespace, await gateway_pod(cluster))}/portforward"
     headers = {"sec-websocket-protocol": PROTOCOL}
     await sockets.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
     url = f"{sockets.configuration.host}{path}"
@@ -216,7 +240,7 @@ async def run_uid(cluster: Cluster, name: str) -> str:
 
 
 async def gateway_pod(cluster: Cluster) -> str:
-    """Name of a ready gateway pod. Raises Unreachable where there is none."""
+    """Name of a ready gateway pod, drawn by lot: no gateway has all readers. Raises Unreachable where there is none."""
     where = cluster.system_namespace
     call = cluster.api.items(path_of("v1", "pods", where), labels=GATEWAY_PODS)
     try:
@@ -229,7 +253,7 @@ async def gateway_pod(cluster: Cluster) -> str:
             f"no gateway pod is ready in namespace {where} ({len(found)} are there)",
             "name the release's namespace with --system-namespace, or ask `kubectl moorage doctor`",
         )
-    return ready[0]
+    return random.choice(ready)  # noqa: S311  a lot, not a secret
 
 
 def _ready(pod: Body) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,10 @@ import httpx
 from pydantic import ValidationError
 
 from moorage.api.commands import Resolved, ResolveRequest
+from moorage.api.sse import Event
 from moorage.api.wire import ErrorBody, Repaired, RepairRequest, Wire
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
+from moorage.cli.following import Following
 from moorage.core.journal.heads import SignedHead
 
 TIMEOUTS = httpx.Timeout(30.0, read=60.0)
@@ -51,12 +53,14 @@ class Evidence:
         """The exported journal, in chunks of any size."""
         return self._stream("journal", TIMEOUTS)
 
-    def logs(self, *, follow: bool) -> AsyncIterator[bytes]:
-        """The agent's output so far; with `follow` until the run ends."""
-        if not follow:
-            return self._stream("logs", TIMEOUTS)
-        told = self._stream("logs", FOLLOWING, {"follow": "true"})
-        return self._while_pushed_on(told, self.abandoned) if self.abandoned else told
+    def following(self, door: str, query: Mapping[str, str], note: Callable[[str], None]) -> Following:
+        """One of the run's streams of events; `note` is told of outages."""
+        path = f"/v1/runs/{self.uid}/{door}/stream"
+        return Following(self.client, path, query, lambda answer: refused(answer, self.name, door), self._away, note)
+
+    def pushed_on(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """The same, as long as there is somebody of whom more may come."""
+        return self._while_pushed_on(events, self.abandoned) if self.abandoned else events
 
     def diff(self) -> AsyncIterator[bytes]:
         """The candidate against its base."""
@@ -111,24 +115,25 @@ class Evidence:
         )
 
     async def _while_pushed_on(
-        self, chunks: AsyncIterator[bytes], abandoned: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[bytes]:
-        """All chunks, as long as there is somebody of whom more may come. Raises CliError where there is nobody."""
-        coming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(chunks, None))
+        self, events: AsyncGenerator[Event, None], abandoned: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[Event, None]:
+        """Raises CliError where nobody works on the run any more."""
+        coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
         try:
             while True:
                 arrived, _ = await asyncio.wait({coming}, timeout=LOOK_S)
                 if arrived:
-                    chunk = coming.result()
-                    if chunk is None:
+                    event = coming.result()
+                    if event is None:
                         return
-                    yield chunk
-                    coming = asyncio.ensure_future(anext(chunks, None))
+                    yield event
+                    coming = asyncio.ensure_future(anext(events, None))
                 elif await abandoned():
                     raise CliError(f"{self.name} was interrupted: nobody works on it", GO_ON)
         finally:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
+            await events.aclose()
 
     async def _stream(
         self, door: str, patience: httpx.Timeout, query: dict[str, str] | None = None

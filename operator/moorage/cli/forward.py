@@ -15,7 +15,7 @@ from typing import Protocol
 
 import aiohttp
 
-from moorage.cli.exits import Unreachable
+from moorage.cli.exits import CliError, Unreachable
 
 DATA, ERROR = 0, 1
 PORT_BYTES = 2
@@ -86,7 +86,7 @@ class Forward:
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(ws.close)
                 await _until_one_ends(upstream(reader, ws), downstream(ws, writer))
-        except (aiohttp.ClientError, OSError, Unreachable) as error:
+        except (aiohttp.ClientError, OSError, CliError) as error:
             self.failure = error
         finally:
             writer.close()

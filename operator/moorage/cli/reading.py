@@ -1,4 +1,4 @@
-"""The commands that read what was kept of a run: logs, timeline, diff, export."""
+"""The commands that read what was kept of a run: timeline, diff, export."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from moorage.cli.session import (
 )
 from moorage.cli.timeline import Row, recap, row
 from moorage.cli.untrusted import Harmless
+from moorage.cli.watching import Cursor, follow_timeline
 from moorage.cli.writing import is_file, writing
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import Malformed
@@ -35,23 +36,6 @@ from moorage.core.run.reducer import Replay
 
 CHUNK = 256 * 1024
 IN_MEMORY = 4 * 1024 * 1024  # an exported journal up to this size stays off the disk
-
-
-@looking
-def logs(
-    ctx: typer.Context,
-    *,
-    run: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    where: Where,
-) -> None:
-    """Print what the agent wrote."""
-
-    async def work(session: Session) -> None:
-        async with evidence_of(session, where, run) as evidence:
-            await _pass_on(evidence.logs(follow=follow), session.terminal)
-
-    wait(work(session_of(ctx)))
 
 
 @looking
@@ -78,6 +62,8 @@ def timeline(
     output: Format = Output.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Chunks of output too.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    since_cursor: Cursor = None,
     where: Where,
 ) -> None:
     """Show the journal: what happened, when, under which epoch, and who saw it."""
@@ -85,6 +71,11 @@ def timeline(
     chosen = Output.JSON if as_json else output
     if chosen is Output.NAME:
         raise Usage("a timeline has no names to print", "use -o text, json or yaml")
+    if follow:
+        follow_timeline(session, where, run, chosen, everything=everything, after=since_cursor)
+        return
+    if since_cursor is not None:
+        raise Usage("--since-cursor is for --follow", "without it the whole journal is shown, and verified")
 
     async def work() -> None:
         async with _exported(session, where, run) as file:

@@ -90,6 +90,10 @@ class Terminal:
             text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         self.write(text.encode())
 
+    def line(self, value: Mapping[str, Any]) -> None:
+        """Print one of the objects of a list that may never end, as JSON in a line."""
+        self.write(f"{json.dumps(value, ensure_ascii=False)}\n".encode("utf-8", "replace"))
+
     def listed(self, values: Iterable[Mapping[str, Any]], output: Output) -> None:
         """Print a list as JSON or YAML, as `data` does, one by one: it may be longer than memory."""
         first = True
@@ -152,6 +156,7 @@ def _item(value: Mapping[str, Any], output: Output, *, first: bool) -> str:
 
 COLUMNS = ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY")
 WRAPS = COLUMNS.index("WHAT HAPPENED")
+USUAL = (len("2026-01-31 10:00:00.123"), 5, 4, 24, len("gateway (observed)"))  # cells
 RIGHT = {"EPOCH", "ITER"}
 GAP = 2  # cells between two columns
 PAGE = 500  # rows that are laid out at a time
@@ -172,6 +177,13 @@ def timeline_tables(rows: Callable[[], Iterable[Row]], room: int) -> Iterator[Ta
     while (page := list(islice(shown, PAGE))) or not begun:
         yield _page(page, widths, header=not begun)
         begun = True
+
+
+def timeline_page(rows: Iterable[Row], room: int, *, header: bool) -> Table:
+    """Some rows of a timeline whose others aren't known yet, in columns that suit most."""
+    others = sum(width for place, width in enumerate(USUAL) if place != WRAPS) + GAP * (len(COLUMNS) - 1)
+    widths = [max(USUAL[WRAPS], room - others) if place == WRAPS else width for place, width in enumerate(USUAL)]
+    return _page(rows, widths, header=header)
 
 
 def _page(rows: Iterable[Row], widths: Iterable[int], *, header: bool) -> Table:
