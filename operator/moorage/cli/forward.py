@@ -83,6 +83,7 @@ class Forward:
         """One local connection, one websocket."""
         try:
             ws = await self._dial()
+            self.failure = None
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(ws.close)
                 await _until_one_ends(upstream(reader, ws), downstream(ws, writer))
