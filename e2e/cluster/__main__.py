@@ -15,6 +15,9 @@ from e2e.cluster.programs import CLUSTER_GROUPS, GROUPS, Programs
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Agents = Annotated[bool, typer.Option("--agents", help="Those of real agents too; npm brings their programs.")]
+With = Annotated[
+    list[str] | None, typer.Option("--with", help="Of this agent too, which comes by request only; may be repeated.")
+]
 Name = Annotated[str, typer.Option(help="Name of the cluster.", envvar="MOORAGE_CLUSTER_NAME")]
 
 
@@ -30,9 +33,9 @@ def programs(
 
 
 @app.command()
-def agents() -> None:
+def agents(more: With = None) -> None:
     """Have npm bring the programs of the real agents into the cache, where they are missing."""
-    for image in images_.AGENT_IMAGES:
+    for image in (*images_.AGENT_IMAGES, *_asked(more)):
         npm.installed(image.folder, cache_root(), Console())
 
 
@@ -67,22 +70,24 @@ def kubeconfig(name: Name = backend.DEFAULT_NAME) -> None:
 
 
 @app.command()
-def images(agents: Agents = False, name: Name = backend.DEFAULT_NAME) -> None:
+def images(agents: Agents = False, more: With = None, name: Name = backend.DEFAULT_NAME) -> None:
     """Build the project's images where something changed, and bring them to the nodes of a running cluster."""
     cluster, console = backend.choose(name=name), Console()
-    archives = cluster.build_images(_wanted(agents))
+    archives = cluster.build_images(_wanted(agents, more))
     with console.step("bring the images to the nodes"):
         cluster.load_images(archives)
 
 
 @app.command()
 def push(
-    registry: Annotated[str, typer.Argument(help="Where to push, as host/folder.")], agents: Agents = False
+    registry: Annotated[str, typer.Argument(help="Where to push, as host/folder.")],
+    agents: Agents = False,
+    more: With = None,
 ) -> None:
     """Build the project's images where something changed, push them, and print the chart's values for them."""
     console, cache = Console(), cache_root()
     builder = images_.builder(cache, console)
-    archives = images_.build_all(builder, cache, console, _wanted(agents))
+    archives = images_.build_all(builder, cache, console, _wanted(agents, more))
 
     def name(image: str) -> str:
         return images_.name_in(registry, image)
@@ -114,8 +119,15 @@ def heal(node: str, name: Name = backend.DEFAULT_NAME) -> None:
     backend.source(name=name).heal(node)
 
 
-def _wanted(agents: bool) -> tuple[images_.Image, ...]:
-    return (*images_.IMAGES, *images_.AGENT_IMAGES) if agents else images_.IMAGES
+def _wanted(agents: bool, more: list[str] | None) -> tuple[images_.Image, ...]:
+    return (*images_.IMAGES, *(images_.AGENT_IMAGES if agents else ()), *_asked(more))
+
+
+def _asked(names: list[str] | None) -> tuple[images_.Image, ...]:
+    offered = {image.folder: image for image in images_.ASKED_IMAGES}
+    if unknown := sorted(set(names or ()) - set(offered)):
+        raise HarnessError(f"no such agent: {', '.join(unknown)}; by request there are {', '.join(offered)}")
+    return tuple(offered[name] for name in names or ())
 
 
 def main() -> None:

@@ -67,11 +67,16 @@ AGENT_IMAGES = (
     Image("codex", local_name("sandbox-codex"), base="base"),
     Image("pi", local_name("sandbox-pi"), base="base"),
 )
+ASKED_IMAGES = (  # only by request: a licence that isn't open, or more than a test run should have to fetch
+    Image("claude-code", local_name("sandbox-claude-code"), base="base"),
+    Image("opencode", local_name("sandbox-opencode"), base="base"),
+)
+ALL_IMAGES = (*IMAGES, *AGENT_IMAGES, *ASKED_IMAGES)
 
 
 def built_tag(cache: Path, image: str) -> str:
     """A tag that tells the content of the image built last: nodes don't pull a tag again that they have once pulled."""
-    folder = next(each.folder for each in (*IMAGES, *AGENT_IMAGES) if each.name == local_name(image))
+    folder = next(each.folder for each in ALL_IMAGES if each.name == local_name(image))
     built = sorted((cache / "images").glob(f"{folder}-*.tar"))
     return built[-1].stem.rpartition("-")[2] if built else TAG
 
@@ -196,7 +201,7 @@ def push_all(builder: Builder, archives: Sequence[Path], name: Callable[[str], s
     Returns:
         the full names.
     """
-    by_folder = {image.folder: image.name for image in (*IMAGES, *AGENT_IMAGES)}
+    by_folder = {image.folder: image.name for image in ALL_IMAGES}
     built = [by_folder[archive.stem.rpartition("-")[0]] for archive in archives]
     pushed = [name(image.rpartition("/")[2].removesuffix(f":{TAG}")) for image in built]
     for archive, full in zip(archives, pushed, strict=True):

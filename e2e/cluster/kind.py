@@ -75,7 +75,7 @@ class KindCluster:
     def down(self) -> None:
         """Delete the cluster, its images in the engine and its state."""
         run(["kind", "delete", "cluster", "--name", self.name])
-        run(["docker", "image", "rm", "--force", *(image.name for image in (*images.IMAGES, *images.AGENT_IMAGES))])
+        run(["docker", "image", "rm", "--force", *(image.name for image in images.ALL_IMAGES)])
         shutil.rmtree(self.state, ignore_errors=True)
 
     def kubeconfig(self) -> Path:

@@ -32,9 +32,7 @@ def installed(agent: str, cache: Path, console: Console) -> Path:
     Raises:
         HarnessError: npm can't be had here, is too old for these lock files, or refused.
     """
-    sources = [FOLDER / agent / name for name in ("package.json", LOCK)]
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    final = cache / "npm" / f"{agent}-{digest}"
+    sources, final = _sources(agent), _place(agent, cache)
     with exclusive(cache / "npm" / "lock"):
         if not final.is_dir():
             debian.ensure(debian.NPM_PACKAGES, console, cache)
@@ -43,6 +41,20 @@ def installed(agent: str, cache: Path, console: Console) -> Path:
                 _install(sources, partial, cache / "logs" / f"npm-{agent}.log")
                 (partial / "whole").rename(final)
     return final / "node_modules"
+
+
+def present(agent: str, cache: Path) -> bool:
+    """Whether what the lock file names is installed."""
+    return _place(agent, cache).is_dir()
+
+
+def _sources(agent: str) -> list[Path]:
+    return [FOLDER / agent / name for name in ("package.json", LOCK)]
+
+
+def _place(agent: str, cache: Path) -> Path:
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources(agent))).hexdigest()[:16]
+    return cache / "npm" / f"{agent}-{digest}"
 
 
 def _version() -> str:

@@ -5,28 +5,38 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from e2e.cluster.console import Console
-from e2e.cluster.npm import installed
+from e2e.cluster.images import ASKED_IMAGES
+from e2e.cluster.npm import installed, present
 from e2e.cluster.paths import cache_root
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
 from moorage.testing.serving import listening
 
-PROTOCOLS = {"codex": "openai-responses", "pi": "anthropic-messages"}
+AGENTS = ("claude-code", "codex", "pi")
+PROTOCOLS = {"claude-code": "anthropic-messages", "codex": "openai-responses", "pi": "anthropic-messages"}
 PROGRAMS = {  # as the images have them; npm's own `codex` is a script that starts the static binary
+    "claude-code": {"claude": "@anthropic-ai/claude-code-linux-*/claude"},
     "codex": {"codex": "@openai/codex-linux-*/vendor/*/bin/codex"},
     "pi": {"pi": ".bin/pi", "node": "node-linux-*/bin/node"},
 }
+TOOLS = {"claude-code": ("Bash", "command"), "codex": ("exec_command", "cmd"), "pi": ("bash", "command")}
 USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000)
 DONE = Reply(text="All done.", usage=USAGE)
 
 
 def path_with(agent: str, folder: Path) -> str:
-    """A PATH on which the agent's programs are found; `make test-unit` has had npm bring them, without a time limit."""
+    """A PATH on which the agent's programs are found; `make test-unit` has had npm bring them, without a time limit.
+
+    One that comes by request only is skipped unless it has been asked for.
+    """
+    if agent in {image.folder for image in ASKED_IMAGES} and not present(agent, cache_root()):
+        pytest.skip(f"python -m e2e.cluster agents --with {agent} brings it; docs/not-run-here.md says why only then")
     modules = installed(agent, cache_root(), Console())
     folder.mkdir(exist_ok=True)
     for name, place in PROGRAMS[agent].items():
@@ -35,14 +45,14 @@ def path_with(agent: str, folder: Path) -> str:
 
 
 def resolved(agent: str, path: str, protocol: str = "", url: str = "http://127.0.0.1:9") -> ResolvedAgent:
-    """The agent with a model."""
+    """The agent with a model. It gives up soon."""
     model = ResolvedModel(provider="p", protocol=protocol or PROTOCOLS[agent], base_url=url, name="scripted")
-    return ResolvedAgent(driver=agent, env={"PATH": path}, model=model)
+    return ResolvedAgent(driver=agent, env={"PATH": path, "CLAUDE_CODE_MAX_RETRIES": "1"}, model=model)
 
 
 def run(agent: str, *commands: str, text: str = "") -> Reply:
     """A decision to run shell commands, by the tool that the agent has for that."""
-    tool, argument = {"codex": ("exec_command", "cmd"), "pi": ("bash", "command")}[agent]
+    tool, argument = TOOLS[agent]
     calls = tuple(ToolCall(name=tool, input={argument: command}) for command in commands)
     return Reply(text=text, tools=calls, usage=USAGE)
 

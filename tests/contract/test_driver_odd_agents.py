@@ -137,14 +137,18 @@ def _fill(place: Path) -> None:
 # --- agents that speak in JSON lines, and worse -----------------------------------------------------------------------
 
 ENDS = {
+    "claude-code": '{"type":"result","subtype":"success","is_error":false}',
     "codex": '{"type":"turn.completed","usage":{}}',
     "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"stop"}}\n{"type":"agent_end"}',
 }
 REFUSED = {
+    "claude-code": '{"type":"system","subtype":"api_retry","error_status":401,"error":"authentication_failed"}',
     "codex": '{"type":"error","message":"unexpected status 401 Unauthorized"}',
     "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"error","errorMessage":"401 no"}}',
 }
 CALLS = {
+    "claude-code": '{"type":"control_request","request_id":"1","request":{"subtype":"hook_callback","input":'
+    '{"tool_use_id":"i","tool_name":"Bash","tool_input":{"command":"x"}}}}',
     "codex": '{"type":"item.started","item":{"id":"i","type":"command_execution","command":"x"}}',
     "pi": '{"type":"tool_execution_start","toolCallId":"i","toolName":"bash","args":{"command":"x"}}',
 }
@@ -162,7 +166,7 @@ def posing(agent: str, world: World, tmp_path: Path) -> Callable[[str], Awaitabl
     async def admitted(script: str) -> Run:
         folder = tmp_path / "bin"
         folder.mkdir()
-        program = folder / agent
+        program = folder / PROGRAMS.get(agent, agent)
         program.write_text(f"#!{sys.executable}\n{POSE}\nEND, REFUSED, CALL = {words(agent)!r}\n{script}")
         program.chmod(0o755)
         return await world.admit(agent=resolved(agent, f"{folder}:{os.environ['PATH']}"))
@@ -170,6 +174,7 @@ def posing(agent: str, world: World, tmp_path: Path) -> Callable[[str], Awaitabl
     return admitted
 
 
+PROGRAMS = {"claude-code": "claude"}
 POSE = """
 import json, os, signal, subprocess, sys, time
 def say(text):
@@ -294,6 +299,7 @@ async def test_one_that_sleeps_for_ever_can_be_cancelled(posing):
     assert (await run.state())["agent_end"]["outcome"] == "cancelled"
 
 
+@pytest.mark.parametrize("agent", ["codex", "pi"])  # for which the driver writes there
 async def test_a_home_that_an_earlier_attempt_has_ruined_is_told(posing, agent):
     run = await posing("say(END)")
     home = run.volume / ".moorage" / "agent" / "home"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.contract.real_agents import DONE, PROTOCOLS, model_door, path_with, resolved, run
+from tests.contract.real_agents import AGENTS, DONE, PROTOCOLS, model_door, path_with, resolved, run
 
 from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
 from moorage.drivers.registry import load
@@ -16,7 +16,6 @@ from moorage.testing.serving import listening
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, World
 
-AGENTS = ("codex", "pi")
 pytestmark = pytest.mark.timeout(300)  # real programs, started twice where a conversation goes on
 
 

@@ -19,7 +19,9 @@ from moorage.runner.host import AgentPaths
 from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "drivers"
-COMMAND, BUILTIN, CODEX, PI = ((PAGES / f"{name}.md").read_text() for name in ("command", "builtin", "codex", "pi"))
+COMMAND, BUILTIN, CLAUDE_CODE, CODEX, PI = (
+    (PAGES / f"{name}.md").read_text() for name in ("command", "builtin", "claude-code", "codex", "pi")
+)
 
 REAL_AGENTS = (
     (r"A line over (\d+) MiB", jsonlines.LINE_CAP / 1024**2),
@@ -54,7 +56,7 @@ def test_every_tool_is_on_the_page(tmp_path) -> None:
         (BUILTIN, r"(\d+) s unless the model asks", tools.BASH_S),
         (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
         (BUILTIN, r"for (\d+) s per decision", model.Retries().patience_s),
-        *((page, told, true) for page in (CODEX, PI) for told, true in REAL_AGENTS),
+        *((page, told, true) for page in (CLAUDE_CODE, CODEX, PI) for told, true in REAL_AGENTS),
         (PI, r"a context of (\d+)k tokens", CONTEXT_WINDOW / 1000),
     ],
 )
@@ -72,7 +74,10 @@ def test_limits_in_words_are_the_true_ones() -> None:
 def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
     explained = (PAGES.parent / "reasons.md").read_text()
     sources = "".join(path.read_text() for path in Path(builtin.__file__).parents[1].rglob("*.py"))
-    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN + CODEX + PI)) - {"AgentRun"}
+    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN + CLAUDE_CODE + CODEX + PI)) - {
+        "AgentRun",
+        "PreToolUse",
+    }
     assert {each for each in reasons if f'"{each}"' not in sources or f"`{each}`" not in explained} <= {
         "ModelMalformed"
     }
@@ -83,19 +88,20 @@ def test_guarantees_are_those_that_the_drivers_declare() -> None:
     assert (load("command").guarantees.safe_points, load("builtin").guarantees.safe_points) == ("end", "iterations")
     assert [name for name in known() if load(name).guarantees.steer] == ["builtin"]
     assert load("builtin").guarantees.follow_up
-    assert {name: load(name).guarantees for name in ("codex", "pi")} == dict.fromkeys(
-        ("codex", "pi"), Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+    assert {name: load(name).guarantees for name in ("claude-code", "codex", "pi")} == dict.fromkeys(
+        ("claude-code", "codex", "pi"),
+        Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False),
     )
 
 
-@pytest.mark.parametrize(("page", "agent"), [(CODEX, "codex"), (PI, "pi")])
+@pytest.mark.parametrize(("page", "agent"), [(CLAUDE_CODE, "claude-code"), (CODEX, "codex"), (PI, "pi")])
 def test_the_versions_on_the_pages_are_those_of_the_images(page, agent) -> None:
     package = json.loads((PAGES.parents[1] / "sandbox-images" / agent / "package.json").read_text())
-    (version,) = package["dependencies"].values()
+    (version,) = set((package.get("dependencies") or package["optionalDependencies"]).values())
     assert f"version {version};" in page
 
 
-@pytest.mark.parametrize("agent", ["codex", "pi"])
+@pytest.mark.parametrize("agent", ["claude-code", "codex", "opencode", "pi"])
 def test_what_the_images_install_is_locked_by_hash_and_names_no_registry(agent) -> None:
     lock = json.loads((PAGES.parents[1] / "sandbox-images" / agent / "package-lock.json").read_text())
     packages = {name: entry for name, entry in lock["packages"].items() if name}

@@ -44,7 +44,7 @@ def test_pi_reads_the_model_and_its_door_for_each_protocol(protocol):
 async def test_a_driver_that_has_no_model_or_another_protocol_says_so_and_starts_nothing(task, tmp_path):
     host = LocalHost(tmp_path / "tree")
     spoken = ResolvedModel(provider="p", protocol="grpc", base_url="http://127.0.0.1:9", name="m")
-    for name in ("codex", "pi"):
+    for name in ("claude-code", "codex", "pi"):
         assert (await load(name).run(task, host)).reason == "NoModel"
         agent = ResolvedAgent(driver=name, model=spoken)
         assert (await load(name).run(replace(task, agent=agent), host)).reason == "ProtocolNotSupported"

@@ -1,13 +1,14 @@
 """What the drivers of real agents make of what those agents printed (tests/recorded), however the bytes are cut."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from moorage.api.wire import ResolvedAgent
+from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.codex.events import CodexEvents
 from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Dialect
 from moorage.drivers.pi.events import PiEvents
@@ -17,38 +18,42 @@ from moorage.testing.host import LocalHost, task_for
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 IMAGES = Path(__file__).parents[2] / "sandbox-images"
-AGENTS = ("codex", "pi")
-KINDS: tuple[str, ...] = (
-    "item.started",
-    "item.completed",
-    "turn.completed",
-    "turn.failed",
-    "error",
-    "thread.started",
-    "session",
-)
-KINDS += ("message_end", "turn_end", "tool_execution_start", "tool_execution_end", "agent_end", "auto_retry_end")
-ITEMS = ("command_execution", "mcp_tool_call", "agent_message", "file_change", "reasoning", "nothing known")
-FIELDS: tuple[str, ...] = (
-    "type",
-    "id",
-    "role",
-    "content",
-    "text",
-    "stopReason",
-    "errorMessage",
-    "message",
-    "error",
-    "usage",
-    "tool",
-)
-FIELDS += ("exit_code", "aggregated_output", "status", "arguments", "server", "input", "input_tokens", "output_tokens")
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {"claude-code": ClaudeCodeEvents, "codex": CodexEvents, "pi": PiEvents}
+AGENTS = tuple(DIALECTS)
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "claude-code": ("system", "assistant", "user", "control_request", "control_response", "result"),
+    "codex": ("item.started", "item.completed", "turn.completed", "turn.failed", "error", "thread.started"),
+    "pi": (
+        *("session", "message_end", "turn_end", "tool_execution_start", "tool_execution_end"),
+        *("agent_end", "auto_retry_end"),
+    ),
+}
+ITEMS: Mapping[str, tuple[str, ...]] = {
+    "claude-code": ("tool_use", "tool_result", "text"),
+    "codex": ("command_execution", "mcp_tool_call", "agent_message", "file_change", "reasoning"),
+    "pi": ("text", "toolCall"),
+}
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "claude-code": (
+        *("content", "subtype", "input", "tool_use_id", "tool_input", "tool_name", "inputTokens", "id", "name"),
+        *("is_error", "text"),
+    ),
+    "codex": (
+        *("id", "text", "message", "error", "usage", "tool", "exit_code", "aggregated_output", "status", "arguments"),
+        *("server", "input_tokens", "output_tokens"),
+    ),
+    "pi": ("role", "content", "text", "stopReason", "errorMessage", "usage", "input"),
+}
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "claude-code": ("message", "request", "modelUsage", "errors", "result", "subtype", "is_error", "request_id"),
+    "codex": ("item", "error", "usage", "message", "thread_id"),
+    "pi": ("message", "result", "toolResults", "id", "args", "isError"),
+}
 VALUES: tuple[object, ...] = (None, True, 1, -1, 1.5, "x", [], {}, [[]], [{}], {"message": []}, {"input": "x"})
-PLACES = ("item", "message", "error", "usage", "result", "toolResults", "id", "args")
 
 
 def dialect(agent: str) -> Dialect:
-    return CodexEvents() if agent == "codex" else PiEvents()
+    return DIALECTS[agent]()
 
 
 @pytest.fixture
@@ -81,10 +86,12 @@ def calls(host: LocalHost) -> list[str]:
 
 
 MENDED = {
+    "claude-code": ["1.0 Bash True", "2.0 Bash False"],
     "codex": ["1.0 command_execution True", "2.0 command_execution False"],
     "pi": ["1.0 bash True", "2.0 bash False"],
 }
 EDITED = {
+    "claude-code": ["1.0 Read True", "1.1 Write True", "2.0 Bash True", "2.1 Bash True", "2.2 Bash False"],
     "codex": [
         "1.0 file_change True",
         *(f"{n}.0 command_execution {ok}" for n, ok in ((2, True), (3, False), (4, True))),
@@ -147,8 +154,12 @@ async def test_an_end_before_the_last_word_is_unknown_wherever_it_comes(host, ag
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_success_after_a_refused_key_is_failure_unless_a_decision_came_after_it(host, agent):
     mended, refused = (recorded(agent, name).splitlines(keepends=True) for name in ("mended", "refused"))
-    told = [line for line in refused if b"401" in line and b"turn.failed" not in line and b"agent_end" not in line]
-    last = max(at for at, line in enumerate(mended) if b'"item.completed"' in line or b'"turn_end"' in line)
+    ends, decided = (
+        (b"turn.failed", b"agent_end", b'"type":"result"'),
+        (b'"item.completed"', b'"turn_end"', b'"type":"user"'),
+    )
+    told = [line for line in refused if b"401" in line and not any(end in line for end in ends)]
+    last = max(at for at, line in enumerate(mended) if any(word in line for word in decided))
     ended = await heard(host, agent, b"".join([*mended[:last], *told, *mended[last:]]))
     assert (ended.outcome, ended.reason) == ("failed", "ModelUnauthorized")
     assert (await heard(host, agent, b"".join([*told, *mended]))).outcome == "completed"
@@ -175,8 +186,9 @@ async def test_what_it_has_never_said_before_is_kept_as_it_is(host, agent):
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_no_shape_of_an_event_is_too_strange(agent):
-    for kind, place, field, value in product(KINDS, PLACES, FIELDS, VALUES):
-        for inner in ({field: value}, *({"type": item, "role": "assistant", field: value} for item in ITEMS)):
+    for kind, place, field, value in product(KINDS[agent], PLACES[agent], FIELDS[agent], VALUES):
+        parts = [{"type": item, "role": "assistant", field: value} for item in (*ITEMS[agent], "nothing known")]
+        for inner in ({field: value}, *parts, {"content": parts, "subtype": "hook_callback", "input": parts[0]}):
             found = dialect(agent).facts({"type": kind, place: inner})
             assert found is None or isinstance(found, list)
         assert isinstance(dialect(agent).facts({"type": kind, place: value}) or [], list)
@@ -210,8 +222,10 @@ async def test_what_follows_in_an_overlong_line_is_never_an_event(host):
 
 def test_the_recordings_are_of_the_versions_that_are_installed():
     """Whoever raises a version records anew."""
-    locked = {agent: json.loads((IMAGES / agent / "package.json").read_text())["dependencies"] for agent in AGENTS}
+    packages = {agent: json.loads((IMAGES / agent / "package.json").read_text()) for agent in AGENTS}
+    locked = {agent: each.get("dependencies") or each["optionalDependencies"] for agent, each in packages.items()}
     assert locked == {
+        "claude-code": {f"@anthropic-ai/claude-code-linux-{machine}": "2.1.332" for machine in ("arm64", "x64")},
         "codex": {"@openai/codex": "0.169.0"},
         "pi": {"@mariozechner/pi-coding-agent": "0.73.1"},
     }

@@ -84,6 +84,29 @@ async def test_stdin_is_given_whole_or_not_at_all(tmp_path) -> None:
     child.close()
 
 
+async def test_a_stdin_that_stays_open_takes_answers_until_its_end(tmp_path) -> None:
+    child = await spawn(["cat"], env={"PATH": os.environ["PATH"]}, cwd=tmp_path, stdin=b"a\n", talk=True)
+    for line in (b"a\n", b"b\n", b"c\n"):
+        assert await child.stdout.readline() == line
+        await child.say(bytes([line[0] + 1]) + b"\n")
+    child.end_input()
+    child.end_input()
+    assert await child.stdout.read() == b"d\n"
+    assert await child.wait() == 0
+    await child.say(b"too late")
+    child.close()
+
+
+async def test_one_that_has_closed_its_stdin_hears_nothing_and_that_is_no_error(tmp_path) -> None:
+    script = "exec <&-; echo closed; sleep 60"
+    child = await spawn(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, cwd=tmp_path, talk=True)
+    assert await child.stdout.readline() == b"closed\n"
+    for _ in range(3):
+        await child.say(b"x" * 1_000_000)
+    await child.stop(1)
+    child.close()
+
+
 @pytest.mark.rule("X2")
 async def test_a_family_is_tree_session_and_their_trees_and_nobody_else(tmp_path) -> None:
     script = "(sleep 60 & echo $! > orphan); setsid sh -c 'sleep 60 & echo $! > moved; wait' & wait"

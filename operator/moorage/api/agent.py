@@ -12,7 +12,7 @@ from moorage.api.quantity import Memory, Quantity
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, matching, without
 
 MAX_ARGUMENTS = 64
-REAL_AGENTS = frozenset({"codex", "pi"})  # drivers of programs that are somebody else's
+REAL_AGENTS = frozenset({"claude-code", "codex", "pi"})  # drivers of programs that are somebody else's
 
 Argument = Annotated[str, Field(max_length=16_384)]
 Image = Annotated[
@@ -57,8 +57,8 @@ class AgentTemplate(Fields):
     """The program that works."""
 
     driver: Label = Field(
-        description="How the program is driven: command, builtin, codex, pi, or another driver that is installed. An"
-        " unknown driver is told in the condition Admitted."
+        description="How the program is driven: command, builtin, claude-code, codex, pi, acp, or another driver that"
+        " is installed. An unknown driver is told in the condition Admitted."
     )
     image: Image | None = Field(
         default=None,
@@ -80,9 +80,9 @@ class AgentTemplate(Fields):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            'the driver "command" needs a command, such as ["sh", "-c", "ruff format ."]',
-            "self.driver != 'command' || (has(self.command) && self.command.size() > 0)",
-            lambda agent: agent.driver != "command" or bool(agent.command),
+            'the drivers "command" and "acp" need a command, such as ["sh", "-c", "ruff format ."]',
+            "!(self.driver in ['command', 'acp']) || (has(self.command) && self.command.size() > 0)",
+            lambda agent: agent.driver not in {"command", "acp"} or bool(agent.command),
             field="command",
         ),
         Rule(
@@ -98,14 +98,14 @@ class AgentTemplate(Fields):
             field="command",
         ),
         Rule(
-            'the drivers "codex" and "pi" need a model with providerRef and name',
-            "!(self.driver in ['codex', 'pi']) || has(self.model)",
+            'the drivers "claude-code", "codex" and "pi" need a model with providerRef and name',
+            "!(self.driver in ['claude-code', 'codex', 'pi']) || has(self.model)",
             lambda agent: agent.driver not in REAL_AGENTS or agent.model is not None,
             field="model",
         ),
         Rule(
-            'the drivers "codex" and "pi" start their own programs and take no command: name options in args',
-            "!(self.driver in ['codex', 'pi']) || !has(self.command)",
+            'the drivers "claude-code", "codex" and "pi" start their own programs: name options in args, not command',
+            "!(self.driver in ['claude-code', 'codex', 'pi']) || !has(self.command)",
             lambda agent: agent.driver not in REAL_AGENTS or agent.command is None,
             field="command",
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,7 +93,15 @@ class Ended:
     failure: str | None = None
 
 
-Fact = Began | Said | Noted | Asked | Answered | Settled | Trouble | Ended
+@dataclass(frozen=True)
+class Reply:
+    """An answer on the program's stdin, which is written once all facts before it are durable."""
+
+    data: bytes
+
+
+Fact = Began | Said | Noted | Asked | Answered | Settled | Trouble | Ended | Reply
+Say = Callable[[bytes], Awaitable[None]]
 
 
 class Dialect(Protocol):
@@ -107,33 +115,39 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True)
 class Launch:
-    """How the program is started and understood. `remember` takes the conversation's name."""
+    """How the program is started and understood. `remember` takes the conversation's name; `talk`: its stdin stays open
+    for replies until its last word.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     stdin: bytes
     dialect: Dialect
     remember: Callable[[str], None]
+    talk: bool = False
 
 
 async def drive(task: Task, host: Host, launch: Launch) -> Outcome:
     """Run the program to its end, or stop it when told to or when a limit is reached."""
-    listener = AgentListener(task, host, launch.dialect, launch.remember)
     try:
-        listener.iterations.demand_one()
+        Iterations(task, host).demand_one()
     except Spent as error:
         return Outcome("exhausted", "BudgetExhausted", str(error))
-    child = await started(host, launch.argv, launch.env, launch.stdin)
+    child = await started(host, launch.argv, launch.env, launch.stdin, talk=launch.talk)
     if isinstance(child, Outcome):
         return child
+    listener = AgentListener(task, host, launch.dialect, launch.remember, child.say)
     return await Program(host, child, listener).run()
 
 
 class AgentListener:
     """Implements program.Listener: facts to the journal and the log, safe points as they come."""
 
-    def __init__(self, task: Task, host: Host, dialect: Dialect, remember: Callable[[str], None]) -> None:
+    def __init__(
+        self, task: Task, host: Host, dialect: Dialect, remember: Callable[[str], None], say: Say | None = None
+    ) -> None:
         self.summary, self.final = "", asyncio.Event()
+        self._say = say
         self.iterations = Iterations(task, host)
         self._host, self._dialect, self._remember, self._telling = host, dialect, remember, Telling(host)
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
@@ -192,6 +206,12 @@ class AgentListener:
             case Ended():
                 self._end = Ended(None if fact.failure is None else self._failure(fact.failure))
                 self.final.set()
+            case Reply():
+                await self._reply(fact.data)
+
+    async def _reply(self, data: bytes) -> None:
+        if self._say is not None:
+            await self._say(data)
 
     def _look(self, said: bytes) -> None:
         """Look for a refused key in what is no event."""

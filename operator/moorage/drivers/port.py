@@ -147,8 +147,12 @@ class Host(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: bytes | None = None,
+        talk: bool = False,
     ) -> Child:
-        """Start a program of the agent's, as a group of its own, with the sandbox's minimal environment."""
+        """Start a program of the agent's, as a group of its own, with the sandbox's minimal environment.
+
+        Its stdin is `stdin` and then its end; with `talk` it stays open for `say`.
+        """
 
 
 class Child(Protocol):
@@ -157,6 +161,12 @@ class Child(Protocol):
     pid: int
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
+
+    async def say(self, data: bytes) -> None:
+        """Write to a stdin that was left open; waits while the program doesn't read. One that is gone hears nothing."""
+
+    def end_input(self) -> None:
+        """Close its stdin once what was said is written. Twice is no error."""
 
     async def wait(self) -> int:
         """Exit code; negative for a signal. What it left behind may still hold its outputs."""

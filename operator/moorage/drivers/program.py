@@ -65,11 +65,11 @@ class Iterations:
 
 
 async def started(
-    host: Host, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None
+    host: Host, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *, talk: bool = False
 ) -> Child | Outcome:
     """Start the agent's program; an Outcome that says why where that can't be."""
     try:
-        return await host.spawn(argv, env=env, stdin=stdin)
+        return await host.spawn(argv, env=env, stdin=stdin, talk=talk)
     except OSError as error:
         return Outcome("failed", "CommandNotStarted", f"{argv[0]}: {error.strerror}; is it in the sandbox image?")
     except ValueError as error:  # a NUL byte in an argument or a variable
@@ -77,10 +77,13 @@ async def started(
 
 
 class Program:
-    """A started program, from its first byte to its last process."""
+    """A started program, from its first byte to its last process. `final_grace_s`: how long it may stay after its last
+    word; one that never goes by itself needs none.
+    """
 
-    def __init__(self, host: Host, child: Child, listener: Listener) -> None:
+    def __init__(self, host: Host, child: Child, listener: Listener, *, final_grace_s: float = FINAL_GRACE_S) -> None:
         self._host, self._child, self._listener = host, child, listener
+        self._final_grace_s = final_grace_s
         self._ended = asyncio.Event()
 
     async def run(self) -> Outcome:
@@ -95,7 +98,8 @@ class Program:
         try:
             await asyncio.wait({life, told, said}, return_when=asyncio.FIRST_COMPLETED)
             if not life.done() and not told.done():
-                await asyncio.wait({life, told}, timeout=FINAL_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+                self._child.end_input()
+                await asyncio.wait({life, told}, timeout=self._final_grace_s, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 life.result()
                 return self._listener.judge(await self._child.wait())

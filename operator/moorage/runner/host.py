@@ -78,10 +78,11 @@ class RunnerHost:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: bytes | None = None,
+        talk: bool = False,
     ) -> Child:
         """Start a program of the agent's."""
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
-        return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin)
+        return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin, talk=talk)
 
     def tell_remaining(self) -> None:
         """C7: what is left, in a file that the agent may read at any time."""

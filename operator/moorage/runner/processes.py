@@ -112,8 +112,7 @@ class ChildProcess:
         The grace is the program's own: when that has ended, what it left behind is killed. An orphan that made itself
         a session of its own is nobody's child any more but the sandbox's, and goes with `kill_everything`.
         """
-        if self._stdin is not None:
-            self._stdin.close()
+        self.end_input()
         known = family(self.pid)
         if not self._exited.is_set():
             send(known, signal.SIGTERM)
@@ -127,21 +126,38 @@ class ChildProcess:
         self._transport.close()
 
     def give(self, data: bytes) -> None:
-        """Have all its stdin written as it reads, then closed; a program that never reads it is no error."""
+        """Have it written to its stdin as it reads; a program that never reads it is no error."""
         if self._stdin is not None:
             self._stdin.write(data)
+
+    async def say(self, data: bytes) -> None:
+        """Write to a stdin that was left open; waits while the program doesn't read. One that is gone hears nothing."""
+        if self._stdin is None or self._stdin.is_closing():
+            return
+        self._stdin.write(data)
+        with contextlib.suppress(ConnectionError):  # it has closed its end, or is gone
+            await self._stdin.drain()
+
+    def end_input(self) -> None:
+        """Close its stdin once what was said is written. Twice is no error."""
+        if self._stdin is not None:
             self._stdin.close()
 
 
-async def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: bytes | None = None) -> ChildProcess:
-    """Start a program in a session of its own. Raises FileNotFoundError, PermissionError."""
+async def spawn(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: bytes | None = None, talk: bool = False
+) -> ChildProcess:
+    """Start a program in a session of its own; with `talk` its stdin stays open after `stdin`.
+
+    Raises FileNotFoundError, PermissionError.
+    """
     loop = asyncio.get_running_loop()
     transport, streams = await loop.subprocess_exec(
         lambda: _Streams(loop),
         *argv,
         env=dict(env),
         cwd=cwd,
-        stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE if talk or stdin is not None else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -149,6 +165,8 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin
     child = ChildProcess(transport, streams)
     if stdin is not None:
         child.give(stdin)
+    if not talk:
+        child.end_input()
     return child
 
 

@@ -104,10 +104,11 @@ class LocalHost:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: bytes | None = None,
+        talk: bool = False,
     ) -> Child:
         """Start a program in the tree, with nothing of this process's environment but PATH."""
         full = {"PATH": os.environ["PATH"], **(env or {})}
-        return await spawn(argv, env=full, cwd=cwd or self.tree, stdin=stdin)
+        return await spawn(argv, env=full, cwd=cwd or self.tree, stdin=stdin, talk=talk)
 
 
 def task_for(

@@ -34,12 +34,13 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.responses import RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.observed import Problem
 
 Placement = Literal["local", "cluster"]
-SPEAKS = MappingProxyType({"codex": frozenset({RESPONSES.name})})
+SPEAKS = MappingProxyType({"claude-code": frozenset({MESSAGES.name}), "codex": frozenset({RESPONSES.name})})
 """Protocols that a driver's program speaks; what isn't named here may speak any."""
 
 

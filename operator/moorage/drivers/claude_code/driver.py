@@ -1,0 +1,77 @@
+"""Starts Claude Code on the goal, or on the conversation that an earlier attempt left on the volume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moorage.drivers.claude_code.events import ClaudeCodeEvents
+from moorage.drivers.claude_code.speech import hello, user
+from moorage.drivers.jsonlines import Launch, drive
+from moorage.drivers.port import Guarantees, Host, Outcome, Task
+from moorage.drivers.sessions import Conversation, opening
+
+PROTOCOL = "anthropic-messages"
+ALWAYS = ("-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json")
+OFF = (  # what it would do beside its work, none of which the sandbox has a way out for
+    "DISABLE_TELEMETRY",
+    "DISABLE_ERROR_REPORTING",
+    "DISABLE_AUTOUPDATER",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+)
+RETRIES = {"CLAUDE_CODE_MAX_RETRIES": "5"}  # its own ten take it minutes; the gateway tries again by itself
+MODELS = (  # what it would use by itself for small jobs and for helpers of its own
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
+
+
+class ClaudeCodeDriver:
+    """Driver `claude-code`."""
+
+    name = "claude-code"
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+
+    async def run(self, task: Task, host: Host) -> Outcome:
+        """Run Claude Code until its turn is over, a limit is reached, or we are told to stop."""
+        model = task.agent.model
+        if model is None:
+            return Outcome("failed", "NoModel", "the driver `claude-code` needs spec.agent.model")
+        if model.protocol != PROTOCOL:
+            why = f"Claude Code speaks {PROTOCOL} and nothing else; ModelProvider {model.provider} speaks"
+            return Outcome("failed", "ProtocolNotSupported", f"{why} {model.protocol}")
+        return await drive(task, host, _launch(task, model.name))
+
+
+def _launch(task: Task, model: str) -> Launch:
+    conversation = Conversation(task.home, "claude-code")
+    known = conversation.known()
+    session = known if known and _kept(task, known) else None
+    resume = ("--resume", session) if session else ()
+    return Launch(
+        argv=["claude", *ALWAYS, "--model", model, *resume, *task.agent.args],
+        env=_environment(task, model),
+        stdin=hello() + user(opening(task, resumed=session is not None)),
+        dialect=ClaudeCodeEvents(),
+        remember=conversation.remember,
+        talk=True,
+    )
+
+
+def _environment(task: Task, model: str) -> Mapping[str, str]:
+    return {
+        **RETRIES,
+        **dict.fromkeys(OFF, "1"),
+        **dict.fromkeys(MODELS, model),
+        **task.agent.env,
+        "HOME": str(task.home),
+        "CLAUDE_CONFIG_DIR": str(task.home / ".claude"),
+        "ANTHROPIC_BASE_URL": f"{task.relay_url}/model",
+        "ANTHROPIC_API_KEY": task.dummy_key,
+    }
+
+
+def _kept(task: Task, session: str) -> bool:
+    """Whether Claude Code still has the conversation, which it keeps in a file by folder."""
+    return any((task.home / ".claude" / "projects").glob(f"*/{session}.jsonl"))

@@ -1,0 +1,146 @@
+"""What the lines of `claude -p --output-format stream-json` mean. Pure; seen with Claude Code 2.1.
+
+It tells a tool call twice: in the decision (`assistant`), and as a question to us right before it runs, which it waits
+for. The second is the intent; a safe point is where every call of the first kind has its result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal
+from moorage.drivers.jsonlines import (
+    MAX_OPEN,
+    Answered,
+    Asked,
+    Began,
+    Ended,
+    Fact,
+    Reply,
+    Said,
+    Settled,
+    Trouble,
+    counts,
+    mapping,
+    text,
+)
+from moorage.drivers.telling import ToolResult
+
+QUIET = frozenset({"control_response", "control_cancel_request", "keep_alive", "tool_progress"})
+USAGE = {
+    "inputTokens": "input_tokens",
+    "outputTokens": "output_tokens",
+    "cacheReadInputTokens": "cache_read_tokens",
+    "cacheCreationInputTokens": "cache_write_tokens",
+}
+EXIT = re.compile(r"Exit code (\d{1,3})$", re.MULTILINE)  # how its `Bash` begins to tell of a failure
+
+
+class ClaudeCodeEvents:
+    """Implements jsonlines.Dialect."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[str, Mapping[str, Any]]] = {}  # decided, and without a result yet
+        self._told: dict[str, int] = {}  # of its use, which it sums up over its turns
+        self._meanings: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Fact] | None]] = {
+            **dict.fromkeys(QUIET, lambda _: []),
+            "system": _system,
+            "assistant": self._decided,
+            "user": self._results,
+            "control_request": lambda event: _question(text(event.get("request_id")), mapping(event.get("request"))),
+            "result": self._over,
+        }
+
+    def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
+        """See Dialect."""
+        meaning = self._meanings.get(text(event.get("type")))
+        return meaning(event) if meaning else None
+
+    def _decided(self, event: Mapping[str, Any]) -> Sequence[Fact]:
+        parts = _parts(event)
+        said = "\n".join(text(part.get("text")) for part in parts if part.get("type") == "text")
+        if event.get("is_api_error_message") is True:
+            return [Trouble(said or text(event.get("error")))]
+        for part in parts:
+            if part.get("type") == "tool_use" and len(self._calls) < MAX_OPEN:
+                self._calls[text(part.get("id"))] = text(part.get("name")), mapping(part.get("input"))
+        own = event.get("parent_tool_use_id") is None  # and no helper's of its own
+        return [Said(said)] if said and own else []
+
+    def _results(self, event: Mapping[str, Any]) -> Sequence[Fact]:
+        results = [part for part in _parts(event) if part.get("type") == "tool_result"]
+        facts: list[Fact] = []
+        for part in results:
+            call = text(part.get("tool_use_id"))
+            tool, arguments = self._calls.pop(call, ("", {}))
+            facts.append(Answered(call, tool, arguments, _result(tool, part)))
+        return [*facts, Settled({}, more=True)] if results and not self._calls else facts
+
+    def _over(self, event: Mapping[str, Any]) -> Sequence[Fact]:
+        self._calls.clear()
+        return [Settled(self._usage(mapping(event.get("modelUsage"))), more=False), Ended(_failure(event))]
+
+    def _usage(self, models: Mapping[str, Any]) -> dict[str, int]:
+        """What was used since it was told last, by all models together."""
+        each = [counts(mapping(model), USAGE) for model in models.values()]
+        whole = {name: sum(model.get(name, 0) for model in each) for name in USAGE.values()}
+        fresh = {name: whole[name] - self._told.get(name, 0) for name in whole}
+        self._told = whole
+        return {name: count for name, count in fresh.items() if count > 0}
+
+
+def _system(event: Mapping[str, Any]) -> Sequence[Fact] | None:
+    match event.get("subtype"):
+        case "init":
+            return [Began(text(event.get("session_id")))]
+        case "api_retry":
+            status = event.get("error_status")
+            return [Trouble(f"the model's door answered {status}: {text(event.get('error'))}; it is asked again")]
+    return None
+
+
+def _question(request: str, asked: Mapping[str, Any]) -> Sequence[Fact]:
+    """What it asks us and waits for. All that its tools may do, our sandbox decides; so a call may always run."""
+    match asked.get("subtype"):
+        case "hook_callback":
+            call = mapping(asked.get("input"))
+            return [_intent(call.get("tool_use_id"), call), Reply(answer(request, ALLOWED))]
+        case "can_use_tool":
+            arguments = mapping(asked.get("input"))
+            call = {"tool_name": asked.get("tool_name"), "tool_input": arguments}
+            allowed = {"behavior": "allow", "updatedInput": arguments}
+            return [_intent(asked.get("tool_use_id"), call), Reply(answer(request, allowed))]
+    return [Reply(refusal(request, "nobody here can do that"))]
+
+
+def _intent(call: object, asked: Mapping[str, Any]) -> Asked:
+    return Asked(text(call), text(asked.get("tool_name")), mapping(asked.get("tool_input")))
+
+
+def _failure(event: Mapping[str, Any]) -> str | None:
+    """Its `subtype` is "success" also where the model refused it."""
+    subtype = text(event.get("subtype"))
+    if subtype == "success" and event.get("is_error") is False:
+        return None
+    told = event.get("errors")
+    errors = "; ".join(text(each) for each in told if text(each)) if isinstance(told, list) else ""
+    return text(event.get("result")) or errors or f"it ended with {subtype or 'no result'}"
+
+
+def _result(tool: str, part: Mapping[str, Any]) -> ToolResult:
+    content, failed = part.get("content"), part.get("is_error") is True
+    said = content if isinstance(content, str) else _words(content)
+    code = EXIT.match(said) if failed and tool == "Bash" else None
+    return ToolResult(ok=not failed, text=said, exit_code=int(code[1]) if code else None, size=len(said.encode()))
+
+
+def _parts(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = mapping(event.get("message")).get("content")
+    return [mapping(part) for part in content] if isinstance(content, list) else []
+
+
+def _words(content: object) -> str:
+    parts = content if isinstance(content, list) else []
+    return "\n".join(text(mapping(part).get("text")) for part in parts if mapping(part).get("type") == "text")

@@ -1,0 +1,42 @@
+"""What is said to Claude Code on its stdin, an object a line. Pure; seen with Claude Code 2.1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+HOOK = "moorage"  # the name under which it calls us before a tool runs
+ALLOWED = {"hookSpecificOutput": {"hookEventName": "PreToolUse", "permissionDecision": "allow"}}
+
+
+def hello() -> bytes:
+    """Have it call us before each tool runs, and wait for our answer."""
+    hooks = {"PreToolUse": [{"matcher": "*", "hookCallbackIds": [HOOK]}]}
+    request = {"subtype": "initialize", "hooks": hooks}
+    return _line({"type": "control_request", "request_id": "hello", "request": request})
+
+
+def user(text: str) -> bytes:
+    """Words of the user's."""
+    content = [{"type": "text", "text": text}]
+    message = {"role": "user", "content": content}
+    return _line({"type": "user", "session_id": "", "parent_tool_use_id": None, "message": message})
+
+
+def answer(request: str, response: Mapping[str, Any]) -> bytes:
+    """What it waits for."""
+    return _response({"subtype": "success", "request_id": request, "response": response})
+
+
+def refusal(request: str, why: str) -> bytes:
+    """That it waits in vain."""
+    return _response({"subtype": "error", "request_id": request, "error": why})
+
+
+def _response(response: Mapping[str, Any]) -> bytes:
+    return _line({"type": "control_response", "response": response})
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
