@@ -8,17 +8,20 @@ from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse, parse_agent_run
+from moorage.api.runcommand import RunCommand
 from moorage.api.workspace import Workspace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MODELS: dict[str, Any] = {m.__name__: m for m in (Agent, AgentRun, ModelProvider, Workspace)}
+MODELS: dict[str, Any] = {m.__name__: m for m in (Agent, AgentRun, ModelProvider, RunCommand, Workspace)}
 
 
 def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
-@pytest.mark.parametrize("name", ["agentrun.yaml", "workspace.yaml", "agent.yaml", "real-agents.yaml"])
+@pytest.mark.parametrize(
+    "name", ["agentrun.yaml", "workspace.yaml", "agent.yaml", "real-agents.yaml", "runcommand.yaml"]
+)
 def test_examples_for_a_cluster_are_good(name: str) -> None:
     ours = [d for d in documents(name) if d["kind"] in MODELS]
     results = [parse(MODELS[d["kind"]], d, "cluster", "refuse") for d in ours]

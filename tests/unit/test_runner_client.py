@@ -208,8 +208,8 @@ async def test_a_gateway_on_a_socket_file(gateway, tmp_path) -> None:
 
     server = await asyncio.start_unix_server(answer, tmp_path / "s")
     client = GatewayClient(f"unix:{tmp_path / 's'}", tmp_path / "token", patience_s=1)
-    assert (await client.orders(3)).seq == 4
-    assert gateway.tokens[0].startswith("GET /v1/self/orders?after=3 HTTP/1.0")
+    assert (await client.orders(3, 7)).seq == 4
+    assert gateway.tokens[0].startswith("GET /v1/self/orders?after=3&heard=7 HTTP/1.0")
     server.close()
     await server.wait_closed()
 

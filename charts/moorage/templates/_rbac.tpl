@@ -1,13 +1,16 @@
 {{/* What the operator may do where runs live. No secrets: the gateway alone resolves credentials. */}}
 {{- define "moorage.operator.rules" -}}
 - apiGroups: [moorage.dev]
-  resources: [agentruns, workspaces, agents, modelproviders]
+  resources: [agentruns, workspaces, agents, modelproviders, runcommands]
   verbs: [get, list, watch]
 - apiGroups: [moorage.dev]
   resources: [agentruns]
   verbs: [delete]          # retention.deleteObject
 - apiGroups: [moorage.dev]
-  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status]
+  resources: [runcommands]
+  verbs: [patch]           # owned by their run
+- apiGroups: [moorage.dev]
+  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status, runcommands/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]
@@ -55,6 +58,25 @@ object; it is needed where somebody deleted the Lease. */}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, patch]
+{{- end -}}
+
+{{/* "true" where the API server is to look up who may ask what of a run. */}}
+{{- define "moorage.commandPolicy" -}}
+{{- and .Values.rbac.commands.policy (not .Values.tenancy.namespaced) -}}
+{{- end -}}
+
+{{/* The API version by which a RunCommand's issuer is stamped; empty where it isn't, and its author has to say it. */}}
+{{- define "moorage.stamps" -}}
+{{- $stamp := .Values.rbac.commands.stampIssuer -}}
+{{- if eq $stamp "auto" -}}
+{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
+admissionregistration.k8s.io/v1
+{{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}
+admissionregistration.k8s.io/v1beta1
+{{- end -}}
+{{- else if ne $stamp "never" -}}
+admissionregistration.k8s.io/{{ $stamp }}
+{{- end -}}
 {{- end -}}
 
 {{/* A Role with its binding in one namespace. Takes root, name, component, namespace, account, rules; the account

@@ -12,11 +12,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from moorage.api import agentrun, runcommand
 from moorage.api.agent import Agent
-from moorage.api.agentrun import BORN, AgentRun
+from moorage.api.agentrun import AgentRun
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.names import GROUP, VERSION
 from moorage.api.rules import Told
+from moorage.api.runcommand import RunCommand
 from moorage.api.structural import structural
 from moorage.api.workspace import Workspace
 
@@ -88,7 +90,7 @@ DEFINITIONS = (
             Column("Node", ".status.node", description="Node of the sandbox.", wide=True),
         ),
         (".status.phase",),
-        BORN,
+        agentrun.BORN,
     ),
     Definition(
         Workspace,
@@ -121,6 +123,22 @@ DEFINITIONS = (
             Column("URL", ".spec.baseURL", description="Where it is."),
             _AGE,
         ),
+    ),
+    Definition(
+        RunCommand,
+        "runcommands",
+        "rcmd",
+        (
+            Column("Run", ".spec.runRef.name", description="The run that it is for."),
+            Column("Type", ".spec.type", description="What is asked."),
+            Column("State", ".status.state", description="What became of it."),
+            Column("Reason", ".status.reason", description="Why, in one word."),
+            _AGE,
+            Column("Issuer", ".spec.issuer", description="Who asked.", wide=True),
+            Column("Offset", ".status.offset", "integer", "Its record in the run's journal.", wide=True),
+        ),
+        (".spec.runRef.name", ".status.state"),
+        runcommand.BORN,
     ),
 )
 

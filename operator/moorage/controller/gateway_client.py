@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from moorage.api.commands import CommandRequest, Receipt
 from moorage.api.faults import faults
 from moorage.api.wire import (
     Admission,
@@ -24,6 +25,7 @@ from moorage.api.wire import (
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 
 T = TypeVar("T")
+RECEIPT = TypeAdapter(Receipt)
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
@@ -104,6 +106,11 @@ class GatewayClient:
     async def report(self, uid: str, epoch: int, records: Sequence[ReportedRecord]) -> RunView:
         """Facts that the operator saw."""
         return await self._view("POST", f"/v1/runs/{uid}/records", ReportRequest(epoch=epoch, records=tuple(records)))
+
+    async def command(self, uid: str, asked: CommandRequest) -> Receipt:
+        """M2: pass a command on. Repeated, it answers with the same command's receipt."""
+        content = await self._call("POST", f"/v1/runs/{uid}/commands", asked)
+        return _read(RECEIPT, content)
 
     async def deliver(self, uid: str, request: DeliverRequest) -> RunView:
         """Push upstream, or settle an earlier try."""

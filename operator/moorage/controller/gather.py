@@ -8,7 +8,7 @@ operator may have made it between the two reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ class Journal:
 
 
 class Gatherer:
-    """Reads; never changes anything."""
+    """Reads; never changes anything. `cancelled`: whether a command is to cancel the run of that UID unbegun."""
 
     def __init__(
         self,
@@ -82,10 +82,11 @@ class Gatherer:
         defaults: Defaults,
         drivers: frozenset[str],
         signs: Signs,
+        cancelled: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers = roll, defaults, drivers
-        self._signs = signs
+        self._signs, self._cancelled = signs, cancelled
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
         """One picture of the run. `new`: nobody has worked on it yet, so nothing stands for it and no journal knows it.
@@ -162,7 +163,7 @@ class Gatherer:
             created_at=_created_at(run, self._roll, key),
             spec=_spec(view, found, run),
             problem=problem,
-            cancel=asked.get("cancel") is True,
+            cancel=asked.get("cancel") is True or self._cancelled(key.uid),
             suspend=asked.get("suspend") is True,
             closed_without_journal=view is None and not journal.away and previous.phase in ENDS,
             slots=self._roll.slots(key),

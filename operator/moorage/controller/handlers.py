@@ -72,6 +72,14 @@ def _watch_references(
             look(kind, namespace or "", name or "")
 
 
+def watch_commands(registry: kopf.OperatorRegistry, seen: Callable[[str | None, Any], None]) -> None:
+    """What is asked of runs."""
+
+    @kopf.on.event(GROUP, VERSION, "runcommands", registry=registry)
+    async def runcommand(event: Any, **_: Any) -> None:
+        seen(event["type"], event["object"])
+
+
 def guard_policies(registry: kopf.OperatorRegistry, drifted: Callable[[str], None]) -> None:
     """T3: a changed or deleted NetworkPolicy of ours is put back at once."""
 

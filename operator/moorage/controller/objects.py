@@ -17,6 +17,7 @@ PLACES = {
     "Workspace": (API_VERSION, "workspaces"),
     "Agent": (API_VERSION, "agents"),
     "ModelProvider": (API_VERSION, "modelproviders"),
+    "RunCommand": (API_VERSION, "runcommands"),
     "ConfigMap": ("v1", "configmaps"),
 }
 INVALID = 422

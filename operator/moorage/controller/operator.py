@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -18,11 +18,20 @@ Body = Mapping[str, Any]
 
 
 class Operator:
-    """The queue of runs around one engine."""
+    """The queue of runs around one engine. `journaled` hears of each run that the gateway journaled something about."""
 
     def __init__(
-        self, *, engine: Engine, roll: Roll, metrics: OperatorMetrics, log: Any, workers: int, chance: Random
+        self,
+        *,
+        engine: Engine,
+        roll: Roll,
+        metrics: OperatorMetrics,
+        log: Any,
+        workers: int,
+        chance: Random,
+        journaled: Callable[[RunKey], None] = lambda _: None,
     ) -> None:
+        self._journaled = journaled
         self._engine, self._roll, self._metrics, self._log = engine, roll, metrics, log
         self.queue: WorkQueue[RunKey] = WorkQueue(self._work, workers=workers, chance=chance, failed=self._failed)
 
@@ -55,6 +64,7 @@ class Operator:
 
     def journal_changed(self, key: RunKey) -> None:
         """The gateway journaled something about a run."""
+        self._journaled(key)
         if self._roll.heeds(key):
             self.queue.add(key)
 

@@ -13,13 +13,15 @@ from kubernetes.aio.client import Configuration
 
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
+from moorage.controller.cancels import Cancels
 from moorage.controller.changes import ask, follow
+from moorage.controller.commands import Commands
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.engine import Engine
 from moorage.controller.events import Events
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.gather import Gatherer
-from moorage.controller.handlers import OURS, guard_policies, tune, watch
+from moorage.controller.handlers import OURS, guard_policies, tune, watch, watch_commands
 from moorage.controller.health import Duty
 from moorage.controller.objects import KubeObjects
 from moorage.controller.operator import Operator, run_of_child
@@ -93,9 +95,11 @@ async def run_operator(
         operator.look(run)
 
     deliveries = Deliveries(deps.gateway, ended=delivered, log=deps.log)
+    cancels = Cancels()
     engine = _engine(
         settings,
         deps,
+        cancels=cancels,
         roll=roll,
         signs=signs,
         objects=objects,
@@ -103,8 +107,24 @@ async def run_operator(
         events=events,
         deliveries=deliveries,
     )
+    commands = Commands(
+        deps.api,
+        deps.gateway,
+        deps.clock.now_ms,
+        deps.log,
+        deps.chance,
+        cancels=cancels,
+        wake=delivered,
+        authority=settings.command_authority,
+    )
     operator = Operator(
-        engine=engine, roll=roll, metrics=deps.metrics, log=deps.log, workers=settings.workers, chance=deps.chance
+        engine=engine,
+        roll=roll,
+        metrics=deps.metrics,
+        log=deps.log,
+        workers=settings.workers,
+        chance=deps.chance,
+        journaled=commands.journal_changed,
     )
     scan = _scan(settings, deps, roll=roll, objects=objects, tenants=tenants, operator=operator)
     if duty is not None:
@@ -114,11 +134,13 @@ async def run_operator(
     usability = Usability(deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance)
     classes_changed = None if settings.watch_namespaces else objects.classes_changed
     watch(registry, operator, look=usability.look, heard=partial(_heard, substrate), classes_changed=classes_changed)
+    watch_commands(registry, commands.seen)
     guard_policies(registry, guard.drifted)
     _login(registry, deps.configuration)
     jobs = [
         operator.queue.run(),
         usability.queue.run(),
+        commands.queue.run(),
         follow(deps.gateway, operator, deps.log, deps.chance, heard=signs.heard),
         ask(deps.gateway, signs),
         scan.run(settings.scan_s),
@@ -132,12 +154,14 @@ async def run_operator(
         await deliveries.close()
     operator.queue.close()
     usability.queue.close()
+    commands.queue.close()
 
 
 def _engine(
     settings: OperatorSettings,
     deps: Deps,
     *,
+    cancels: Cancels,
     roll: Roll,
     signs: Signs,
     objects: KubeObjects,
@@ -153,6 +177,7 @@ def _engine(
         defaults=settings.defaults,
         drivers=deps.drivers,
         signs=signs,
+        cancelled=cancels.asked,
     )
     applier = Applier(
         substrate=substrate,
