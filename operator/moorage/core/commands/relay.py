@@ -101,8 +101,9 @@ def answered(command: RunCommand, target: Target, answer: Receipt | Refused) -> 
         message = answer.message or SAID.get(answer.state, "")
         return Told(answer.state, answer.reason or answer.state, message, answer, again)
     if answer.reason != "UnknownRun":
-        passing = answer.reason in PASSING
-        return Told("Pending" if passing else "Rejected", answer.reason, answer.message, again_ms=WAIT_MS)
+        if answer.reason in PASSING:
+            return Told("Pending", answer.reason, answer.message, again_ms=WAIT_MS)
+        return Told("Rejected", answer.reason, answer.message)
     return _unadmitted(command, target)
 
 
