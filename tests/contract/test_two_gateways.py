@@ -13,6 +13,7 @@ import httpx
 import psycopg
 import pytest
 from structlog.testing import capture_logs
+from tests.contract.test_gateway_streams import events
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, commit, git, ok, refused, resolved, told
 
 from moorage.api.wire import ResolvedLimits, ResolvedModel
@@ -111,6 +112,22 @@ async def test_who_waits_at_one_is_woken_by_what_the_other_writes(pair: Pair, up
         assert (await ok(await orders))["stop"] == "cancel"
         while json.loads(await anext(lines)).get("cursor", 0) < last.cursor:
             pass
+
+
+@pytest.mark.rule("M4", "M5")
+async def test_what_is_written_at_one_is_streamed_by_the_other_at_once(pair: Pair, upstream: GitServer) -> None:
+    """No sign of life comes within the test: what wakes the stream is the other gateway's word alone."""
+    operator = Operator(pair.one, resolved(upstream))
+    await operator.start()
+    here, _ = pair.sandboxes("p1")
+    async with pair.other.operator.stream("GET", "/v1/runs/u1/logs/stream", timeout=None) as answer:
+        stream = events(answer)
+        for number in range(5):
+            body = told("AGENT_OUTPUT", {"stream": "stdout", "text": f"{number}\n"}, str(number))
+            await ok(await here.post("/v1/self/records", json=body))
+            assert json.loads((await anext(stream)).data)["text"] == f"{number}\n"
+        await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
+        assert [event.kind async for event in stream] == ["end"]
 
 
 @pytest.mark.rule("M5")
