@@ -130,6 +130,7 @@ class Doors:
 class Local:
     client: httpx.AsyncClient
     known: Sequence[LocalRun]
+    namespace: str = "local"
 
     async def runs(self) -> Sequence[LocalRun]:
         return self.known

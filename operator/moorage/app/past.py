@@ -65,6 +65,7 @@ class Past:
     state: Path
     client: httpx.AsyncClient
     kept: Stores
+    namespace: str = TENANT
 
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""

@@ -156,7 +156,7 @@ async def evidence(
     token = await reader_token(cluster, note, account)
     user = await user_name(cluster) if account is not READING else ""
     async with reached(cluster, Renewed(token, lambda: reader_token(cluster, note, account))) as (http, forward):
-        yield Evidence(http, uid, name, lambda: _failure(forward), published_head(found), user)
+        yield Evidence(http, uid, name, lambda: failure(forward), published_head(found), user)
 
 
 @contextlib.asynccontextmanager
@@ -201,7 +201,8 @@ async def _dial(sockets: Any, cluster: Cluster) -> aiohttp.ClientWebSocketRespon
     return opened
 
 
-def _failure(forward: Forward) -> str:
+def failure(forward: Forward) -> str:
+    """Why the last connection ended, for people; empty where nothing is known."""
     error = forward.failure
     if isinstance(error, aiohttp.WSServerHandshakeError) and error.status == 403:
         return "you may not port-forward in the gateway's namespace; rbac.readers of the chart allows it"

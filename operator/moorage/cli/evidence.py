@@ -109,10 +109,7 @@ class Evidence:
         return answer.content
 
     def _away(self, error: httpx.TransportError) -> Unreachable:
-        return Unreachable(
-            f"the gateway can't be reached: {self.why() or str(error) or type(error).__name__}",
-            "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
-        )
+        return away(error, self.why)
 
     async def _while_pushed_on(
         self, events: AsyncGenerator[Event, None], abandoned: Callable[[], Awaitable[bool]]
@@ -151,6 +148,28 @@ class Evidence:
                     yield chunk
             except httpx.TransportError as error:
                 raise self._away(error) from None
+
+
+def runs_of(
+    client: httpx.AsyncClient, namespace: str, why: Reason, note: Callable[[str], None], *, follow: bool
+) -> Following:
+    """The stream of a namespace's runs."""
+    return Following(
+        client,
+        f"/v1/namespaces/{namespace}/runs/stream",
+        {"follow": str(follow).lower()},
+        lambda answer: refused(answer, namespace, "runs"),
+        lambda error: away(error, why),
+        note,
+    )
+
+
+def away(error: httpx.TransportError, why: Reason) -> Unreachable:
+    """What a connection that broke means to the person who asked."""
+    return Unreachable(
+        f"the gateway can't be reached: {why() or str(error) or type(error).__name__}",
+        "see that it runs: kubectl -n moorage-system get pods; kubectl moorage doctor",
+    )
 
 
 def refused(answer: httpx.Response, name: str, door: str) -> CliError:

@@ -61,7 +61,6 @@ class Following:
     refused: Callable[[httpx.Response], CliError]
     lost: Callable[[httpx.TransportError], Unreachable]
     note: Callable[[str], None]
-    patience_s: float = PATIENCE_S
     cursor: int | None = None
     connected: bool = False  # ever: before that, whoever asked is told at once
 
@@ -81,7 +80,7 @@ class Following:
             except Unreachable as error:
                 why = error
             outage.begin()
-            if not self.connected or outage.lasts() > self.patience_s:
+            if not self.connected or outage.lasts() > PATIENCE_S:
                 raise why
             self._tell(outage, why)
             await outage.wait()

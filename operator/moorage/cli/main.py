@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import listing, proving, reading, replaying, resolving, running, watching
+from moorage.cli import listing, proving, reading, replaying, resolving, running, top, watching
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -23,6 +23,7 @@ EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 d
 COMMANDS = (
     running.run,
     watching.logs,
+    top.top,
     reading.timeline,
     reading.diff,
     proving.verify,

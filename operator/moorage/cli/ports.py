@@ -133,6 +133,10 @@ class LocalRuns(Protocol):
     def client(self) -> httpx.AsyncClient:
         """A client of the reader doors."""
 
+    @property
+    def namespace(self) -> str:
+        """What runs of this machine have for one, at those doors."""
+
     async def runs(self) -> Sequence[LocalRun]:
         """All runs that the store knows, newest first."""
 

@@ -156,7 +156,7 @@ def _item(value: Mapping[str, Any], output: Output, *, first: bool) -> str:
 
 COLUMNS = ("TIME", "EPOCH", "ITER", "WHAT HAPPENED", "SEEN BY")
 WRAPS = COLUMNS.index("WHAT HAPPENED")
-USUAL = (len("2026-01-31 10:00:00.123"), 5, 4, 24, len("gateway (observed)"))  # cells
+USUAL = (len("2026-01-31 10:00:00.123"), 5, 4, 24, len("operator (observed)"))  # cells
 RIGHT = {"EPOCH", "ITER"}
 GAP = 2  # cells between two columns
 PAGE = 500  # rows that are laid out at a time

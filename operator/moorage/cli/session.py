@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from moorage.cli.evidence import Evidence
+from moorage.cli.evidence import Evidence, no_reason, runs_of
 from moorage.cli.exits import CliError, Exit, NotFound
+from moorage.cli.following import Following
 from moorage.cli.ports import App, LocalRuns, RunRefused
 from moorage.cli.render import Output, Terminal
 
@@ -173,6 +174,40 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
         name, uid = await _chosen(local, run)
         abandoned = functools.partial(local.abandoned, uid)
         yield Evidence(local.client, uid, name, user=session.env.get("USER", ""), abandoned=abandoned)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A namespace whose runs can be watched. `abandoned`: whether nobody pushes a run of it on that has not ended."""
+
+    name: str
+    following: Following
+    abandoned: Callable[[str], Awaitable[bool]] | None = None
+
+
+@contextlib.asynccontextmanager
+async def watched(session: Session, where: Where, *, everywhere: bool, follow: bool) -> AsyncIterator[list[Watched]]:
+    """The namespaces that were named, each with the stream of its runs."""
+    if not where.on_cluster(session) and not everywhere:
+        async with _watched_machine(session, where, follow=follow) as one:
+            yield [one]
+        return
+    from moorage.cli.cluster import Target  # noqa: PLC0415  takes most of a second to load
+    from moorage.cli.namespaces import streams  # noqa: PLC0415  the same
+
+    target = Target(where.kubeconfig, where.context, where.namespace, where.system_namespace)
+    async with streams(target, session.terminal.note, everywhere=everywhere, follow=follow) as found:
+        yield [Watched(name, following) for name, following in found]
+
+
+@contextlib.asynccontextmanager
+async def _watched_machine(session: Session, where: Where, *, follow: bool) -> AsyncIterator[Watched]:
+    folder = state_folder(session, where.state)
+    if not folder.is_dir():
+        raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
+    async with past_runs(session, folder) as local:
+        stream = runs_of(local.client, local.namespace, no_reason, session.terminal.note, follow=follow)
+        yield Watched(local.namespace, stream, local.abandoned)
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -106,10 +106,11 @@ class OverviewRoom:
             raise Forbidden(f"you may not get agentruns in {namespace}")
 
     async def _events(self, namespace: str, cursor: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
+        told = Told(self._now)
         if cursor < 0:
             cursor = await self._last_change()  # before the list: what changes meanwhile is told again
             for row in await self._store.list_pending(namespace):
-                yield (await self._now(row.run_uid)).encoded()
+                yield await told.event(row.run_uid)
             yield Event(StreamKind.READY, b"{}", cursor).encoded()
         while follow:
             rung = self._gate.ledger.bell.arm()
@@ -117,13 +118,13 @@ class OverviewRoom:
             for change in page:
                 cursor = change.cursor
                 if change.tenant == namespace:
-                    yield (await self._now(change.run_uid, cursor)).encoded()
+                    yield await told.event(change.run_uid, cursor)
             if page:
                 await asyncio.sleep(self._settings.overview_pause_ms / 1000)
             elif not await rung_within(rung, self._settings.keep_alive_ms):
                 yield HEARTBEAT
-                for row in await self._store.list_pending(namespace):  # rates fall where nothing happens
-                    yield (await self._now(row.run_uid)).encoded()
+                for uid in sorted(told.spending):  # rates fall where nothing happens
+                    yield await told.event(uid)
 
     async def _last_change(self) -> int:
         cursor = 0
@@ -131,17 +132,32 @@ class OverviewRoom:
             cursor = page[-1].cursor
         return cursor
 
-    async def _now(self, uid: str, cursor: int | None = None) -> Event:
+    async def _now(self, uid: str) -> RunNow:
         try:
             run = await self._gate.ledger.open(uid)
             now = self._clock.now_ms()
-            told = _told(run, now, await self._paces.rate(run, now))
+            return _standing(run, now, await self._paces.rate(run, now))
         except (JournalError, SpecUnreadable) as error:
-            told = _unreadable(await self._store.get(uid), type(error).__name__, self._clock.now_ms())
-        return Event(StreamKind.RUN, told.model_dump_json(exclude_none=True).encode(), cursor)
+            return _unreadable(await self._store.get(uid), type(error).__name__, self._clock.now_ms())
 
 
-def _told(run: Run, now: int, rate: int) -> RunNow:
+class Told:
+    """What one reader was told. `spending` are the runs whose rate wasn't 0 then."""
+
+    def __init__(self, now: Callable[[str], Awaitable[RunNow]]) -> None:
+        self.spending: set[str] = set()
+        self._now = now
+
+    async def event(self, uid: str, cursor: int | None = None) -> bytes:
+        """Where a run stands now, as its event."""
+        run = await self._now(uid)
+        self.spending.discard(uid)
+        if run.tokens_per_minute:
+            self.spending.add(uid)
+        return Event(StreamKind.RUN, run.model_dump_json(exclude_none=True).encode(), cursor).encoded()
+
+
+def _standing(run: Run, now: int, rate: int) -> RunNow:
     state, row = run.state, run.now.row
     return RunNow(
         uid=run.uid,
