@@ -105,9 +105,9 @@ class Place:
 
 @pytest.fixture
 async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    """Over SQLite alone: the journal's side of this is in test_gateway_model, over both."""
+    """Over SQLite alone: the journal's side of this is in test_gateway_model, over both. Retries come at once."""
     store = SqliteStore(tmp_path / "journal.db")
-    made = LocalGateway(tmp_path, store=store, clock=clock)
+    made = LocalGateway(tmp_path, store=store, clock=clock, lot=lambda: 0)
     made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
     async with made.serving():
         yield made

@@ -63,21 +63,15 @@ async def test_an_answer_whose_reading_is_broken_off_is_settled_like_a_lost_one(
 
     async def half() -> AsyncIterator[bytes]:
         yield b"{"
+        begun.set()
         await going.wait()
 
     async def answering(_: Request) -> Response:
         return StreamingResponse(half(), media_type="application/json")
 
-    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
-        async def noted(message: Message) -> None:
-            begun.set()
-            await send(message)
-
-        await place.gateway(scope, receive, noted)
-
     async with listening(Starlette(routes=[Route("/v1/messages", answering, methods=["POST"])])) as url:
         operator = await place.run(ANTHROPIC, base_url=url, max_concurrent=1, limits=ResolvedLimits(tokens_hard=3_000))
-        async with at_once(place.gateway, noting) as client:
+        async with at_once(place.gateway, place.gateway) as client:
             asking = asyncio.create_task(client.post(ANTHROPIC.path, json=ANTHROPIC.ask()))
             await asyncio.wait_for(begun.wait(), 40)
             asking.cancel()

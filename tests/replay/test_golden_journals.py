@@ -24,6 +24,10 @@ STATES = {
 }
 
 
+LATER = frozenset({"model_retries"})
+"""Amounts that the vector has got since these hashes were taken."""
+
+
 def records(path: Path) -> list[Record]:
     lines = read_lines([path.read_bytes()])
     parse_header(next(lines))
@@ -34,6 +38,8 @@ def state_hash(state: object) -> str:
     """Fields at their default are left out, so that a new one changes nothing for journals that know nothing of it."""
     usual = asdict(RunState())
     said = {name: value for name, value in asdict(state).items() if value != usual[name]}  # type: ignore[call-overload]
+    if "usage" in said:
+        said["usage"] = {name: amount for name, amount in said["usage"].items() if amount or name not in LATER}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

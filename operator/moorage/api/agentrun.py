@@ -330,6 +330,9 @@ class Usage(Told):
     cost: Annotated[str, Bounded(32)] = Field(default="0.00", description="Cost in US dollars.")
     model_requests: int = Field(default=0, description="Model requests.")
     tool_calls: int = Field(default=0, description="Tool calls.")
+    model_retries: int = Field(
+        default=0, description="Model requests that were sent again to their provider, out of its retry budget."
+    )
 
 
 class QueueStatus(Told):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from moorage.api.meta import Conditions, KeyRef, NotLinkLocal, Resource
-from moorage.api.quantity import Price
+from moorage.api.quantity import Duration, Price, Tokens
 from moorage.api.rules import Fields, KeyedBy, Told, matching, without
 
 
@@ -46,6 +46,26 @@ class ProvidedModel(Fields):
     )
 
 
+class ProviderRetries(Fields):
+    """How a request is sent again that the endpoint didn't answer, before the agent hears of it."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = Field(
+        default=4,
+        description="Most times that one request is sent, the first one included. 1: never again; the agent hears of"
+        " every failure.",
+    )
+    budget: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        default=100,
+        description="Retries that one run may spend, over all its requests and attempts; status.usage.modelRetries"
+        " counts them. 0 left means 0: the agent hears of every failure from then on.",
+    )
+    max_wait: Duration = Field(
+        default=Duration("1m"),
+        description="Longest wait before one retry. Where the endpoint asks for more by Retry-After, the agent hears it"
+        " at once.",
+    )
+
+
 class ModelProviderSpec(Fields):
     """An endpoint that serves models."""
 
@@ -79,6 +99,25 @@ class ModelProviderSpec(Fields):
         default=None,
         description="Most requests under way at once, at each gateway. Others wait, and have their turns one run after"
         " the other. Left out: no limit.",
+    )
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        default=None,
+        description="Most requests in a minute, over all gateways: each takes its share of them. Others wait for their"
+        " turns. Left out: no limit.",
+    )
+    tokens_per_minute: Tokens | None = Field(
+        default=None,
+        description="Most tokens in a minute, input and output, for example 400k; shared and waited for likewise."
+        " Tokens that the endpoint reads from its cache don't count. Left out: no limit.",
+    )
+    retries: ProviderRetries = Field(
+        default=ProviderRetries(),
+        description="How often a request that the endpoint didn't answer is sent again before the agent hears of it.",
+    )
+    capture: bool = Field(
+        default=False,
+        description="Keep what is asked and answered where those who may read the run can read it, too. Left out: it is"
+        " kept encrypted, for a recovery alone.",
     )
 
 

@@ -99,9 +99,20 @@ class ResolvedPrices(Wire):
     cache_write_1h: int
 
 
+class ResolvedRetries(Wire):
+    """How often a request that its provider didn't answer is sent again: `budget` times in a run, all in all. What was
+    resolved by an older version has none.
+    """
+
+    max_attempts: int = 1
+    budget: int = 0
+    max_wait_ms: int = 60_000
+
+
 class ResolvedModel(Wire):
     """Which model behind which endpoint; the credential stays a reference. `prices` by the name of the model;
-    `max_output_tokens` likewise, where the provider says how long its answers may be.
+    `max_output_tokens` likewise, where the provider says how long its answers may be. `capture`: what is asked and
+    answered is kept readable.
     """
 
     provider: str
@@ -113,6 +124,10 @@ class ResolvedModel(Wire):
     prices: dict[str, ResolvedPrices] = {}
     max_output_tokens: dict[str, int] = {}
     max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    retries: ResolvedRetries = ResolvedRetries()
+    capture: bool = False
 
 
 class ResolvedAgent(Wire):

@@ -4,115 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 from starlette.responses import Response
 
-from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.models.passing import Passing
-from moorage.core.models.prices import Reserve, cost_micros
-from moorage.core.models.protocol import Protocol
+from moorage.core.models.prices import cost_micros
+from moorage.core.models.rates import Limits
 from moorage.core.models.reading import EVENT_STREAM, Reading
+from moorage.core.models.retries import Failed, refused
+from moorage.core.models.usage import against_rate
+from moorage.gateway.ask import Answered, Ask, Kept, left
+from moorage.gateway.breakers import Breakers
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.given import Given
 from moorage.gateway.headers import returned
-from moorage.gateway.http import JSON, Cut, Piped
+from moorage.gateway.http import JSON, Cut, Piped, at_once
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone, Questions
-from moorage.gateway.settings import GatewaySettings
-from moorage.gateway.turns import Turns
+from moorage.gateway.turns import Turn, Turns
 from moorage.gateway.unread import Unread
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
 
-TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
-COST_LEFT_HEADER = "x-moorage-cost-left"
-COST_USED_HEADER = "x-moorage-cost-used"
+HOPELESS = frozenset({"TooLarge", "Stopped", "ReadTimeout", "WriteTimeout"})
+"""Problems that sending the same again can't help."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One model request as it came.
-
-    `asked` is what `body` says, `sent` the body that leaves, `bytes_hash` is over the canonical bytes of what came,
-    `headers` are those to send on.
-    """
-
-    protocol: Protocol
-    request_id: str
-    body: bytes
-    asked: Mapping[str, Any]
-    sent: bytes
-    bytes_hash: str
-    model: str
-    prices: ResolvedPrices | None
-    worst: Reserve
-    query: str
-    turn: int | None
-    again: bool
-    headers: dict[str, str]
-
-    @property
-    def stream(self) -> bool:
-        """Whether events are asked for."""
-        return self.asked.get("stream") is True
-
-    def outgoing(
-        self, path: str, model: ResolvedModel, credential: Mapping[str, str], settings: GatewaySettings
-    ) -> dict[str, Any]:
-        """What `httpx.AsyncClient.build_request` takes, for a path of the provider's."""
-        base = model.base_url.rstrip("/").removesuffix("/v1")
-        connect = settings.model_connect_ms / 1000
-        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
-        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (self.headers | dict(credential)).items()]
-        return {
-            "method": "POST",
-            "url": f"{base}{path}" + (f"?{self.query}" if self.query else ""),
-            "content": self.sent,
-            "headers": headers,
-            "timeout": httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect),
-        }
-
-
-@dataclass(frozen=True)
-class Answered:
-    """How an exchange ended: HTTP status (0: no answer), and why it isn't whole, if it isn't.
-
-    `billed`: it may have cost something.
-    """
-
-    status: int
-    content_type: str
-    problem: str | None = None
-    billed: bool = False
-
-    @property
-    def good(self) -> bool:
-        """The provider answered what was asked."""
-        return 200 <= self.status < 300
-
-
-class Kept:
-    """What has passed by, up to a limit; `over` once there was more."""
-
-    def __init__(self, limit: int) -> None:
-        self._data, self._limit, self.over = bytearray(), limit, False
-
-    def add(self, chunk: bytes) -> None:
-        """Keep it, where there is room for all of it."""
-        self.over = self.over or len(self._data) + len(chunk) > self._limit
-        if not self.over:
-            self._data += chunk
-
-    def content(self) -> bytes:
-        """All that was kept."""
-        return bytes(self._data)
 
 
 @dataclass(frozen=True)
@@ -120,33 +44,57 @@ class Shared:
     """What the exchanges of one process share."""
 
     questions: Questions
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns
+    breakers: Breakers
+    given: Given
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A try of which the agent has heard nothing yet: why it failed, and what it hears if there is no other one."""
+
+    failed: Failed
+    told: Response | Refusal
 
 
 class Exchange:
-    """Used once. `gone`: whether whoever asked has gone away."""
+    """One try, used once. `gone`: whether whoever asked has gone away."""
 
     def __init__(self, gate: Gate, caller: Caller, ask: Ask, shared: Shared, gone: Gone) -> None:
         self._gate, self._caller, self._ask, self._protocol = gate, caller, ask, ask.protocol
-        self._questions, self._turns, self._gone = shared.questions, shared.turns, gone
-        self._has_turn = False
+        self._shared, self._questions, self._gone = shared, shared.questions, gone
+        self._turn: Turn | None = None
+        self._used = 0
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
         self._began = self._clock.monotonic_ms()
 
-    async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
-        """Send the request on; the answer, its body still to come."""
+    async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
+        """Send the request on; the answer, its body perhaps still to come."""
         self._questions.begin(self._ask.request_id)
         try:
-            return await self._answer(model, credential)
+            await self._note_request(model)
+            await self._take_turn(model)
+            return await self._passed(model, credential)
         except BaseException:
             self._over()
             raise
 
-    async def _answer(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
-        await self._note_request()
-        await self._take_turn(model)
+    async def _passed(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
+        """The same, with what it says of the provider's health."""
+        place, breakers, heard = self._place, self._shared.breakers, False
+        await self._or_noted(partial(breakers.passing, place))
+        try:
+            outcome = await self._answer(model, credential)
+            breakers.ended(place, outcome.failed if isinstance(outcome, Unanswered) else None)
+            heard = True
+        finally:
+            if not heard:
+                breakers.dropped(place)
+        return outcome
+
+    async def _answer(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
         reached(Point.MODEL_BEFORE)
         self._began = self._clock.monotonic_ms()
         try:
@@ -154,37 +102,49 @@ class Exchange:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             told = Answered(0, JSON, type(error).__name__, billed=not isinstance(error, NOT_SENT))
             await self._note_answer(told, Reading())
-            why = f"the model provider can't be reached ({type(error).__name__})"
-            raise Refusal(why, status=502, reason="ProviderUnreachable") from None
+            return self._unreached(told, hopeless=isinstance(error, httpx.TimeoutException) and told.billed)
         self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
-        streams = told.good and told.content_type.startswith(EVENT_STREAM)
-        body = self._stream(answer, told) if streams else self._whole(answer, told)
-        headers = returned(answer.headers, decoded=True) | _left(self._caller.run)
-        return Piped(body, told.status, headers, told.content_type, self._gate.deps.log)
+        headers = returned(answer.headers, decoded=True) | left(self._caller.run, model, self._ask)
+        if told.good and told.content_type.startswith(EVENT_STREAM):
+            return await self._streamed(answer, told, headers)
+        return await self._whole(answer, told, headers)
+
+    def _unreached(self, told: Answered, *, hopeless: bool = False) -> Unanswered:
+        """No byte of an answer has come. Who was silent for as long as anybody may be isn't asked again."""
+        why = f"the model provider can't be reached ({told.problem})"
+        return Unanswered(Failed(0, hopeless=hopeless), Refusal(why, status=502, reason="ProviderUnreachable"))
 
     async def _take_turn(self, model: ResolvedModel) -> None:
         """Raise Refusal where it doesn't come, or comes to nobody's use any more (I5); nothing has left then."""
-        if model.max_concurrent is None:
+        limits = _limits(model, self._gate.deps.settings.gateways)
+        if limits.none:
             return
         patience, began = self._gate.deps.settings.model_room_ms / 1000, self._clock.monotonic_ms()
-        self._has_turn = await self._turns.take(self._place, self._caller.run.uid, model.max_concurrent, patience)
+        asked, turns = -(-len(self._ask.body) // 4), self._shared.turns
+        self._turn = await turns.take(self._place, self._caller.run.uid, limits, asked, patience)
         self._metrics.model_turn.observe((self._clock.monotonic_ms() - began) / 1000)
+        await self._or_noted(partial(self._demand_use, model))
+
+    async def _or_noted(self, demand: Callable[[], Awaitable[None] | None]) -> None:
+        """What it demands; a Refusal is noted as the answer, and costs nothing."""
         try:
-            await self._demand_use(model)
+            demanded = demand()
+            if demanded is not None:
+                await demanded
         except Refusal as error:
             await self._note_answer(Answered(0, JSON, error.reason), Reading())
             raise
 
     async def _demand_use(self, model: ResolvedModel) -> None:
         """Of the turn, which may have come minutes after it was asked for. What others wrote meanwhile counts."""
-        if not self._has_turn or await self._gone():
-            why = f"ModelProvider {model.provider} has as many requests under way as it may have: ask again"
+        if self._turn is None or await self._gone():
+            why = f"ModelProvider {model.provider} takes no more requests at the moment: ask again"
             raise Refusal(why, status=429, reason="ProviderBusy", headers={"retry-after": "5"})
         run = self._caller.run
         await self._ledger.refresh(run)
         await self._gate.demand_epoch(run, self._caller.epoch, "model", self._caller.pod.pod_uid)
-        if _stopped(run):
+        if stopped(run):
             raise Refusal("the run is over, or about to be: it asks no model any more", status=409, reason="RunStopped")
 
     @property
@@ -206,9 +166,9 @@ class Exchange:
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._has_turn:
-            self._has_turn = False
-            self._turns.give_back(self._place)
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._shared.turns.give_back(turn, self._used)
 
     async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
         http, settings = self._gate.deps.http, self._gate.deps.settings
@@ -217,18 +177,40 @@ class Exchange:
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
-    async def _stream(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
-        """Pass events on as they come. An agent that doesn't read them holds up neither the provider nor who waits."""
+    async def _streamed(
+        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str]
+    ) -> Response | Unanswered:
+        """Once its first event is there: until then another try may follow this one, and nobody knows of either."""
         unread = Unread(self._limit)
         reading = asyncio.create_task(self._read(answer, told, unread))
         reading.add_done_callback(lambda _: unread.end())
+        try:
+            begun = await unread.begun()
+        except BaseException:
+            await _stopped_reading(reading)
+            raise
+        if not begun:
+            return await self._broken(reading)
+        log, pieces = self._gate.deps.log, self._passed_on(unread, reading)
+        return Piped(pieces, told.status, headers, told.content_type, log, heard=self._heard)
+
+    async def _broken(self, reading: asyncio.Task[None]) -> Unanswered:
+        """It ended before its first event. What the journal couldn't take is raised."""
+        try:
+            await reading
+            problem, hopeless = "Empty", False
+        except Cut as error:
+            problem, hopeless = error.reason, error.reason in HOPELESS
+        return self._unreached(Answered(0, JSON, problem), hopeless=hopeless)
+
+    async def _passed_on(self, unread: Unread, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """Events as they come. An agent that doesn't read them holds up neither the provider nor who waits."""
         try:
             async for piece in unread.pieces():
                 yield piece
             await reading
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await _stopped_reading(reading)
 
     async def _read(self, answer: httpx.Response, told: Answered, unread: Unread) -> None:
         """Read events as they come; what ends the answer waits for its record. Raise Cut where it has no end."""
@@ -244,19 +226,22 @@ class Exchange:
                     if piece:
                         reached(Point.MODEL_STREAM)
                         unread.put(piece)
-                    if unread.over or (not noted and (passing.over or _stopped(self._caller.run))):
+                    if unread.over or (not noted and (passing.over or stopped(self._caller.run))):
                         problem = "TooLarge" if unread.over or passing.over else "Stopped"
                         break
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
+            cut = Answered(told.status, told.content_type, problem, billed=True)
+            if not noted:
+                self._settle(cut, passing.reading)
             await self._close(answer)
             if not noted:
-                await self._note_answer(Answered(told.status, told.content_type, problem, billed=True), passing.reading)
+                await self._note_answer(cut, passing.reading)
         if not noted:
             raise Cut(problem)
 
-    async def _whole(self, answer: httpx.Response, told: Answered) -> AsyncIterator[bytes]:
+    async def _whole(self, answer: httpx.Response, told: Answered, headers: Mapping[str, str]) -> Response | Unanswered:
         """An answer in one piece: read, noted, then passed on."""
         problem = None
         try:
@@ -264,21 +249,30 @@ class Exchange:
                 self._kept.add(chunk)
         except httpx.HTTPError as error:
             problem = type(error).__name__
-        except BaseException:
-            self._over()  # nobody notes this answer: it is settled like one that got lost
-            raise
         finally:
+            problem = problem or ("TooLarge" if self._kept.over else None)
+            reading = self._protocol.read(self._kept.content()) if told.good else Reading()
+            ended = Answered(told.status, told.content_type, problem, told.billed)
+            self._settle(ended, reading)
             await self._close(answer)
-        problem = problem or ("TooLarge" if self._kept.over else None)
-        reading = self._protocol.read(self._kept.content()) if told.good else Reading()
-        await self._note_answer(Answered(told.status, told.content_type, problem, told.billed), reading)
+        await self._note_answer(ended, reading)
+        content = self._kept.content()
         if problem:
-            raise Cut(problem)
-        yield self._kept.content()
+            return self._unreached(ended, hopeless=problem in HOPELESS)
+        log = self._gate.deps.log
+        response = Piped(at_once(content), told.status, headers, told.content_type, log, heard=self._heard)
+        if told.good:
+            return response
+        lower = {name.lower(): value for name, value in answer.headers.items()}
+        return Unanswered(refused(told.status, lower, content, self._clock.now_ms()), response)
+
+    async def _heard(self) -> None:
+        """All of it is sent: whether it was heard, too (R2)."""
+        await self._shared.given.sent(self._ask.request_id, self._gone)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    async def _note_request(self) -> None:
+    async def _note_request(self, model: ResolvedModel) -> None:
         """Content first, then the record with what is reserved (B2), both durable before anything leaves (E1, J8)."""
         run, ask = self._caller.run, self._ask
         payload = {
@@ -291,13 +285,16 @@ class Exchange:
             "reserved": asdict(ask.worst),
             "gateway": self._questions.me,
         }
+        if ask.first is not None:
+            payload |= {"retry_of": ask.first, "try": ask.tries}
         draft = await self._draft(RecordType.MODEL_REQUEST, payload, ask.body)
-        await self._questions.ask(run, self._caller.epoch, draft, self._gone)
+        budget = None if ask.first is None else model.retries.budget
+        await self._questions.ask(run, self._caller.epoch, draft, self._gone, budget)
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
         try:
-            usage, estimated = self._settled(told, reading)
+            usage, estimated = self._settle(told, reading)
             self._measure(told, usage)
             reached(Point.MODEL_WITHIN)
             await self._append_answer(told, reading, usage, estimated=estimated)
@@ -305,8 +302,13 @@ class Exchange:
         finally:
             self._questions.end(self._ask.request_id)
 
+    def _settle(self, told: Answered, reading: Reading) -> tuple[dict[str, int], bool]:
+        """What the answer used and cost, and whether that is an estimate. What it took of a rate is known from now."""
+        usage, estimated = self._settled(told, reading)
+        self._used = against_rate(usage)
+        return usage, estimated
+
     def _settled(self, told: Answered, reading: Reading) -> tuple[dict[str, int], bool]:
-        """What the answer used and cost, and whether that is an estimate."""
         ask = self._ask
         if not told.billed:
             return {}, False
@@ -371,18 +373,17 @@ async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[by
     yield passing.close()
 
 
-def _left(run: Run) -> dict[str, str]:
-    """C7: what is used and left before this answer; costs in dollars."""
-    limits, used, told = run.spec.limits, run.state.usage, {}
-    if limits.tokens_hard is not None:
-        told[TOKENS_LEFT_HEADER] = str(max(0, limits.tokens_hard - used.tokens))
-    if limits.cost_hard_micros is not None:
-        told[COST_LEFT_HEADER] = dollars(max(0, limits.cost_hard_micros - used.cost_micros))
-    if limits.cost_hard_micros is not None or limits.cost_soft_micros is not None:
-        told[COST_USED_HEADER] = dollars(used.cost_micros)
-    return told
+def _limits(model: ResolvedModel, gateways: int) -> Limits:
+    """What this gateway may ask: its share of what all of them may in a minute, and never nothing."""
+    share = [each and max(1, each // gateways) for each in (model.requests_per_minute, model.tokens_per_minute)]
+    return Limits(model.max_concurrent, *share)
 
 
-def _stopped(run: Run) -> bool:
+async def _stopped_reading(reading: asyncio.Task[None]) -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+def stopped(run: Run) -> bool:
     """I5: nobody will act on the rest of this answer."""
     return run.at is not None and (run.at.state.end is not None or run.at.state.cancel_stage is not None)

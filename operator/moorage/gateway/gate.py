@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from secrets import randbits
 from typing import Any
 
 import httpx
@@ -40,6 +41,11 @@ def no_abilities(driver: str) -> Abilities:  # noqa: ARG001  the port's signatur
     return Abilities()
 
 
+def drawn() -> int:
+    """A number below 2³²."""
+    return randbits(32)
+
+
 @dataclass(frozen=True)
 class GatewayDeps:
     """Everything that the gateway needs from outside; who makes them also closes them. `abilities`: what a driver, by
@@ -62,6 +68,8 @@ class GatewayDeps:
     peers: Peers = field(default_factory=Alone)
     abilities: Callable[[str], Abilities] = no_abilities
     appended: Appended | None = None
+    lot: Callable[[], int] = drawn
+    """Draws a number below 2³²: jitter."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -85,19 +85,32 @@ CUTS = (Cut, Refusal, WorkspaceError, StoreError, JournalError)
 """After an answer has begun, each of these can only cut it."""
 
 
+async def at_once(content: bytes) -> AsyncIterator[bytes]:
+    """A body in one piece."""
+    yield content
+
+
 class Piped(Response):
     """An answer that is made while the request's body is still being read.
 
     Starlette's own streaming answer listens for a disconnect meanwhile, and so eats the body. A failure in the middle
-    cuts the connection: the client must not take half an answer for a whole one.
+    cuts the connection: the client must not take half an answer for a whole one. `heard` is called when all but the end
+    is sent: from then on a server tells every client to be gone.
     """
 
     def __init__(
-        self, body: AsyncIterator[bytes], status: int, headers: Mapping[str, str], kind: str, log: Any
+        self,
+        body: AsyncIterator[bytes],
+        status: int,
+        headers: Mapping[str, str],
+        kind: str,
+        log: Any,
+        *,
+        heard: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(None, status, dict(headers), kind)
         del self.headers["content-length"]
-        self._body, self._log = body, log
+        self._body, self._log, self._heard = body, log, heard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
         """Start, pass on chunk by chunk, and end only what is whole."""
@@ -108,4 +121,6 @@ class Piped(Response):
         except CUTS as error:
             self._log.warning("answer_cut", reason=getattr(error, "reason", type(error).__name__))
             return
+        if self._heard is not None:
+            await self._heard()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

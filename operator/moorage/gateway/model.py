@@ -26,21 +26,27 @@ from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
 from moorage.core.models.anthropic import MESSAGES
+from moorage.core.models.breaker import Policy
 from moorage.core.models.prices import worst
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.gateway.addresses import is_http, leads_to_metadata
+from moorage.gateway.ask import Ask, Kept
+from moorage.gateway.breakers import Breakers
 from moorage.gateway.budget import demand_left
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
-from moorage.gateway.exchange import Ask, Exchange, Kept, Shared
+from moorage.gateway.exchange import Shared
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.given import Given
 from moorage.gateway.headers import forwarded, returned
-from moorage.gateway.http import JSON, read_body
+from moorage.gateway.http import JSON, Piped, at_once, read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.ports import SecretMissing
 from moorage.gateway.questions import Questions
+from moorage.gateway.tries import Tries
+from moorage.gateway.turns import Turns
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreError
 
 PREFIX = "/model"
@@ -53,10 +59,9 @@ class ModelRoom:
     """POST at each protocol's own path below /model, and the lists of what may be asked."""
 
     def __init__(self, gate: Gate, questions: Questions) -> None:
-        self._gate, self._questions, self._shared = gate, questions, Shared(questions)
-        self._ledger = gate.ledger
-        self._metrics = gate.deps.metrics
-        self._settings = gate.deps.settings
+        self._gate, self._questions, self._ledger = gate, questions, gate.ledger
+        self._metrics, self._settings = gate.deps.metrics, gate.deps.settings
+        self._shared = _shared(gate, questions)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -94,14 +99,14 @@ class ModelRoom:
         caller = await self._gate.sandbox(request, "model", Role.RUNNER)
         model = _demand_model(caller.run, protocol)
         ask = await self._read(protocol, request, model)
-        recorded = self._recorded(caller, ask)
-        if recorded is not None and (answer := await self._again(caller, ask, recorded)) is not None:
+        recorded = await self._recorded(caller, ask)
+        if recorded is not None and (answer := await self._again(caller, ask, recorded, request)) is not None:
             return answer
         await self._questions.settle(caller.run)
         demand_left(caller.run.spec.limits, caller.run.state.usage)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)
-        return await Exchange(self._gate, caller, ask, self._shared, request.is_disconnected).run(model, credential)
+        return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)
 
     # --- what is no decision ------------------------------------------------------------------------------------------
 
@@ -205,14 +210,26 @@ class ModelRoom:
 
     # --- R2 -----------------------------------------------------------------------------------------------------------
 
-    def _recorded(self, caller: Caller, ask: Ask) -> ModelAnswer | None:
-        """The answer that an earlier attempt got since the last safe point, or that this very request got already."""
-        found = caller.run.facts.answers.get(ask.bytes_hash)
-        if found is None or not (found.epoch < caller.epoch or ask.again):
-            return None
-        return found
+    async def _recorded(self, caller: Caller, ask: Ask) -> ModelAnswer | None:
+        """The answer to these bytes since the last safe point, where this agent hasn't heard it.
 
-    async def _again(self, caller: Caller, ask: Ask, found: ModelAnswer) -> Response | None:
+        An earlier attempt's agent is another one. Of this attempt's, a client says that it asks again; others are known
+        by what became of the answer: a process that died may have kept it to itself.
+        """
+        found = caller.run.facts.answers.get(ask.bytes_hash)
+        if found is None or found.epoch < caller.epoch or ask.again:
+            return found
+        return None if await self._heard(found) else found
+
+    async def _heard(self, found: ModelAnswer) -> bool:
+        gateway = found.question.gateway
+        if gateway is None:  # an older version, which didn't say whose it was
+            return True
+        if gateway == self._questions.me:
+            return self._shared.given.heard(found.request_id)
+        return self._shared.given.heard(found.request_id) or not await self._gate.deps.peers.gone(gateway)
+
+    async def _again(self, caller: Caller, ask: Ask, found: ModelAnswer, request: Request) -> Response | None:
         """Give the recorded answer, unbilled; None where its content was erased, and the model has to be asked."""
         try:
             content = await self._gate.deps.blobs.get(caller.run.tenant, found.content)
@@ -229,7 +246,16 @@ class ModelRoom:
         )
         await self._ledger.append(caller.run, caller.epoch, [draft])
         self._metrics.model_requests.labels(ask.protocol.name, "replayed").inc()
-        return Response(content, found.status, {"x-moorage-replayed": "true"}, found.content_type)
+        self._shared.given.begin(found.request_id)
+        heard = partial(self._shared.given.sent, found.request_id, request.is_disconnected)
+        headers, log = {"x-moorage-replayed": "true"}, self._gate.deps.log
+        return Piped(at_once(content), found.status, headers, found.content_type, log, heard=heard)
+
+
+def _shared(gate: Gate, questions: Questions) -> Shared:
+    deps, settings = gate.deps, gate.deps.settings
+    policy = Policy(settings.breaker_failures, settings.breaker_open_ms, settings.breaker_longest_ms)
+    return Shared(questions, Turns(deps.clock), Breakers(policy, deps.clock, deps.metrics), Given())
 
 
 def _post(path: str, door: Any, name: str) -> Route:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from moorage.core.journal.record import Draft, RecordType
@@ -18,6 +19,12 @@ from moorage.store.errors import DuplicateMismatch, RunSealed
 LOST: Final = "GatewayLost"
 NO_ROOM: Final = "all that is left of the run's budget is reserved for requests under way: ask again"
 Gone = Callable[[], Awaitable[bool]]
+
+
+class RetriesSpent(Refusal):
+    """B3: the run has sent requests again as often as it may."""
+
+    status, reason = 503, "RetriesSpent"
 
 
 class Questions:
@@ -42,18 +49,19 @@ class Questions:
         """It is so no more, whatever it came to."""
         self._here.discard(request_id)
 
-    async def ask(self, run: Run, epoch: int, draft: Draft, gone: Gone) -> None:
-        """Note a request, once there is room for it in the run's budget (B2).
+    async def ask(self, run: Run, epoch: int, draft: Draft, gone: Gone, retries: int | None) -> None:
+        """Note a request, once there is room for it in the run's budget (B2). `retries`: it is one, out of so many.
 
-        Judged by the very state that its record follows. Raise Exhausted; Refusal where the room doesn't come, or where
-        whoever asked is `gone`; and what the ledger raises.
+        Judged by the very state that its record follows. Raise Exhausted, RetriesSpent; Refusal where the room doesn't
+        come, or where whoever asked is `gone`; and what the ledger raises.
         """
+        has_room = partial(_has_room, retries)
         deadline, rung, left = self._clock.monotonic_ms() + self._settings.model_room_ms, True, 1
         while left > 0:
             bell = run.bell.arm()
             await (self._ledger.woken if rung else self._ledger.refresh)(run)
             with contextlib.suppress(AllReserved):
-                await self._ledger.append(run, epoch, [draft], _has_room)
+                await self._ledger.append(run, epoch, [draft], has_room)
                 return
             left = deadline - self._clock.monotonic_ms()
             rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
@@ -85,5 +93,7 @@ class Questions:
             await self._ledger.append(run, None, [draft])
 
 
-def _has_room(run: Run) -> None:
+def _has_room(retries: int | None, run: Run) -> None:
+    if retries is not None and run.state.usage.model_retries >= retries:
+        raise RetriesSpent("the run has spent its retries at this provider: ask again")
     demand_free(run.spec.limits, run.state.usage, run.facts)

@@ -150,6 +150,19 @@ class GatewaySettings:
     """How long a model request waits for those before it: where all that is left of its run's budget is reserved for
     them, or its provider takes no more at once. Twice this is the ten minutes that SDKs wait for an answer."""
 
+    gateways: int = 1
+    """How many gateways there are: each asks its share of what a provider takes in a minute. Fixed, so that no gateway
+    has to ask another: while one of two is away, half of it isn't used."""
+
+    breaker_failures: int = 8
+    """A provider that failed so often in a row is left alone for a while: two requests, tried four times each."""
+
+    breaker_open_ms: int = 5_000
+    """For so long at first: what restarts is mostly back by then."""
+
+    breaker_longest_ms: int = 120_000
+    """And never for longer than this: it doubles with each probe that fails."""
+
     model_body_bytes: int = 32 * MIB
     """Body of a model request: the largest that a provider takes."""
 

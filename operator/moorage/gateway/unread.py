@@ -30,6 +30,13 @@ class Unread:
         self._ended = True
         self._news.set()
 
+    async def begun(self) -> bool:
+        """Wait for the first piece; False where it ended without any."""
+        while not self._pieces and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        return bool(self._pieces)
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """Piece by piece, as they came, up to the end."""
         while self._pieces or not self._ended:

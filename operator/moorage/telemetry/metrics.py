@@ -73,6 +73,21 @@ class GatewayMetrics:
             buckets=SLOW,
             registry=registry,
         )
+        self.model_retries = Counter(
+            "moorage_model_retries",
+            "Model requests that were sent again, by what the provider had said (0: nothing).",
+            ("protocol", "status"),
+            registry=registry,
+        )
+        self.model_retry_wait = Histogram(
+            "moorage_model_retry_wait_seconds", "Waiting before a retry.", buckets=SLOW, registry=registry
+        )
+        self.model_breakers_open = Gauge(
+            "moorage_model_breakers_open", "Providers that are left alone for a while.", registry=registry
+        )
+        self.model_breaker_moves = Counter(
+            "moorage_model_breaker_moves", "Breakers of providers that opened or closed.", ("to",), registry=registry
+        )
         self.model_tokens = Counter("moorage_model_tokens", "Tokens by kind.", ("kind",), registry=registry)
         self.model_cost = Counter(
             "moorage_model_cost_micro_dollars", "What models cost, where prices are known.", registry=registry

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve
 from moorage.gateway.app import GatewayDeps, app_of
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
-from moorage.gateway.gate import Gate
+from moorage.gateway.gate import Gate, drawn
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
@@ -94,6 +94,7 @@ class LocalGateway:
         hosts: Mapping[str, str] | None = None,
         http: httpx.AsyncClient | None = None,
         peers: Peers | None = None,
+        lot: Callable[[], int] = drawn,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -114,6 +115,7 @@ class LocalGateway:
             resolve=resolver(hosts or {}),
             peers=peers or Alone(),
             abilities=abilities,
+            lot=lot,
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []

@@ -34,6 +34,11 @@ def total(vector: Mapping[str, int]) -> int:
     return sum(vector.get(kind, 0) for kind in KINDS)
 
 
+def against_rate(vector: Mapping[str, int]) -> int:
+    """Tokens that count against what a provider takes in a minute: what it reads from its cache doesn't."""
+    return total(vector) - vector.get("cache_read_tokens", 0)
+
+
 def anthropic(usage: object) -> Vector:
     """Of a Messages usage: cached tokens stand beside `input_tokens`, not within."""
     told = _object(usage)

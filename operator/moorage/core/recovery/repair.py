@@ -41,7 +41,7 @@ class Survey:
         self._verifier = ChainVerifier(run_uid=run_uid)
         self._digest = hashlib.sha256()
         self._turn = self._readable = self._unreadable = 0
-        self._usage = dict.fromkeys((*_USAGE, "model_requests", "tool_calls"), 0)
+        self._usage = dict.fromkeys((*_USAGE, "model_requests", "tool_calls", "model_retries"), 0)
         self._effects: dict[str, dict[str, Any]] = {}
         self.good = EMPTY
         self.broken: Broken | None = None
@@ -111,7 +111,7 @@ class Survey:
         self._turn = max(self._turn, record.turn or 0)
         match record.type:
             case RecordType.MODEL_REQUEST:
-                self._usage["model_requests"] += 1
+                self._usage["model_retries" if "retry_of" in said else "model_requests"] += 1
             case RecordType.MODEL_RESPONSE if not said.get("replayed"):
                 self._spend(said.get("usage") or {})
             case RecordType.TOOL_RESPONSE:

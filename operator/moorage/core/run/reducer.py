@@ -193,7 +193,8 @@ def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
 
 
 def _model_request(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    return {"usage": s.usage.plus("model_requests"), "progress_at": r.recorded_at}
+    counted = "model_retries" if "retry_of" in p else "model_requests"  # O1: the same request once more
+    return {"usage": s.usage.plus(counted), "progress_at": r.recorded_at}
 
 
 def _model_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from moorage.api.agent import Agent, AgentTemplate, EgressHost, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
-from moorage.api.modelprovider import ModelProvider, Prices
+from moorage.api.modelprovider import ModelProvider, Prices, ProviderRetries
 from moorage.api.names import digest
 from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.quantity import Quantity
@@ -27,6 +27,7 @@ from moorage.api.wire import (
     ResolvedModel,
     ResolvedPrices,
     ResolvedRetention,
+    ResolvedRetries,
     ResolvedRun,
     ResolvedSandbox,
     ResolvedTimeouts,
@@ -236,8 +237,16 @@ def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> Re
         allowed=allowed,
         prices={each.name: _prices(each.prices) for each in offered if each.prices is not None},
         max_concurrent=spec.max_concurrent_requests,
+        requests_per_minute=spec.requests_per_minute,
+        tokens_per_minute=spec.tokens_per_minute.number if spec.tokens_per_minute else None,
+        retries=_retries(spec.retries),
+        capture=spec.capture,
         max_output_tokens={each.name: each.max_output_tokens for each in offered if each.max_output_tokens is not None},
     )
+
+
+def _retries(told: ProviderRetries) -> ResolvedRetries:
+    return ResolvedRetries(max_attempts=told.max_attempts, budget=told.budget, max_wait_ms=told.max_wait.ms)
 
 
 def _prices(told: Prices) -> ResolvedPrices:

@@ -39,6 +39,7 @@ class Usage:
     cost_micros: int = 0
     model_requests: int = 0
     tool_calls: int = 0
+    model_retries: int = 0
 
     @property
     def tokens(self) -> int:

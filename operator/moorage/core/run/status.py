@@ -146,6 +146,7 @@ def usage(used: Usage) -> UsageStatus:
         cost=dollars(used.cost_micros),
         model_requests=used.model_requests,
         tool_calls=used.tool_calls,
+        model_retries=used.model_retries,
     )
 
 

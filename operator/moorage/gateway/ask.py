@@ -1,0 +1,126 @@
+"""A model request and its answer, as the doors hand them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from moorage.api.quantity import dollars
+from moorage.api.wire import ResolvedModel, ResolvedPrices
+from moorage.core.models.prices import Reserve
+from moorage.core.models.protocol import Protocol
+from moorage.gateway.ledger import Run
+from moorage.gateway.settings import GatewaySettings
+
+TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
+COST_LEFT_HEADER = "x-moorage-cost-left"
+COST_USED_HEADER = "x-moorage-cost-used"
+RETRIES_HEADER = "x-moorage-retries"
+RETRIES_LEFT_HEADER = "x-moorage-retries-left"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One model request as it came.
+
+    `asked` is what `body` says, `sent` the body that leaves, `bytes_hash` is over the canonical bytes of what came,
+    `headers` are those to send on. `tries`: how often it was sent to the provider, with this time; `first`: the id of
+    the first time (O1).
+    """
+
+    protocol: Protocol
+    request_id: str
+    body: bytes
+    asked: Mapping[str, Any]
+    sent: bytes
+    bytes_hash: str
+    model: str
+    prices: ResolvedPrices | None
+    worst: Reserve
+    query: str
+    turn: int | None
+    again: bool
+    headers: dict[str, str]
+    tries: int = 1
+    first: str | None = None
+
+    @property
+    def stream(self) -> bool:
+        """Whether events are asked for."""
+        return self.asked.get("stream") is True
+
+    @property
+    def retried(self) -> Ask:
+        """The same once more: the same decision, with a record of its own."""
+        return replace(self, request_id=uuid4().hex, tries=self.tries + 1, first=self.first or self.request_id)
+
+    def outgoing(
+        self, path: str, model: ResolvedModel, credential: Mapping[str, str], settings: GatewaySettings
+    ) -> dict[str, Any]:
+        """What `httpx.AsyncClient.build_request` takes, for a path of the provider's."""
+        base = model.base_url.rstrip("/").removesuffix("/v1")
+        connect = settings.model_connect_ms / 1000
+        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
+        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (self.headers | dict(credential)).items()]
+        return {
+            "method": "POST",
+            "url": f"{base}{path}" + (f"?{self.query}" if self.query else ""),
+            "content": self.sent,
+            "headers": headers,
+            "timeout": httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect),
+        }
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How an exchange ended: HTTP status (0: no answer), and why it isn't whole, if it isn't.
+
+    `billed`: it may have cost something.
+    """
+
+    status: int
+    content_type: str
+    problem: str | None = None
+    billed: bool = False
+
+    @property
+    def good(self) -> bool:
+        """The provider answered what was asked."""
+        return 200 <= self.status < 300
+
+
+class Kept:
+    """What has passed by, up to a limit; `over` once there was more."""
+
+    def __init__(self, limit: int) -> None:
+        self._data, self._limit, self.over = bytearray(), limit, False
+
+    def add(self, chunk: bytes) -> None:
+        """Keep it, where there is room for all of it."""
+        self.over = self.over or len(self._data) + len(chunk) > self._limit
+        if not self.over:
+            self._data += chunk
+
+    def content(self) -> bytes:
+        """All that was kept."""
+        return bytes(self._data)
+
+
+def left(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:
+    """B3, C7: what is used and left before this answer, costs in dollars; the retries that it took."""
+    limits, used, told = run.spec.limits, run.state.usage, {}
+    if limits.tokens_hard is not None:
+        told[TOKENS_LEFT_HEADER] = str(max(0, limits.tokens_hard - used.tokens))
+    if limits.cost_hard_micros is not None:
+        told[COST_LEFT_HEADER] = dollars(max(0, limits.cost_hard_micros - used.cost_micros))
+    if limits.cost_hard_micros is not None or limits.cost_soft_micros is not None:
+        told[COST_USED_HEADER] = dollars(used.cost_micros)
+    if model.retries.budget:
+        told[RETRIES_LEFT_HEADER] = str(max(0, model.retries.budget - used.model_retries))
+    if ask.tries > 1:
+        told[RETRIES_HEADER] = str(ask.tries - 1)
+    return told
