@@ -171,6 +171,12 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "ModelProvider.models.prices.cacheWrite": priced(cacheWrite="2"),
     "ModelProvider.models.prices.cacheWriteHour": priced(cacheWriteHour="2"),
     "ModelProvider.maxConcurrentRequests": {"maxConcurrentRequests": 9},
+    "ModelProvider.requestsPerMinute": {"requestsPerMinute": 9},
+    "ModelProvider.tokensPerMinute": {"tokensPerMinute": "9k"},
+    "ModelProvider.retries.maxAttempts": {"retries": {"maxAttempts": 9}},
+    "ModelProvider.retries.budget": {"retries": {"budget": 9}},
+    "ModelProvider.retries.maxWait": {"retries": {"maxWait": "9s"}},
+    "ModelProvider.capture": {"capture": True},
     "ModelProvider.models.maxOutputTokens": {"models": [{"name": "m-1", "maxOutputTokens": 9}]},
 }
 

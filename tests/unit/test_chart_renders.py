@@ -486,6 +486,17 @@ def test_the_key_that_signs_heads_is_the_volumes_own_or_a_secrets(helm: str) -> 
     assert path == f"{mount['mountPath']}/key.pem"
 
 
+def test_the_keys_of_recorded_answers_are_a_secrets(helm: str) -> None:
+    gateway = named(render(helm, ("gateway.contentKeysSecretRef.name=answers",)), "Deployment", "moorage-gateway")
+    given = gateway["spec"]["template"]["spec"]
+    (volume,) = (v for v in given["volumes"] if v["name"] == "content-keys")
+    assert volume["secret"] == {"secretName": "answers", "items": [{"key": "keys", "path": "keys"}]}
+    container = given["containers"][0]
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "content-keys")
+    path = next(e["value"] for e in container["env"] if e["name"] == "MOORAGE_CONTENT_KEYS_FILE")
+    assert path == f"{mount['mountPath']}/keys"
+
+
 def test_a_digest_outranks_a_tag(helm: str) -> None:
     digest = "sha256:" + "a" * 64
     objects = render(helm, (f"image.digest={digest}", "image.tag=v1", "image.repository=registry.example/control"))

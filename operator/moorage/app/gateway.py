@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from moorage.api.quantity import duration_ms
 from moorage.app.abilities import abilities
 from moorage.app.apiclient import api_client
-from moorage.app.keys import head_key
+from moorage.app.keys import content_keys, head_key
 from moorage.app.peers import open_peers
 from moorage.app.settings import in_cluster, settings_read
 from moorage.app.stores import open_stores
@@ -70,6 +70,12 @@ class Environment:
     head_key: Path | None = None
     """The file with the key that signs heads (J6); None: one of its own in `data`."""
 
+    content_keys: Path | None = None
+    """The file with the keys of what is kept for recoveries; None: one that follows from the key for heads."""
+
+    gateways: int = 1
+    """How many there are: each asks its share of what a provider takes in a minute."""
+
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Environment:
         """Raise KeyError with the variable's name where one is missing, ValueError for a duration that is none."""
@@ -88,6 +94,8 @@ class Environment:
             egress_private=tuple(filter(None, env.get("MOORAGE_EGRESS_PRIVATE", "").split(","))),
             journal_retention_ms=duration_ms(retention) if retention else None,
             head_key=Path(env["MOORAGE_HEAD_KEY_FILE"]) if env.get("MOORAGE_HEAD_KEY_FILE") else None,
+            content_keys=Path(env["MOORAGE_CONTENT_KEYS_FILE"]) if env.get("MOORAGE_CONTENT_KEYS_FILE") else None,
+            gateways=int(env.get("MOORAGE_GATEWAYS", "1")),
         )
 
 
@@ -127,6 +135,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
         egress_private=env.egress_private,
         mirrors_shared=env.mirrors_shared,
         journal_retention_ms=env.journal_retention_ms,
+        gateways=env.gateways,
     )
     metrics = GatewayMetrics(CollectorRegistry())
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
@@ -149,6 +158,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             http=http,
             clock=clock,
             head_key=key,
+            content_keys=content_keys(env.content_keys, key),
             metrics=metrics,
             log=log,
             settings=settings,

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.store.disk import sync_folder
 
@@ -19,6 +20,14 @@ def head_key(kept: Path) -> SigningKey:
     if not kept.exists():
         _make(kept)
     return SigningKey.read(kept.read_bytes())
+
+
+def content_keys(kept: Path | None, head: SigningKey) -> ContentKeys:
+    """The keys in that file, and the one that follows from the key for heads; that one alone where there is no file.
+    Raises KeysRefused, OSError.
+    """
+    own = ContentKeys.derived(head.pem)
+    return ContentKeys.read(kept.read_bytes()).before(own) if kept is not None else own
 
 
 def _make(kept: Path) -> None:

@@ -24,7 +24,7 @@ from moorage.core.evidence import tar
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.export import header_line, record_line, verify_export
 from moorage.core.journal.plain import plain
-from moorage.core.journal.record import Record
+from moorage.core.journal.record import Record, Retention
 from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.recovery.counterfactual import Answer, Fork, NoSuchQuestion, WhatIf, counterfactual, fork
@@ -118,6 +118,9 @@ async def _what_if(evidence: Evidence, records: Iterator[Record], at: int | None
         forked = fork(records, at)
     except (NoSuchQuestion, IllegalMove) as error:
         raise CliError(str(error)) from None
+    if forked.content.retention == Retention.REPLAY:
+        why = "what had been asked is kept encrypted, for a recovery alone"
+        raise CliError(why, "for runs to come, set `capture: true` in the ModelProvider")
     asked.content = await _content(evidence, forked.content.sha256)
     return counterfactual(forked, str(uuid.uuid4()), SystemClock().now_ms(), asked)
 

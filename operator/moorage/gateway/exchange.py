@@ -341,7 +341,10 @@ class Exchange:
     async def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: bytes) -> Draft:
         """Its content is durable before it is (J8)."""
         run, ask = self._caller.run, self._ask
-        attachments = {"content": await self._ledger.attach(run, content)} if content else None
+        attachments = None
+        if content:
+            captured = run.spec.agent.model is not None and run.spec.agent.model.capture
+            attachments = {"content": await self._gate.contents.keep(run.tenant, content, captured=captured)}
         return self._ledger.observed(
             kind,
             payload,

@@ -13,10 +13,12 @@ from starlette.requests import Request
 from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.commands.admission import Abilities
+from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.record import Record
 from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
+from moorage.gateway.contents import Contents
 from moorage.gateway.durations import Durations
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
@@ -68,6 +70,7 @@ class GatewayDeps:
     peers: Peers = field(default_factory=Alone)
     abilities: Callable[[str], Abilities] = no_abilities
     appended: Appended | None = None
+    content_keys: ContentKeys | None = None
     lot: Callable[[], int] = drawn
     """Draws a number below 2³²: jitter."""
 
@@ -116,6 +119,7 @@ class Gate:
             if shared
             else OwnRefs(deps.mirrors)
         )
+        self.contents = Contents(deps.blobs, deps.content_keys)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(
             deps.peers, deps.leases, deps.clock, deps.metrics, deps.log, every_ms=deps.settings.lease_renewal_ms

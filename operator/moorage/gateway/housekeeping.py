@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import JournalError
+from moorage.gateway.contents import replayable
 from moorage.gateway.gate import Gate
 from moorage.gateway.retention import Retention
 from moorage.gateway.roll import all_rows
@@ -64,7 +65,7 @@ class Housekeeping:
         await self._journals([row for row in rows if not row.sealed])
         for tenant in sorted({row.tenant for row in rows}):
             with self._told(tenant):
-                await self._blobs(tenant)
+                await self._blobs(tenant, [row.run_uid for row in rows if row.tenant == tenant and not row.sealed])
         return rows
 
     async def _journals(self, rows: Sequence[Execution]) -> None:
@@ -86,12 +87,15 @@ class Housekeeping:
         except (StoreError, JournalError, WorkspaceError, OSError) as error:
             self._gate.deps.log.warning("housekeeping_failed", tenant=tenant, reason=type(error).__name__)
 
-    async def _blobs(self, tenant: str) -> None:
-        """Orphans go; references that lead nowhere are reported: nothing can bring them back."""
+    async def _blobs(self, tenant: str, live: Sequence[str]) -> None:
+        """Orphans go, and what no recovery can ask for any more; references that lead nowhere are reported: nothing can
+        bring them back.
+        """
         blobs, log = self._gate.deps.blobs, self._gate.deps.log
-        needed = await self._gate.deps.store.referenced_blobs(tenant)
         before = self._gate.deps.clock.now_ms() - self._settings.orphan_age_ms
-        collected = await blobs.collect_orphans(tenant, needed, before)
+        needed = await self._gate.deps.store.referenced_blobs(tenant)
+        asked_for = [replayable((await self._gate.ledger.open(uid)).facts) for uid in live]
+        collected = await blobs.collect_orphans(tenant, needed.union(*asked_for), before)
         missing = await dangling(blobs, tenant, needed)
         if collected or missing:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))

@@ -34,6 +34,7 @@ from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.ask import Ask, Kept
 from moorage.gateway.breakers import Breakers
 from moorage.gateway.budget import demand_left
+from moorage.gateway.contents import ContentLost
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
 from moorage.gateway.exchange import Shared
@@ -47,7 +48,7 @@ from moorage.gateway.ports import SecretMissing
 from moorage.gateway.questions import Questions
 from moorage.gateway.tries import Tries
 from moorage.gateway.turns import Turns
-from moorage.store.errors import BlobCorrupted, BlobMissing, StoreError
+from moorage.store.errors import StoreError
 
 PREFIX = "/model"
 NO_RETRY = {"x-should-retry": "false"}
@@ -232,8 +233,10 @@ class ModelRoom:
     async def _again(self, caller: Caller, ask: Ask, found: ModelAnswer, request: Request) -> Response | None:
         """Give the recorded answer, unbilled; None where its content was erased, and the model has to be asked."""
         try:
-            content = await self._gate.deps.blobs.get(caller.run.tenant, found.content)
-        except (BlobMissing, BlobCorrupted):
+            content = await self._gate.contents.read(caller.run.tenant, found.content)
+        except ContentLost as error:
+            why = {"run_uid": caller.run.uid, "request_id": found.request_id, "why": str(error)}
+            self._gate.deps.log.warning("recorded_answer_lost", **why)
             return None
         payload = {"status": found.status, "replayed": True, "of": found.request_id, "usage": {}}
         draft = self._ledger.observed(

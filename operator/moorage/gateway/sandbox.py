@@ -30,6 +30,7 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
+from moorage.gateway.contents import ContentLost
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
 from moorage.gateway.errors import NotFound as NothingRecorded
 from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of, mirror_key
@@ -84,7 +85,10 @@ class SandboxRoom:
         found = caller.run.facts.decision(caller.epoch)
         if found is None or found.question.content is None:
             raise NothingRecorded("no decision is left to be acted on")
-        content = await self._gate.deps.blobs.get(caller.run.tenant, found.question.content)
+        try:
+            content = await self._gate.contents.read(caller.run.tenant, found.question.content)
+        except ContentLost:
+            raise NothingRecorded("the decision that is left is kept no more") from None
         return Response(content, media_type=JSON)
 
     async def records(self, request: Request) -> Response:

@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from moorage.api.wire import SecretRef
 from moorage.app.abilities import abilities
 from moorage.clock import Clock, SystemClock
+from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve
 from moorage.gateway.app import GatewayDeps, app_of
@@ -95,6 +96,7 @@ class LocalGateway:
         http: httpx.AsyncClient | None = None,
         peers: Peers | None = None,
         lot: Callable[[], int] = drawn,
+        content_keys: ContentKeys | None = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -116,6 +118,7 @@ class LocalGateway:
             peers=peers or Alone(),
             abilities=abilities,
             lot=lot,
+            content_keys=content_keys,
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []

@@ -120,6 +120,7 @@ class Retention(StrEnum):
 
     JOURNAL = "journal"  # as long as the record
     ERASABLE = "erasable"  # may be asked away earlier; the chain stays whole
+    REPLAY = "replay"  # as long as a recovery may ask for it; no record needs it, and none but the gateway reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class Fact:
     def blobs(self) -> tuple[BlobRef, ...]:
         """Every blob that this record needs."""
         first = (self.payload_ref,) if self.payload_ref else ()
-        return (*first, *(self.attachments or {}).values())
+        return (*first, *(ref for ref in (self.attachments or {}).values() if ref.retention != Retention.REPLAY))
 
 
 @dataclass(frozen=True, kw_only=True)

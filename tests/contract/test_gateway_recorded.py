@@ -1,0 +1,173 @@
+"""R2 over all protocols: what was answered since the last safe point is answered again from the record, unbilled, and
+lies encrypted until nobody can ask for it any more."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+from structlog.testing import capture_logs
+from tests.gateway_script import PASSWORD, Operator, ok
+from tests.model_place import ANTHROPIC, CHAT, REPLY, RESPONSES, Place, Spoken, last, place, script
+
+from moorage.core.journal.ciphers import MAGIC, ContentKeys
+from moorage.gateway.housekeeping import Housekeeping
+from moorage.store.blobs import FileBlobs
+from moorage.store.sqlite import SqliteStore
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+
+__all__ = ["place", "script"]  # fixtures
+
+KEYS = ContentKeys.of([b"k" * 32])
+ALL = pytest.mark.parametrize("spoken", [ANTHROPIC, RESPONSES, CHAT], ids=lambda spoken: spoken.name)
+STREAMING = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
+    """Over files, with keys."""
+    store = SqliteStore(tmp_path / "journal.db")
+    blobs = FileBlobs(tmp_path / "blobs", clock.now_ms)
+    made = LocalGateway(tmp_path, store=store, blobs=blobs, clock=clock, lot=lambda: 0, content_keys=KEYS)
+    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with made.serving():
+        yield made
+    await store.close()
+
+
+async def taken_over(operator: Operator) -> None:
+    """The attempt is lost, and another one begins."""
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "Lost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+
+
+def on_disk(tmp_path: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in tmp_path.glob("**/*") if path.is_file() and "srv" not in path.parts)
+
+
+@ALL
+@STREAMING
+@pytest.mark.rule("R2", "T5")
+async def test_an_agent_that_starts_again_gets_what_was_answered_and_the_disk_doesnt_tell_what(
+    place: Place, spoken: Spoken, tmp_path: Path, *, stream: bool
+) -> None:
+    operator = await place.run(spoken)
+    first = await place.ask(spoken, stream=stream)
+    used = (await operator.state())["usage"]
+    await taken_over(operator)
+    place.gateway.restart()
+    again = await place.ask(spoken, "p2", stream=stream)
+    assert (again.content, again.headers["content-type"]) == (first.content, first.headers["content-type"])
+    assert again.headers["x-moorage-replayed"] == "true"
+    assert len(place.model.log) == 1
+    assert (await operator.state())["usage"] == used
+    held = on_disk(tmp_path)
+    assert MAGIC in held
+    assert REPLY.text.encode() not in held
+    assert b"mend it" not in held
+
+
+@ALL
+@pytest.mark.rule("R2")
+async def test_an_agent_whose_gateway_died_gets_what_it_may_have_missed(place: Place, spoken: Spoken) -> None:
+    """Of the same attempt, without a word of its client's that it asks again."""
+    operator = await place.run(spoken)
+    first = await place.ask(spoken, stream=True)
+    place.gateway.restart()
+    again = await place.ask(spoken, stream=True)
+    assert again.content == first.content
+    assert len(place.model.log) == 1
+    await place.ask(spoken, stream=True)
+    assert len(place.model.log) == 2, "it had that answer, and asked for another"
+    assert (await operator.state())["usage"]["model_requests"] == 2
+
+
+@pytest.mark.rule("R2")
+@STREAMING
+async def test_an_agent_that_went_away_before_the_end_gets_it_when_it_asks_again(place: Place, *, stream: bool) -> None:
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        """The client is gone as soon as it has asked."""
+        asked = False
+
+        async def told() -> Message:
+            nonlocal asked
+            message = {"type": "http.disconnect"} if asked else await receive()
+            asked = asked or not message.get("more_body")
+            return message
+
+        await place.gateway(scope, told, send)
+
+    await place.run(ANTHROPIC)
+    headers = {"authorization": f"Bearer {place.gateway.token_for_pod('p1', 'team-a')}"}
+    transport = httpx.ASGITransport(left)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+        await client.post(ANTHROPIC.path, json=ANTHROPIC.ask(stream=stream))
+    answers = [await place.ask(ANTHROPIC, stream=stream) for _ in range(2)]
+    assert [each.headers.get("x-moorage-replayed") for each in answers] == ["true", None]
+    assert len(place.model.log) == 2
+
+
+@pytest.mark.rule("T5")
+async def test_what_is_captured_is_kept_as_it_is(place: Place) -> None:
+    operator = await place.run(ANTHROPIC, capture=True)
+    answer = await place.ask(ANTHROPIC)
+    ref = (await last(operator, "MODEL_RESPONSE")).attachments["content"]
+    assert ref.retention == "erasable"
+    assert await place.gateway.deps.blobs.get("team-a", ref) == answer.content
+    assert ref.sha256 in await place.gateway.deps.store.referenced_blobs("team-a")
+
+
+@pytest.mark.rule("T5")
+async def test_what_is_kept_for_a_recovery_is_in_no_bundle(place: Place) -> None:
+    operator = await place.run(ANTHROPIC)
+    await place.ask(ANTHROPIC)
+    ref = (await last(operator, "MODEL_RESPONSE")).attachments["content"]
+    assert ref.retention == "replay"
+    reader = place.gateway.reader("bob", "team-a")
+    cited = (await reader.get("/v1/runs/u1/blobs")).content
+    assert ref.sha256.encode() not in cited
+    assert MAGIC not in cited
+
+
+@pytest.mark.rule("R2")
+@pytest.mark.parametrize("keys", [ContentKeys.of([b"x" * 32]), None])
+async def test_without_its_key_the_model_is_asked_again_and_the_log_says_so(
+    place: Place, keys: ContentKeys | None
+) -> None:
+    operator = await place.run(ANTHROPIC)
+    await place.ask(ANTHROPIC)
+    await taken_over(operator)
+    place.gateway.deps = replace(place.gateway.deps, content_keys=keys)
+    place.gateway.restart()
+    with capture_logs() as logs:
+        assert (await place.ask(ANTHROPIC, "p2")).status_code == 200
+    assert len(place.model.log) == 2
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["recorded_answer_lost"]
+    assert "mend it" not in str(logs)
+    assert REPLY.text not in str(logs)
+
+
+@pytest.mark.rule("J8")
+async def test_it_goes_once_no_recovery_can_ask_for_it(place: Place, clock: StepClock) -> None:
+    operator = await place.run(ANTHROPIC)
+    await place.ask(ANTHROPIC)
+    clock.advance(10 * place.gateway.deps.settings.orphan_age_ms)
+    await Housekeeping(place.gateway.gate).once()
+    blobs = await place.gateway.deps.blobs.digests("team-a")
+    assert {ref.sha256 for ref in await contents(operator)} <= set(blobs), "an attempt may ask for them"
+    point = {"epoch": 1, "iteration": 1, "changed": False, "recorded_at": 1}
+    await ok(await place.client().post("/v1/self/checkpoint", json=point))
+    await Housekeeping(place.gateway.gate).once()
+    left = await place.gateway.deps.blobs.digests("team-a")
+    assert not {ref.sha256 for ref in await contents(operator)} & set(left)
+    assert set(left) == await place.gateway.deps.store.referenced_blobs("team-a")
+
+
+async def contents(operator: Operator) -> list[Any]:
+    asked = [record for record in await operator.records() if record.type in {"MODEL_REQUEST", "MODEL_RESPONSE"}]
+    return [record.attachments["content"] for record in asked]
