@@ -339,7 +339,7 @@ class QueueStatus(Told):
     """Why the run waits."""
 
     position: int = Field(default=0, description="Place in the queue, from 1.")
-    reason: Annotated[str, Bounded(512)] = Field(default="", description="What is short, and who would unblock it.")
+    reason: Annotated[str, Bounded(384)] = Field(default="", description="What is short, and who would unblock it.")
 
 
 class JournalStatus(Told):
