@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from moorage.core.run.resolve import WINDOW
 from moorage.drivers import jsonlines
 from moorage.drivers.builtin import driver as builtin
 from moorage.drivers.builtin import model, tools
 from moorage.drivers.command import LINE_CAP, CommandDriver
-from moorage.drivers.pi.config import CONTEXT_WINDOW
 from moorage.drivers.port import Guarantees
 from moorage.drivers.program import FINAL_GRACE_S, FINAL_STOP_S, PIPE_GRACE_S, STOP_GRACE_S
 from moorage.drivers.registry import known, load
@@ -57,7 +57,7 @@ def test_every_tool_is_on_the_page(tmp_path) -> None:
         (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
         (BUILTIN, r"for (\d+) s per decision", model.Retries().patience_s),
         *((page, told, true) for page in (CLAUDE_CODE, CODEX, PI) for told, true in REAL_AGENTS),
-        (PI, r"a context of (\d+)k tokens", CONTEXT_WINDOW / 1000),
+        (PI, r"a context of (\d+)k tokens", WINDOW / 1000),
     ],
 )
 def test_limits_are_the_true_ones(page, told, true) -> None:

@@ -35,7 +35,7 @@ def test_codex_reads_the_model_and_its_door_whatever_the_name(name):
 
 @pytest.mark.parametrize("protocol", APIS)
 def test_pi_reads_the_model_and_its_door_for_each_protocol(protocol):
-    (provider,) = json.loads(models(protocol, "m", "http://127.0.0.1:7", "dummy"))["providers"].values()
+    (provider,) = json.loads(models(protocol, "m", "http://127.0.0.1:7", "dummy", 64_000))["providers"].values()
     assert provider["baseUrl"].startswith("http://127.0.0.1:7/model")
     assert (provider["apiKey"], [each["id"] for each in provider["models"]]) == ("dummy", ["m"])
 

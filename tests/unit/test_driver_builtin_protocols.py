@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.core.continuation import chain
 from moorage.core.journal.canonical import canonical
 from moorage.drivers.builtin import BuiltinDriver, prompt
 from moorage.drivers.builtin.answer import Answer, Call, Malformed
@@ -72,8 +73,8 @@ async def test_the_loop_is_the_same_in_each_protocol(drive, protocol: str) -> No
     second, third, fourth = [json.dumps(body) for body in stand_in.bodies[1:]]
     assert "Three things." in second
     assert r"1\tx" in second
-    assert prompt.CUT_TEXT in third
-    assert prompt.CUT_CALL in fourth
+    assert chain.CUT_TEXT in third
+    assert chain.CUT_CALL in fourth
     assert all(prompt.SYSTEM.splitlines()[0] in body for body in (second, third, fourth))
 
 
@@ -81,7 +82,7 @@ async def test_the_loop_is_the_same_in_each_protocol(drive, protocol: str) -> No
 async def test_an_empty_answer_is_asked_for_in_each_protocol(drive, protocol: str) -> None:
     outcome, _, stand_in = await drive(protocol, Reply())
     assert outcome.reason == "EmptyAnswer"
-    assert prompt.EMPTY in json.dumps(stand_in.bodies[1])
+    assert chain.EMPTY in json.dumps(stand_in.bodies[1])
 
 
 async def test_a_protocol_that_nobody_speaks_is_told(drive) -> None:

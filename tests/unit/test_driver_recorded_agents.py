@@ -131,7 +131,7 @@ async def test_edits_and_parallel_calls_are_told_by_their_places(host, agent):
         ("spent", ("exhausted", "BudgetExhausted"), "BudgetExhausted: the run's token limit of 5 is used up (7)"),
         ("over", ("completed", "Completed"), ""),
         ("gave-up", ("failed", "AgentFailed"), ""),
-        ("cut-short", ("failed", "AgentFailed"), "output"),
+        ("cut-short", ("failed", "OutputLimit"), "output"),
         ("said-nothing", ("completed", "Completed"), ""),
         ("no-such-tool", ("completed", "Completed"), ""),
     ],

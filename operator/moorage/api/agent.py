@@ -53,6 +53,27 @@ class EnvVar(Fields):
     )
 
 
+class Continuation(Fields):
+    """What happens when the agent says that it is done."""
+
+    check_rounds: Annotated[int, Field(ge=0, le=20)] = Field(
+        default=2,
+        description="How often an end is checked before it is taken, and the agent told what stands against it: the"
+        " acceptance commands that fail, a change that was asked for and isn't there. 0: never. The driver command"
+        " can't be told, and isn't checked.",
+    )
+    nudges: Literal["Auto", "On", "Off"] = Field(
+        default="Auto",
+        description="Whether signs alone put an end off too: open items of the agent's own plan, a few words after"
+        " much work. Auto: for builtin, and for no other program.",
+    )
+    plan: bool = Field(
+        default=False,
+        description="Whether the agent is only to plan. Its end is then taken as it says it, unchecked; acceptance"
+        " decides afterwards as always.",
+    )
+
+
 class AgentTemplate(Fields):
     """The program that works."""
 
@@ -76,6 +97,9 @@ class AgentTemplate(Fields):
     model: ModelChoice | None = Field(default=None, description="The model that the agent talks to.")
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), KeyedBy("name")] | None = Field(
         default=None, description="Environment of the agent. Names are unique."
+    )
+    continuation: Continuation | None = Field(
+        default=None, description="What happens when the agent says that it is done."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

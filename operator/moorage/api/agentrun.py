@@ -158,12 +158,18 @@ class Approval(Fields):
 
 
 class Recovery(Fields):
-    """What happens when an attempt is lost."""
+    """What happens when an attempt is lost, or what it proposes isn't accepted."""
 
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5,
         description="Attempts before the run fails with CrashLoop; at least 1. Those lost without a new"
         " checkpoint count twice.",
+    )
+    acceptance_rounds: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None,
+        description="How often the agent goes on, in a new attempt that is told what failed, after acceptance failed on"
+        " what it proposed, while its limits allow. 0: the first failure ends the run. Default: 2, and 0 for the driver"
+        " command.",
     )
 
 
@@ -244,7 +250,9 @@ class AgentRunSpec(Fields):
         ]
         | None
     ) = Field(default=None, description="What a person must allow first. Not enforced yet, and refused unless empty.")
-    recovery: Recovery = Field(default=Recovery(), description="What happens when an attempt is lost.")
+    recovery: Recovery = Field(
+        default=Recovery(), description="What happens when an attempt is lost, or its result isn't accepted."
+    )
     retention: Retention = Field(
         default=Retention(), description="What is kept after the end. It can be changed later."
     )

@@ -44,6 +44,11 @@ class ProvidedModel(Fields):
         description="Most tokens of one answer. So many are reserved for a request that doesn't say how many it allows."
         " Default: 128000.",
     )
+    context_window: Annotated[int, Field(ge=1_024, le=100_000_000)] | None = Field(
+        default=None,
+        description="Most tokens of a request and its answer together. builtin makes its conversation smaller when it"
+        " comes near, and pi is told. Default: 200000.",
+    )
 
 
 class ProviderRetries(Fields):

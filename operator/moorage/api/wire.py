@@ -123,11 +123,20 @@ class ResolvedModel(Wire):
     allowed: tuple[str, ...] = ()
     prices: dict[str, ResolvedPrices] = {}
     max_output_tokens: dict[str, int] = {}
+    context_window: int = 200_000  # of the run's own model, tokens
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     retries: ResolvedRetries = ResolvedRetries()
     capture: bool = False
+
+
+class ResolvedContinuation(Wire):
+    """N1, N4: what happens when the agent says that it is done. An older run asks for nothing."""
+
+    check_rounds: int = 0
+    nudges: bool = False
+    plan: bool = False
 
 
 class ResolvedAgent(Wire):
@@ -139,6 +148,7 @@ class ResolvedAgent(Wire):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     model: ResolvedModel | None = None
+    continuation: ResolvedContinuation = ResolvedContinuation()
 
 
 class ResolvedCheck(Wire):
@@ -230,6 +240,7 @@ class ResolvedRun(Wire):
     sandbox: ResolvedSandbox = ResolvedSandbox()
     retention: ResolvedRetention = ResolvedRetention()
     max_attempts: int = 5
+    acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""
@@ -272,7 +283,8 @@ class PodRegistration(Wire):
 class ReportedRecord(Wire):
     """A fact as its observer saw it. `record_id` makes a repeated report harmless (within an epoch).
 
-    The payload of TOOL_REQUEST, TOOL_RESPONSE, CONTEXT_COMPACTED and AGENT_OUTPUT is content: the gateway keeps it as
+    The payload of TOOL_REQUEST, TOOL_RESPONSE, CONTEXT_COMPACTED, COMPLETION_CHECKED, CONTINUATION_DECIDED and
+    AGENT_OUTPUT is content: the gateway keeps it as
     an erasable blob and leaves measures (exit_code, duration_ms, bytes, stream, …) in the record. AGENT_OUTPUT is
     `{"stream": "stdout" | "stderr", "text": …}`, or `"data"` in base64 where the bytes are no UTF-8.
     """

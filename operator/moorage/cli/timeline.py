@@ -229,6 +229,18 @@ def _drift(p: Payload) -> str:
     )
 
 
+def _checked(p: Payload) -> str:
+    found = "nothing stands against it" if p.get("ok") else "something stands against it"
+    return f"the agent's end was checked in its own sandbox: {found}"
+
+
+TOLD = {"nudge": "the agent is told to go on", "terminate": "the agent is ended"}
+
+
+def _decided(p: Payload) -> str:
+    return f"{TOLD.get(str(p.get('decision')), 'decided')} ({p.get('kind', 'Stopped')})"
+
+
 def _attempt_ended(p: Payload) -> str:
     return f"{p.get('role') or 'runner'} sandbox lost ({_because(p)})"
 
@@ -306,6 +318,8 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.TOOL_REQUEST: _tool,
     RecordType.TOOL_RESPONSE: _tool_done,
     RecordType.CONTEXT_COMPACTED: lambda p: f"context compacted ({p.get('stage')})",
+    RecordType.COMPLETION_CHECKED: _checked,
+    RecordType.CONTINUATION_DECIDED: _decided,
     RecordType.ITERATION_COMPLETE: _iteration_done,
     RecordType.CHECKPOINT: _checkpoint,
     RecordType.AGENT_OUTPUT: _output,

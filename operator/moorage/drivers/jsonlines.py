@@ -11,11 +11,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from moorage.drivers.port import Host, Outcome, Task
-from moorage.drivers.program import SUMMARY_CAP, Iterations, Piece, Program, Spent, killed, pieces, started
+from moorage.drivers.program import (
+    OUTPUT_LIMIT,
+    SUMMARY_CAP,
+    Iterations,
+    Piece,
+    Program,
+    Spent,
+    killed,
+    pieces,
+    started,
+)
 from moorage.drivers.telling import Place, Telling, ToolResult
 from moorage.drivers.untrusted import read
 
@@ -88,9 +98,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Ended:
-    """The last word: None for success."""
+    """The last word: None for success. `cut`: the last answer was cut by its length."""
 
     failure: str | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,7 @@ class AgentListener:
     ) -> None:
         self.summary, self.final = "", asyncio.Event()
         self._say = say
-        self.iterations = Iterations(task, host)
+        self.iterations = Iterations(task, host, told=True)
         self._host, self._dialect, self._remember, self._telling = host, dialect, remember, Telling(host)
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
         self._index = 0  # of the next call within its iteration
@@ -204,7 +215,7 @@ class AgentListener:
                 self._trouble = self._failure(fact.message)
                 await self._telling.said(f"[{self._trouble}]")
             case Ended():
-                self._end = Ended(None if fact.failure is None else self._failure(fact.failure))
+                self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
                 self.final.set()
             case Reply():
                 await self._reply(fact.data)
@@ -237,7 +248,7 @@ class AgentListener:
             await self._telling.answered(*known, fact.result.capped())
 
     async def _settled(self, fact: Settled) -> None:
-        await self.iterations.complete(fact.usage)
+        await self.iterations.complete(fact.usage, more=fact.more)
         self._index = 0
         if fact.more:
             self.iterations.demand_one()
@@ -266,7 +277,8 @@ class AgentListener:
     def _failed(self, why: str, code: int) -> Outcome:
         if SPENT in why:
             return Outcome("exhausted", "BudgetExhausted", why, self.summary, code)
-        reason = "ModelUnauthorized" if self._refused else "AgentFailed"
+        cut = self._end is not None and self._end.cut
+        reason = "ModelUnauthorized" if self._refused else OUTPUT_LIMIT if cut else "AgentFailed"
         return Outcome("failed", reason, why, self.summary, code)
 
 

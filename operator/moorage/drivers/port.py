@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.core.continuation.loops import Finding
 
 Ending = Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
 
@@ -29,6 +30,12 @@ class Guarantees:
     """M3: a message enters while the agent works, between its tool calls and its next decision."""
     follow_up: bool = False
     """M3: a message enters once the agent has stopped, and it goes on from there."""
+    native_continuation: bool = False  # it asks its host about ends and circles by itself (N1)
+
+    @property
+    def can_go_on(self) -> bool:
+        """N1: after its program has stopped, `run` with `Task.go_on_with` goes on with the same conversation."""
+        return self.resume == "session" and not self.native_continuation
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Task:
     """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback; `dummy_key` opens nothing.
 
     `iterations_used` is how many are complete, which the limit counts: numbers that lost attempts began have gaps.
+    `judged`: acceptance commands decide on the result. `go_on_with`: the program has stopped in this attempt, and this
+    is what its conversation goes on with (see `Guarantees.can_go_on`).
     """
 
     run_uid: str
@@ -63,6 +72,8 @@ class Task:
     tokens_used: int
     iterations_used: int
     recorded: Recorded | None = None
+    judged: bool = False
+    go_on_with: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,16 @@ class Outcome:
     message: str = ""
     summary: str = ""
     exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class EndCheck:
+    """`objection`: instructions for the agent; None where nothing stands against its end, or where it was checked
+    often enough. `proved`: every acceptance command has passed.
+    """
+
+    objection: str | None = None
+    proved: bool = False
 
 
 Kind = Literal["Steer", "FollowUp"]
@@ -134,11 +155,19 @@ class Host(Protocol):
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote; kept as chunked artifacts, bounded, never a record each."""
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
-        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5).
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
+        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5). Returns the tree's hash.
 
         Every process of the agent's stands still (SIGSTOP) while the picture is taken.
         """
+
+    async def check_end(self) -> EndCheck:
+        """N4: what stands against the end that the agent has just said, at its last safe point. No process of its may
+        be alive.
+        """
+
+    def circle(self) -> Finding | None:
+        """N6: that the agent goes in circles, where that is news."""
 
     async def spawn(
         self,

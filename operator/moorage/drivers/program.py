@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from moorage.core.continuation.chain import NO_PROGRESS
+from moorage.core.continuation.loops import Finding
 from moorage.drivers.port import Child, Host, Outcome, Task
 
 READ = 64 * 1024
@@ -22,6 +24,8 @@ FINAL_STOP_S = 5.0  # and then between SIGTERM and SIGKILL
 PIPE_GRACE_S = 2.0  # after the program's end: how long a grandchild may hold its output open
 AFTER_END_BYTES = 4 * 1024 * 1024  # more than a pipe and our buffers can hold
 SUMMARY_CAP = 4096
+OUTPUT_LIMIT = "OutputLimit"  # the last answer was cut by its length
+CIRCLING = "Circling"  # stopped to be told of a circle; whoever can't be told is never stopped for that
 
 
 class Listener(Protocol):
@@ -45,10 +49,21 @@ class Spent(Exception):
     """A limit that the program can't know of is reached."""
 
 
-class Iterations:
-    """Which iteration comes next, and whether there may be one (B3)."""
+class Circling(Exception):
+    """N6: the agent goes in circles."""
 
-    def __init__(self, task: Task, host: Host) -> None:
+    def __init__(self, found: Finding) -> None:
+        self.found = found
+        super().__init__(found.facts)
+
+
+class Iterations:
+    """Which iteration comes next, and whether there may be one (B3). `told`: the program can be told of a circle, so it
+    is stopped for that; else only where it is to be ended.
+    """
+
+    def __init__(self, task: Task, host: Host, *, told: bool = False) -> None:
+        self._told = told
         self.next, self._used = task.next_iteration, task.iterations_used
         self._limit, self._host = task.limits.max_iterations, host
 
@@ -57,11 +72,14 @@ class Iterations:
         if self._limit is not None and self._used >= self._limit:
             raise Spent(f"all {self._limit} iterations are used up")
 
-    async def complete(self, usage: Mapping[str, int] | None = None) -> None:
-        """Take the safe point that counts one."""
+    async def complete(self, usage: Mapping[str, int] | None = None, *, more: bool = True) -> None:
+        """Take the safe point that counts one. Raise Circling, where another one follows."""
         await self._host.safe_point(self.next, usage)
         self.next += 1
         self._used += 1
+        found = self._host.circle() if more else None
+        if found is not None and (found.last or self._told):
+            raise Circling(found)
 
 
 async def started(
@@ -111,6 +129,9 @@ class Program:
             return Outcome("cancelled", "Stopped", "stopped on request", self._listener.summary, code)
         except Spent as error:
             return Outcome("exhausted", "BudgetExhausted", str(error), self._listener.summary)
+        except Circling as error:
+            reason = NO_PROGRESS if error.found.last else CIRCLING
+            return Outcome("failed", reason, error.found.facts, self._listener.summary)
         finally:
             await self._child.stop(0)
             for each in (told, said, *tasks):

@@ -76,10 +76,13 @@ def _head(path: Path, size: int = 128) -> bytes:
 
 
 def opening(task: Task, *, resumed: bool) -> str:
-    """What the program is told: the goal, and in a recovered attempt what is known of the earlier ones (R4).
+    """What the program is told: what its conversation goes on with, where it has just stopped (N1); else the goal, and
+    in a recovered attempt what is known of the earlier ones (R4).
 
     A conversation that goes on may be ahead of the worktree, which stands at the last safe point.
     """
+    if task.go_on_with is not None:
+        return task.go_on_with if resumed else f"{task.goal}\n\n{task.go_on_with}"
     if not task.handoff and not resumed:
         return task.goal
     handoff = f"\n\n<handoff>\n{task.handoff}\n</handoff>" if task.handoff else ""

@@ -25,6 +25,8 @@ RUNNER_SAYS = frozenset(
         T.TOOL_REQUEST,
         T.TOOL_RESPONSE,
         T.CONTEXT_COMPACTED,
+        T.COMPLETION_CHECKED,
+        T.CONTINUATION_DECIDED,
         T.CONSTRAINT_EVALUATED,
         T.AGENT_OUTPUT,
         T.DRIFT_SAVED,
@@ -48,7 +50,16 @@ OPERATOR_SAYS = frozenset(
         T.RUN_CANCELLED,
     }
 )
-CONTENT_TYPES = frozenset({T.TOOL_REQUEST, T.TOOL_RESPONSE, T.CONTEXT_COMPACTED, T.AGENT_OUTPUT})
+CONTENT_TYPES = frozenset(
+    {
+        T.TOOL_REQUEST,
+        T.TOOL_RESPONSE,
+        T.CONTEXT_COMPACTED,
+        T.COMPLETION_CHECKED,
+        T.CONTINUATION_DECIDED,
+        T.AGENT_OUTPUT,
+    }
+)
 """Their payload is what people, models and tools wrote: it goes to the blob store whole."""
 
 MEASURES = (
@@ -68,6 +79,10 @@ MEASURES = (
     "stage",
     "tokens_before",
     "tokens_after",
+    "context_hash",
+    "decision",
+    "kind",
+    "round",
 )
 """Fields of such payloads that say nothing of the content and are kept in the record as well."""
 

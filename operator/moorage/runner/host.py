@@ -8,16 +8,20 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from moorage.api.wire import Assignment, CheckpointReport
+from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
-from moorage.drivers.port import Child
+from moorage.drivers.port import Child, EndCheck
+from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
+from moorage.runner.completion import Completion, change_asked
 from moorage.runner.mailbox import Mailbox
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
-from moorage.runner.report import Reporter, now_ms
+from moorage.runner.report import Reporter, now_ms, plain
 from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
@@ -36,19 +40,54 @@ class RunnerHost:
         paths: AgentPaths,
     ) -> None:
         self.stopping = asyncio.Event()
-        self.emit = reporter.emit
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
+        self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
+        self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
         self._client, self._reporter = client, reporter
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
+        self.next_iteration = assignment.next_iteration
+        self.tree = worktree.last_tree
+        self.busy = 0  # turns in a row that called tools, before the last one that called none
+        self._busy, self._called, self._decided = 0, False, 0
+
+    async def emit(
+        self,
+        type: str,  # noqa: A002  the record's own word
+        payload: Mapping[str, Any],
+        *,
+        record_id: str | None = None,
+        turn: int | None = None,
+        step: int | None = None,
+        tool_call_id: str | None = None,
+    ) -> None:
+        """Journal a fact as reported."""
+        self._circles.told(type, payload)
+        self._called = self._called or type == "TOOL_REQUEST"
+        ids = {"record_id": record_id, "tool_call_id": tool_call_id}
+        await self._reporter.emit(type, payload, turn=turn, step=step, **ids)
+
+    async def check_end(self) -> EndCheck:
+        """N4: what stands against the agent's end."""
+        return await self._completion.check(self._circles)
+
+    async def tell_decision(self, decision: str, kind: str, text: str) -> None:
+        """What was decided where the agent's program had stopped (N1)."""
+        self._decided += 1
+        told = {"decision": decision, "kind": kind, "iteration": self.next_iteration, "text": plain(text)}
+        await self.emit("CONTINUATION_DECIDED", told, record_id=f"CONTINUATION_DECIDED:{self._decided}:{kind}")
+
+    def circle(self) -> Finding | None:
+        """N6: what the loop detector has found."""
+        return self._circles.news()
 
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote."""
         self._reporter.progress += 1
         self.log.add(stream, data)
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
         """P2, P5: the objects first, then the record that counts them."""
         with standing_still():
             taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
@@ -69,7 +108,11 @@ class RunnerHost:
         self._reporter.last_iteration = iteration
         self._tokens += total(usage or {})
         self._iterations += 1
+        self.next_iteration = iteration + 1
         self.tell_remaining()
+        self._circles.stood(taken.tree, self._used())
+        self._turned(taken.tree)
+        return taken.tree
 
     async def spawn(
         self,
@@ -83,6 +126,26 @@ class RunnerHost:
         """Start a program of the agent's."""
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
         return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin, talk=talk)
+
+    def _turned(self, tree: str) -> None:
+        """A turn is over: who called nothing in it has stopped."""
+        self.tree = tree
+        if self._called:
+            self._busy += 1
+        else:
+            self.busy, self._busy = self._busy, 0
+        self._called = False
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Complete iterations and tokens, those of earlier attempts with them."""
+        return self._iterations, self._tokens
+
+    def _used(self) -> int:
+        """Percent of the hard limit that is nearest."""
+        limits = self._assignment.limits
+        pairs = ((self._iterations, limits.max_iterations), (self._tokens, limits.tokens_hard))
+        return max((100 * used // limit for used, limit in pairs if limit), default=0)
 
     def tell_remaining(self) -> None:
         """C7: what is left, in a file that the agent may read at any time."""

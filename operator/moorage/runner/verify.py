@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import platform
 import secrets
-import time
 from dataclasses import dataclass
 
-from moorage.api.wire import Assignment, CheckResult, ReportedRecord, ReportRequest, ResolvedCheck, VerificationReport
+from moorage.api.wire import Assignment, CheckResult, ReportedRecord, ReportRequest, VerificationReport
 from moorage.points import Point, reached
+from moorage.runner.checking import run_check, without_model
 from moorage.runner.client import GatewayClient
 from moorage.runner.disk import disk_named
 from moorage.runner.host import AgentPaths
-from moorage.runner.processes import ChildProcess, forbid_inspection, kill_everything, spawn
+from moorage.runner.processes import forbid_inspection
 from moorage.runner.relay import Relay
 from moorage.runner.report import now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.worktree import RunWorktree, WorktreeOptions
 
-TAIL_BYTES = 16 * 1024
-READ = 64 * 1024
-PIPE_GRACE_S = 2.0
 BRANCH = "moorage/verify"
 
 
@@ -84,9 +80,9 @@ class Verification:
         worktree = await self.client.patiently(lambda: self._checkout(commit))
         paths = AgentPaths(self.settings.volume, self.relay.url, "")
         paths.prepare("")
-        env = {**_plain(paths), **worktree.agent_environment}
+        env = {**without_model(paths.environment()), **worktree.agent_environment}
         for check in self.assignment.acceptance:
-            checks.append(await run_check(check, worktree, env))
+            checks.append(await run_check(check, worktree.tree, env))
             if not checks[-1].passed:
                 break
 
@@ -104,50 +100,6 @@ class Verification:
             branch=BRANCH,
             options=options,
         )
-
-
-def _plain(paths: AgentPaths) -> dict[str, str]:
-    """The agent's environment without a way to a model."""
-    return {
-        name: value for name, value in paths.environment().items() if not name.startswith(("ANTHROPIC_", "MOORAGE_"))
-    }
-
-
-async def run_check(check: ResolvedCheck, worktree: RunWorktree, env: dict[str, str]) -> CheckResult:
-    """Run one command by `sh -c` within its time; nothing of it is left afterwards."""
-    begun = time.monotonic()
-    child = await spawn(["sh", "-c", check.run], env=env, cwd=worktree.tree)
-    tail = bytearray()
-    readers = [asyncio.create_task(_drain(stream, tail)) for stream in (child.stdout, child.stderr)]
-    code = await _within(child, check.timeout_ms / 1000)
-    await kill_everything()
-    await asyncio.wait(readers, timeout=PIPE_GRACE_S)
-    for reader in readers:
-        reader.cancel()
-    child.close()
-    return CheckResult(
-        name=check.name,
-        run=check.run,
-        exit_code=code,
-        timed_out=code is None,
-        duration_ms=int((time.monotonic() - begun) * 1000),
-        output=tail.decode("utf-8", "replace"),
-    )
-
-
-async def _within(child: ChildProcess, seconds: float) -> int | None:
-    """The exit code, or None when time was up."""
-    try:
-        return await asyncio.wait_for(asyncio.shield(child.wait()), seconds)
-    except TimeoutError:
-        await child.stop(0)
-        return None
-
-
-async def _drain(stream: asyncio.StreamReader, tail: bytearray) -> None:
-    while data := await stream.read(READ):
-        tail.extend(data)
-        del tail[:-TAIL_BYTES]
 
 
 def _environment() -> dict[str, str]:

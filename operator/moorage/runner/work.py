@@ -13,12 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from moorage.api.wire import Assignment, Orders, ResultReport
-from moorage.drivers.port import Outcome, Recorded, Task
+from moorage.core.continuation.chain import NO_PROGRESS
+from moorage.drivers.port import Driver, Outcome, Recorded, Task
+from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
 from moorage.runner.client import Fenced, GatewayClient, GatewayError
 from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
+from moorage.runner.followups import FollowUps
 from moorage.runner.host import AgentPaths, RunnerHost, iterations_used
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
@@ -181,7 +184,7 @@ class Work:
             return Outcome("failed", "UnknownDriver", str(error))
         await self.reporter.emit("AGENT_STARTED", {"driver": driver.name})
         task = self._task(worktree, paths, await self._recorded())
-        work = asyncio.create_task(driver.run(task, host))
+        work = asyncio.create_task(_driven(driver, task, host))
         stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
         try:
             await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,6 +247,7 @@ class Work:
             tokens_used=a.tokens_used,
             iterations_used=iterations_used(a),
             recorded=recorded,
+            judged=bool(a.acceptance),
         )
 
     async def _obey(self, worktree: RunWorktree, outcome: Outcome, stop: Orders | None) -> None:
@@ -317,6 +321,20 @@ class Work:
         reached(Point.RESULT_BEFORE)
         await self.client.result(report)
         reached(Point.RESULT_AFTER)
+
+
+async def _driven(driver: Driver, task: Task, host: RunnerHost) -> Outcome:
+    """The driver's word; a program that can be followed up goes on while the chain wants it to (N1)."""
+    going = FollowUps(task, host)
+    while True:
+        outcome = await driver.run(task, host)
+        if not driver.guarantees.can_go_on or host.stopping.is_set():
+            return replace(outcome, reason=NO_PROGRESS) if outcome.reason == CIRCLING else outcome
+        await kill_everything()
+        follows = await going.after(task, outcome)
+        if isinstance(follows, Outcome) or host.stopping.is_set():
+            return follows if isinstance(follows, Outcome) else outcome
+        task = follows
 
 
 def _leaving(stop: Orders | None) -> Leave:

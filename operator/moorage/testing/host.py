@@ -8,6 +8,7 @@ assert host.iterations == [1, 2]
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
-from moorage.drivers.port import Child, Kind, Message, Recorded, Task
+from moorage.core.continuation.loops import Finding, Thresholds
+from moorage.drivers.port import Child, EndCheck, Kind, Message, Recorded, Task
+from moorage.drivers.watching import Circles
 from moorage.runner.processes import spawn
 
 
@@ -65,7 +68,10 @@ class GivenMessages:
 
 @dataclass
 class LocalHost:
-    """Implements drivers.port.Host over a folder `tree`; `iterations` and `usage` are its safe points."""
+    """Implements drivers.port.Host over a folder `tree`; `iterations` and `usage` are its safe points.
+
+    `ends` is what stands against the agent's ends, one after the other; `checked` counts how often that was asked.
+    """
 
     tree: Path
     told: list[Told] = field(default_factory=list)
@@ -74,6 +80,9 @@ class LocalHost:
     usage: list[Mapping[str, int]] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     messages: GivenMessages = field(default_factory=GivenMessages)
+    ends: list[EndCheck] = field(default_factory=list)
+    checked: int = 0
+    circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
 
     async def emit(
         self,
@@ -86,16 +95,29 @@ class LocalHost:
         tool_call_id: str | None = None,
     ) -> None:
         """Keep a fact."""
+        self.circles.told(type, payload)
         self.told.append(Told(type, payload, record_id, turn, tool_call_id))
 
     async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
         """Keep what the agent wrote."""
         self.said += data
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> None:
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
         """Count an iteration."""
         self.iterations.append(iteration)
         self.usage.append(dict(usage or {}))
+        tree = await asyncio.to_thread(_hash_of, self.tree)
+        self.circles.stood(tree, 0)
+        return tree
+
+    async def check_end(self) -> EndCheck:
+        """The next one of `ends`; nothing to say when they are used up."""
+        self.checked += 1
+        return self.ends.pop(0) if self.ends else EndCheck()
+
+    def circle(self) -> Finding | None:
+        """What the loop detector has found."""
+        return self.circles.news()
 
     async def spawn(
         self,
@@ -122,6 +144,8 @@ def task_for(
     handoff: str | None = None,
     tokens_used: int = 0,
     recorded: Recorded | None = None,
+    judged: bool = False,
+    go_on_with: str | None = None,
 ) -> Task:
     """A task on the host's tree; its other folders are made beside it."""
     beside = host.tree.parent
@@ -144,4 +168,14 @@ def task_for(
         tokens_used=tokens_used,
         iterations_used=next_iteration - 1,
         recorded=recorded,
+        judged=judged,
+        go_on_with=go_on_with,
     )
+
+
+def _hash_of(tree: Path) -> str:
+    """Of all files and what they hold."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in tree.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

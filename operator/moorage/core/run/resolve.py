@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from moorage.api.agent import Agent, AgentTemplate, EgressHost, ModelChoice, Sandbox
+from moorage.api.agent import Agent, AgentTemplate, Continuation, EgressHost, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
 from moorage.api.constraints import Constraints
 from moorage.api.modelprovider import ModelProvider, Prices, ProviderRetries
@@ -21,6 +21,7 @@ from moorage.api.quantity import Quantity
 from moorage.api.wire import (
     ResolvedAgent,
     ResolvedCheck,
+    ResolvedContinuation,
     ResolvedDelivery,
     ResolvedEgress,
     ResolvedLimits,
@@ -40,6 +41,9 @@ from moorage.core.models.responses import RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.observed import Problem
 
+NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
+ACCEPTANCE_ROUNDS = 2
+WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]
 SPEAKS = MappingProxyType({"claude-code": frozenset({MESSAGES.name}), "codex": frozenset({RESPONSES.name})})
 """Protocols that a driver's program speaks; what isn't named here may speak any."""
@@ -135,7 +139,14 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         sandbox=sandbox,
         retention=retention(run),
         max_attempts=spec.recovery.max_attempts,
+        acceptance_rounds=_rounds(run, resolved.driver),
     )
+
+
+def _rounds(run: AgentRun, driver: str) -> int:
+    """The same command again mostly comes to the same."""
+    asked = run.spec.recovery.acceptance_rounds
+    return asked if asked is not None else 0 if driver == UNHEARING else ACCEPTANCE_ROUNDS
 
 
 def _refuse_unsupported(run: AgentRun) -> None:
@@ -211,7 +222,17 @@ def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> Res
         args=template.args or (),
         env={variable.name: variable.value for variable in template.env or ()},
         model=_model(template, template.model, refs) if template.model else None,
+        continuation=_continuation(template),
     )
+
+
+def _continuation(template: AgentTemplate) -> ResolvedContinuation:
+    """A command's program hears of nothing that is said to it after its start."""
+    asked = template.continuation or Continuation()
+    if template.driver == UNHEARING:
+        return ResolvedContinuation(plan=asked.plan)
+    nudges = template.driver == NATIVE if asked.nudges == "Auto" else asked.nudges == "On"
+    return ResolvedContinuation(check_rounds=asked.check_rounds, nudges=nudges, plan=asked.plan)
 
 
 def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> ResolvedModel:
@@ -241,6 +262,7 @@ def _model(template: AgentTemplate, choice: ModelChoice, refs: References) -> Re
         tokens_per_minute=spec.tokens_per_minute.number if spec.tokens_per_minute else None,
         retries=_retries(spec.retries),
         capture=spec.capture,
+        context_window=next((m.context_window for m in offered if m.name == choice.name and m.context_window), WINDOW),
         max_output_tokens={each.name: each.max_output_tokens for each in offered if each.max_output_tokens is not None},
     )
 

@@ -4,6 +4,9 @@ people say meanwhile enters between two of them (M3).
 A recovered attempt acts first on what the model had decided in the iteration that was cut off (R2): the conversation
 goes on, under that iteration's number, and hears of the handoff with the results. Where nothing was decided it begins a
 new conversation from the goal and a handoff made of facts (R4), at the next number, so that none is used twice (E2).
+
+Where the model stops, `core.continuation` decides what becomes of that (N1); a conversation that outgrows the model's
+context is made smaller before the next request (N5).
 """
 
 from __future__ import annotations
@@ -14,26 +17,27 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from moorage.api.quantity import dollars
-from moorage.core.models.usage import total
+from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide, worked
+from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
+from moorage.core.continuation.loops import Finding
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
-from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, Conversation
+from moorage.drivers.builtin.context import Compaction
+from moorage.drivers.builtin.conversation import Conversation
 from moorage.drivers.builtin.messages import MessagesConversation
 from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
 from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
+from moorage.drivers.builtin.purse import Purse
+from moorage.drivers.builtin.room import NO_TOOLS, Room
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import Guarantees, Host, Kind, Outcome, Task
+from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Task
 from moorage.drivers.program import SUMMARY_CAP
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
 CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
     {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
 )
-MAX_CUT = 3  # N1: answers in a row that the output limit cut
-MAX_EMPTY = 2
-FEW_ITERATIONS = 3
-SHORT = 0.2  # of the hard limit
+FULL = "ContextExceeded"
 
 
 class BuiltinDriver:
@@ -41,7 +45,12 @@ class BuiltinDriver:
 
     name = "builtin"
     guarantees = Guarantees(
-        safe_points="iterations", resume="checkpoint", native_usage=True, steer=True, follow_up=True
+        safe_points="iterations",
+        resume="checkpoint",
+        native_usage=True,
+        steer=True,
+        follow_up=True,
+        native_continuation=True,
     )
 
     def __init__(self, retries: Retries | None = None) -> None:
@@ -56,8 +65,9 @@ class BuiltinDriver:
             why = f"the driver `builtin` doesn't speak {model.protocol}, as ModelProvider {model.provider} does"
             return Outcome("failed", "ProtocolNotSupported", why)
         talk, tools = conversation(), Toolbox(task.tree, task.tmp, host, task.agent.env)
+        room = Room(model.context_window, lambda talk: talk.request(model.name, tools.definitions()), conversation)
         async with client(task.relay_url, task.dummy_key) as http:
-            loop = _Loop(task, host, model.name, ModelClient(http, self._retries, talk), talk, tools)
+            loop = _Loop(task, host, ModelClient(http, self._retries, talk), talk, tools, room)
             return await _unless_stopped(loop, host)
 
 
@@ -81,27 +91,25 @@ class _Loop:
 
     task: Task
     host: Host
-    name: str
     model: ModelClient
     talk: Conversation
     tools: Toolbox
+    room: Room
     summary: str = ""
-    tokens: int = 0
-    spent_micros: int = 0
-    done: int = 0
-    cut: int = 0
-    empty: int = 0
+    busy: int = 0  # iterations in a row that called tools
+    given: Given = field(default_factory=Given)
+    purse: Purse = field(init=False)
     telling: Telling = field(init=False)
 
     def __post_init__(self) -> None:
         self.telling = Telling(self.host)
+        self.purse = Purse(self.task.limits, self.task.tokens_used, self.task.iterations_used)
 
     async def run(self) -> Outcome:
-        self.tokens, self.done = self.task.tokens_used, self.task.iterations_used
         iteration = self.task.next_iteration
         ended = await self._begin()
         while (ended := await self._goes_on(ended, iteration)) is None:
-            ended = await self._iterate(iteration, self.talk.request(self.name, self.tools.definitions()))
+            ended = await self._next(iteration)
             iteration += 1
         return ended
 
@@ -109,7 +117,7 @@ class _Loop:
         """None where there is another decision to make: nothing has ended, or a person has more to say (M3)."""
         if ended is not None and ended.outcome != "completed":
             return ended
-        if (spent := self._spent()) is not None:
+        if (spent := self.purse.spent()) is not None:
             return ended or self._exhausted(spent)
         kinds: tuple[Kind, ...] = ("Steer",) if ended is None else ("Steer", "FollowUp")
         said = await self.host.messages.take(*kinds, turn=iteration, fresh=ended is not None)
@@ -124,73 +132,71 @@ class _Loop:
             self.talk.say(prompt.opening(self.task))
             return None
         self.talk.resume(recorded.request)
+        if NO_TOOLS in recorded.request:
+            return await self._sum_up(recorded.iteration, recorded.request, billed=True)
         ended = await self._iterate(recorded.iteration, recorded.request, billed=True)
         if ended is None:
             self.talk.say(prompt.resumed(self.task.handoff or ""))
         return ended
 
+    async def _next(self, iteration: int) -> Outcome | None:
+        """One iteration: a decision, or the summary that makes room for one."""
+        await self._tell_compactions(iteration, self.room.fit(self.talk))
+        if not self.room.wants_summary(self.talk, iteration):
+            return await self._iterate(iteration, self.room.ask(self.talk))
+        self.talk.say(prompt.SUMMARISE)
+        return await self._sum_up(iteration, {**self.room.ask(self.talk), NO_TOOLS: self.talk.no_tools})
+
     # --- one iteration ------------------------------------------------------------------------------------------------
 
     async def _iterate(self, iteration: int, request: Mapping[str, Any], *, billed: bool = False) -> Outcome | None:
         """Ask, act, take a safe point; an Outcome where that is the end. `billed`: what comes from the record was."""
+        answer = await self._ask(iteration, request, billed=billed)
+        if isinstance(answer, Outcome):
+            return answer
+        finish = await self._act(iteration, answer)
+        tree = await self.host.safe_point(iteration, answer.usage)
+        self.purse.done += 1
+        if finish is None:
+            return await self._worked(iteration)
+        return await self._stopped(iteration, answer, finish, tree)
+
+    async def _ask(self, iteration: int, request: Mapping[str, Any], *, billed: bool) -> Answer | Outcome:
         try:
             answer = await self.model.ask(request, iteration)
         except BudgetSpent as error:
             return self._exhausted(str(error))
         except ModelError as error:
+            if error.reason == FULL:  # the same as the stop reason that another protocol has for it
+                return Answer("", (), NO_ROOM, {})
             return Outcome("failed", error.reason, str(error), self.summary)
         if billed and answer.replayed:
             answer = replace(answer, usage={})
-        ended = await self._act(iteration, answer)
-        await self.host.safe_point(iteration, answer.usage)
-        self.done += 1
-        return ended
+        self.room.learn(request, answer)
+        self.purse.take(answer)
+        return answer
 
-    async def _act(self, iteration: int, answer: Answer) -> Outcome | None:
-        """Do what was decided; an Outcome where that is the end."""
-        self.tokens += total(answer.usage)
-        self.spent_micros = answer.spent_micros or self.spent_micros
+    async def _act(self, iteration: int, answer: Answer) -> Finish | None:
+        """Do what was decided; None where the model waits for results, else why it has stopped."""
         await self.telling.said(answer.text)
         if answer.text.strip():
             self.summary = answer.text.strip()[:SUMMARY_CAP]
-        self.cut = self.cut + 1 if answer.cut else 0
-        self.empty = self.empty + 1 if answer.empty and not answer.cut else 0
-        if (failure := self._failure(answer)) is not None:
-            return failure
+        if answer.stop in ENDS:
+            return ENDS[answer.stop]
         whole = answer.without_cut_call()
         if whole.calls:
             await self._run_calls(iteration, whole)
-        elif answer.cut:
-            self._go_on(whole, prompt.CUT_CALL if answer.calls else prompt.CUT_TEXT)
-        elif answer.empty:
-            self.talk.say(prompt.EMPTY)
-        else:
+        elif not whole.empty:
             self.talk.heard(whole)
-            return Outcome("completed", "Completed", "", self.summary)
-        self._warn()
-        return None
-
-    def _failure(self, answer: Answer) -> Outcome | None:
-        """Answers that lead nowhere."""
-        if answer.stop == DECLINED:
-            return Outcome("failed", "ModelDeclined", "the model declined to go on with this goal", self.summary)
-        if answer.stop == NO_ROOM:
-            why = "the conversation no longer fits the model's context"
-            return Outcome("failed", "ContextExceeded", why, self.summary)
-        if self.cut > MAX_CUT:
-            why = f"{self.cut} answers in a row were cut by the limit of {MAX_OUTPUT_TOKENS} output tokens"
-            return Outcome("failed", "OutputLimit", why, self.summary)
-        if self.empty > MAX_EMPTY:
-            return Outcome("failed", "EmptyAnswer", f"{self.empty} answers in a row were empty", self.summary)
-        return None
+        if answer.cut:
+            return Finish.CUT_CALL if answer.calls else Finish.CUT
+        return None if whole.calls else Finish.EMPTY if whole.empty else Finish.DONE
 
     async def _run_calls(self, iteration: int, answer: Answer) -> None:
         """In their order, one after the other; all results go back together (M6)."""
         results = [(call, await self._run_call(iteration, index, call)) for index, call in enumerate(answer.calls)]
         self.talk.heard(answer)
         self.talk.results(results)
-        if answer.cut:
-            self.talk.say(prompt.CUT_CALL)
 
     async def _run_call(self, iteration: int, index: int, call: Call) -> ToolResult:
         """M1: the arguments are durable before anything of the call runs."""
@@ -204,44 +210,111 @@ class _Loop:
         await self.telling.answered(place, call.arguments, result)
         return result
 
-    def _go_on(self, answer: Answer, how: str) -> None:
-        if not answer.empty:
-            self.talk.heard(answer)
-        self.talk.say(how)
+    # --- going on, or not ---------------------------------------------------------------------------------------------
+
+    async def _worked(self, iteration: int) -> Outcome | None:
+        """N6: whoever goes in circles hears of it, and is ended where that changed nothing."""
+        self.busy += 1
+        self.given = worked(self.given)
+        if (circle := self.host.circle()) is not None:
+            await self._tell_decision(iteration, "terminate" if circle.last else "nudge", circle.kind, circle.facts)
+            if circle.last:
+                return Outcome("failed", NO_PROGRESS, circle.facts, self.summary)
+            self.talk.say(circle.facts)
+        self._warn()
+        return None
+
+    async def _stopped(self, iteration: int, answer: Answer, finish: Finish, tree: str) -> Outcome | None:
+        check = await self._check(finish)
+        at = Stopped(
+            finish,
+            said=len(answer.text.strip()),
+            busy=self.busy,
+            tree=tree,
+            open_todos=self.tools.open_todos,
+            planning=self.task.agent.continuation.plan,
+            spent=self.purse.spent(),
+            objection=check.objection,
+            proved=check.proved,
+        )
+        policy = Policy(nudges=self.task.agent.continuation.nudges, judged=self.task.judged)
+        decision, self.given = decide(at, self.given, policy)
+        self.busy = 0
+        return await self._obey(iteration, with_circle(decision, self.host.circle(), policy))
+
+    async def _check(self, finish: Finish) -> EndCheck:
+        """N4: only an end that may be accepted, or put off, is worth a check."""
+        if finish is not Finish.DONE or self.task.agent.continuation.plan or self.purse.spent() is not None:
+            return EndCheck()
+        return await self.host.check_end()
+
+    async def _obey(self, iteration: int, decision: Decision) -> Outcome | None:
+        match decision:
+            case Pass():
+                return Outcome("completed", "Completed", "", self.summary)
+            case Nudge(kind, text):
+                await self._tell_decision(iteration, "nudge", kind, text)
+                self.talk.say(text)
+                self._warn()
+                return None
+            case CompactAndRetry():
+                return await self._squeeze(iteration)
+            case Escalate(reason, message):
+                return Outcome("failed", reason, message, self.summary)
+            case Terminate("BudgetExhausted", message):
+                return self._exhausted(message)
+            case Terminate(reason, message, judged):
+                await self._tell_decision(iteration, "terminate", reason, message)
+                return Outcome("completed" if judged else "failed", reason, message, self.summary)
+
+    async def _tell_decision(self, iteration: int, decision: str, kind: str, text: str) -> None:
+        told = {"decision": decision, "kind": kind, "iteration": iteration, "text": text}
+        name = f"CONTINUATION_DECIDED:{iteration}:{kind}"
+        await self.host.emit("CONTINUATION_DECIDED", told, record_id=name, turn=iteration)
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    async def _sum_up(self, iteration: int, request: Mapping[str, Any], *, billed: bool = False) -> Outcome | None:
+        """N5, stage auto: an iteration of its own, since it is a request of its own (O3, R2)."""
+        answer = await self._ask(iteration, request, billed=billed)
+        if isinstance(answer, Outcome):
+            return answer
+        await self._tell_compactions(iteration, (self.room.take_summary(self.talk, answer.text, iteration),))
+        await self.host.safe_point(iteration, answer.usage)
+        self.purse.done += 1
+        return None
+
+    async def _squeeze(self, iteration: int) -> Outcome | None:
+        """The provider has no room: take every stage, whatever was thought to be left."""
+        taken = self.room.fit(self.talk, forced=True)
+        if not taken:
+            return Outcome("failed", FULL, "the conversation no longer fits the model's context", self.summary)
+        await self._tell_compactions(iteration, taken)
+        return None
+
+    async def _tell_compactions(self, iteration: int, taken: tuple[Compaction, ...]) -> None:
+        for each in taken:
+            name = f"CONTEXT_COMPACTED:{iteration}:{each.stage}"
+            payload = self.room.payload(self.talk, each, iteration)
+            await self.host.emit("CONTEXT_COMPACTED", payload, record_id=name, turn=iteration)
 
     # --- limits -------------------------------------------------------------------------------------------------------
-
-    def _spent(self) -> str | None:
-        """B3: a hard limit that is reached. 0 means 0."""
-        limits = self.task.limits
-        if limits.max_iterations is not None and self.done >= limits.max_iterations:
-            return f"all {limits.max_iterations} iterations are used up"
-        if limits.tokens_hard is not None and self.tokens >= limits.tokens_hard:
-            return f"the token limit of {limits.tokens_hard} is used up ({self.tokens})"
-        return None
 
     def _exhausted(self, why: str) -> Outcome:
         return Outcome("exhausted", "BudgetExhausted", why, self.summary)
 
     def _warn(self) -> None:
-        """C7, B3: say what is left when little is, or when a soft limit is passed."""
-        limits = self.task.limits
-        left: dict[str, str] = {}
-        after = self.done + 1  # this one is all but complete
-        if limits.max_iterations is not None and limits.max_iterations - after <= FEW_ITERATIONS:
-            left["steps"] = str(limits.max_iterations - after)
-        left |= self._short("tokens", self.tokens, limits.tokens_soft, limits.tokens_hard, str)
-        left |= self._short("dollars", self.spent_micros, limits.cost_soft_micros, limits.cost_hard_micros, dollars)
-        if told := prompt.remaining(left):
+        for told in self.purse.warnings():
             self.talk.say(told)
 
-    def _short(
-        self, what: str, used: int, soft: int | None, hard: int | None, spelt: Callable[[int], str]
-    ) -> dict[str, str]:
-        """What is left of it, where that is to be told; where nothing says how much, that the soft limit is passed."""
-        over = soft is not None and used >= soft
-        if hard is None:
-            if over:
-                self.talk.say(prompt.over_soft(what))
-            return {}
-        return {what: spelt(max(0, hard - used))} if over or hard - used <= hard * SHORT else {}
+
+ENDS = MappingProxyType({DECLINED: Finish.DECLINED, NO_ROOM: Finish.NO_ROOM})
+
+
+def with_circle(decision: Decision, circle: Finding | None, policy: Policy) -> Decision:
+    """N6: what is told beside a nudge, or makes it the last word."""
+    if circle is None or not isinstance(decision, Nudge):
+        return decision
+    if circle.last:
+        return Terminate(NO_PROGRESS, circle.facts, judged=policy.judged)
+    return replace(decision, text=f"{decision.text}\n\n{circle.facts}")

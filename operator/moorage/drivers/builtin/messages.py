@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moorage.core.models.anthropic import MESSAGES
-from moorage.core.models.reading import items
+from moorage.core.models.reading import inner, items
 from moorage.core.models.usage import anthropic
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer, Call, Malformed, calls, counted, opened, text
-from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, NOTHING
+from moorage.drivers.builtin.context import Entries, Entry, Turn, read_said
+from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, NOTHING, said_again
 from moorage.drivers.builtin.tools import Definition
 from moorage.drivers.telling import ToolResult
 
@@ -25,6 +26,11 @@ class MessagesConversation:
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
+
+    @property
+    def no_tools(self) -> object:
+        """See the port."""
+        return {"type": "none"}
 
     def request(self, model: str, tools: Sequence[Definition]) -> dict[str, Any]:
         """See the port."""
@@ -45,6 +51,21 @@ class MessagesConversation:
     def say(self, text: str) -> None:
         """A message of its own, or one more part of the last one."""
         self._add("user", [{"type": "text", "text": text}])
+
+    def entries(self) -> Entries:
+        """See the port."""
+        results = {
+            text(block.get("tool_use_id")): ToolResult(not block.get("is_error", False), text(block.get("content")))
+            for message in self._messages
+            for block in message["content"]
+            if block.get("type") == "tool_result"
+        }
+        return tuple(entry for message in self._messages for entry in _entries(message, results))
+
+    def rebuild(self, entries: Entries) -> None:
+        """See the port."""
+        self._messages = []
+        said_again(self, entries)
 
     def heard(self, answer: Answer) -> None:
         """See the port."""
@@ -77,6 +98,18 @@ class MessagesConversation:
 def _result(call: Call, result: ToolResult) -> Block:
     block = {"type": "tool_result", "tool_use_id": call.id, "content": result.text or NOTHING}
     return block if result.ok else block | {"is_error": True}
+
+
+def _entries(message: Mapping[str, Any], results: Mapping[str, ToolResult]) -> Iterator[Entry]:
+    """What one message holds; `results` by the id of their call."""
+    said = [text(block.get("text")) for block in message["content"] if block.get("type") == "text"]
+    if message["role"] == "user":
+        for each in said:
+            yield from read_said(each)
+        return
+    asked = [block for block in message["content"] if block.get("type") == "tool_use"]
+    done = ((Call(text(b.get("id")), text(b.get("name")), dict(inner(b, "input"))), text(b.get("id"))) for b in asked)
+    yield Turn("".join(said), tuple((call, results.get(key, ToolResult(False, NOTHING))) for call, key in done))
 
 
 def _cached(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

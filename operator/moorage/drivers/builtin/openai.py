@@ -7,7 +7,7 @@ tool says what it takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moorage.core.models.chat import CHAT
@@ -16,7 +16,8 @@ from moorage.core.models.responses import ENDS, RESPONSES
 from moorage.core.models.usage import openai_chat, openai_responses
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import CUT, DECLINED, Answer, Call, Malformed, calls, counted, opened, text
-from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, NOTHING
+from moorage.drivers.builtin.context import Entries, Entry, Turn, read_said
+from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, NOTHING, said_again
 from moorage.drivers.builtin.tools import Definition
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import read
@@ -28,7 +29,7 @@ STOPS = {"max_output_tokens": CUT, "length": CUT, "content_filter": DECLINED}
 class ResponsesConversation:
     """See the port."""
 
-    spoken = RESPONSES
+    spoken, no_tools = RESPONSES, "none"
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -51,6 +52,18 @@ class ResponsesConversation:
     def say(self, text: str) -> None:
         """See the port."""
         _say(self._items, text)
+
+    def entries(self) -> Entries:
+        """See the port. An answer's words and calls are items of their own, one after the other."""
+        found: list[Entry] = []
+        for item in self._items:
+            _add_item(found, item)
+        return tuple(found)
+
+    def rebuild(self, entries: Entries) -> None:
+        """See the port."""
+        self._items = []
+        said_again(self, entries)
 
     def heard(self, answer: Answer) -> None:
         """See the port. Without the provider's ids of items, which it hasn't kept."""
@@ -83,7 +96,7 @@ class ResponsesConversation:
 class ChatConversation:
     """See the port."""
 
-    spoken = CHAT
+    spoken, no_tools = CHAT, "none"
 
     def __init__(self) -> None:
         self._messages: list[Item] = []
@@ -104,6 +117,22 @@ class ChatConversation:
     def say(self, text: str) -> None:
         """See the port."""
         _say(self._messages, text)
+
+    def entries(self) -> Entries:
+        """See the port."""
+        results = {text(m.get("tool_call_id")): text(m.get("content")) for m in self._messages if m["role"] == "tool"}
+        found: list[Entry] = []
+        for message in self._messages:
+            if message["role"] == "user":
+                found += read_said(text(message.get("content")))
+            elif message["role"] == "assistant":
+                found.append(Turn(text(message.get("content")), tuple(_done(message, results))))
+        return tuple(found)
+
+    def rebuild(self, entries: Entries) -> None:
+        """See the port."""
+        self._messages = []
+        said_again(self, entries)
 
     def heard(self, answer: Answer) -> None:
         """See the port."""
@@ -129,6 +158,41 @@ class ChatConversation:
         said = text(message.get("content")) + declined
         stop = _stop(choice.get("finish_reason"), declined=bool(declined))
         return Answer(said.rstrip(), tuple(calls(given)), stop, counted(openai_chat(told.get("usage"))))
+
+
+def _add_item(found: list[Entry], item: Item) -> None:
+    """One item of a Responses conversation: the end of the last entry, or one of its own."""
+    kind, last = item.get("type"), found[-1] if found else None
+    if kind == "function_call":
+        call = (_call_of(item, item.get("call_id")), ToolResult(False, NOTHING))
+        turn = last if isinstance(last, Turn) and not _answered(last) else None
+        found[len(found) - (turn is not None) :] = [
+            Turn(turn.text if turn else "", (*(turn.done if turn else ()), call))
+        ]
+    elif kind == "function_call_output" and isinstance(last, Turn):
+        result = ToolResult(True, text(item.get("output")))
+        done = ((call, result if call.id == item.get("call_id") else known) for call, known in last.done)
+        found[-1] = Turn(last.text, tuple(done))
+    elif item.get("role") == "user":
+        found += read_said(text(item.get("content")))
+    elif item.get("role") == "assistant":
+        found.append(Turn(text(item.get("content"))))
+
+
+def _answered(turn: Turn) -> bool:
+    """Whether results have come: what is called afterwards belongs to another answer."""
+    return any(result.ok for _, result in turn.done)
+
+
+def _done(message: Item, results: Mapping[str, str]) -> Iterator[tuple[Call, ToolResult]]:
+    for asked in items(message, "tool_calls"):
+        call_id = text(asked.get("id"))
+        yield _call_of(inner(asked, "function"), call_id), ToolResult(True, results.get(call_id, NOTHING))
+
+
+def _call_of(said: Mapping[str, Any], call_id: object) -> Call:
+    arguments = _arguments(said)
+    return Call(text(call_id), text(said.get("name")), arguments if isinstance(arguments, dict) else {})
 
 
 def _say(messages: list[Item], said: str) -> None:

@@ -19,12 +19,12 @@ when you are done.
 checked it. If it can't be reached, say what is in the way.
 """
 
-CUT_TEXT = "Your answer was cut by the limit of output tokens. Go on exactly where it stopped."
-CUT_CALL = (
-    "Your answer was cut by the limit of output tokens within a tool call, so that call did not run. Make it again, in "
-    "smaller parts."
+SUMMARISE = (
+    "Your context is nearly full, so what you did so far is going to be replaced by what you answer now. You keep the"
+    " goal and all else that you were told, and your last two steps. Write down for yourself, without calling a tool:"
+    " what is done and how you know, which files matter and what stands in them that you need, what you found out, what"
+    " failed and why, what is left to do, and what you were about to do next."
 )
-EMPTY = "Your last answer was empty. Call a tool, or say in words that you are done."
 
 
 def opening(task: Task) -> str:

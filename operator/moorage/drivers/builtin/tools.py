@@ -98,6 +98,11 @@ class Toolbox:
             "todo": (TodoArguments, self._todo),
         }
 
+    @property
+    def open_todos(self) -> tuple[str, ...]:
+        """What the model's own plan says is left."""
+        return tuple(item.text for item in self.todo if item.status != "done")
+
     def definitions(self) -> list[Definition]:
         """Of all tools."""
         return [

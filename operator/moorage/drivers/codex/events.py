@@ -25,6 +25,7 @@ from moorage.drivers.jsonlines import (
 )
 from moorage.drivers.telling import ToolResult
 
+CUT = "reason: max_output_tokens"  # how it tells of an answer that was cut by its length
 WORDS = {"reasoning": "text", "error": "message"}
 USAGE = {"cached_input_tokens": "cache_read_tokens", "cache_write_input_tokens": "cache_write_tokens"}
 
@@ -44,7 +45,7 @@ class CodexEvents:
             "item.updated": lambda _: [],
             "item.completed": lambda event: self._completed(mapping(event.get("item"))),
             "turn.completed": self._over,
-            "turn.failed": lambda event: [Ended(text(mapping(event.get("error")).get("message")) or "the turn failed")],
+            "turn.failed": lambda event: [_failed(text(mapping(event.get("error")).get("message")))],
             "error": lambda event: [Trouble(text(event.get("message")))],
         }
 
@@ -78,6 +79,10 @@ class CodexEvents:
         self._open.discard(call)
         done = Answered(call, tool, _arguments(item), _result(item))
         return [done] if self._open else [done, Settled({}, more=True)]
+
+
+def _failed(message: str) -> Ended:
+    return Ended(message or "the turn failed", cut=CUT in message)
 
 
 def _tool(item: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 PROVIDER = "moorage"
-CONTEXT_WINDOW = 200_000  # tokens; pi makes its context smaller when it comes near
 MAX_TOKENS = 16_384  # of one answer
 # by the ModelProvider's protocol: pi's own name of it, and where its client expects the provider
 APIS = {
@@ -15,9 +14,12 @@ APIS = {
 }
 
 
-def models(protocol: str, model: str, relay_url: str, key: str) -> str:
-    """The text of models.json. Raises KeyError for a protocol that pi doesn't speak."""
+def models(protocol: str, model: str, relay_url: str, key: str, window: int) -> str:
+    """The text of models.json. `window`: tokens of the model's context, which pi stays within by itself.
+
+    Raises KeyError for a protocol that pi doesn't speak.
+    """
     api, path = APIS[protocol]
-    entry = {"id": model, "contextWindow": CONTEXT_WINDOW, "maxTokens": MAX_TOKENS}
+    entry = {"id": model, "contextWindow": window, "maxTokens": MAX_TOKENS}
     provider = {"baseUrl": f"{relay_url}{path}", "api": api, "apiKey": key, "models": [entry]}
     return json.dumps({"providers": {PROVIDER: provider}}, indent=1)

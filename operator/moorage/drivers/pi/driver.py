@@ -33,7 +33,7 @@ class PiDriver:
 
 
 def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
-    told = models(model.protocol, model.name, task.relay_url, task.dummy_key)
+    told = models(model.protocol, model.name, task.relay_url, task.dummy_key, model.context_window)
     return {task.home / ".pi" / "agent" / "models.json": told}
 
 

@@ -77,7 +77,7 @@ class PiEvents:
 
     def _end(self) -> Sequence[Fact]:
         """An end with an error is none yet."""
-        return {"stop": [Ended()], "length": [Ended(CUT)]}.get(self._stop, [])
+        return {"stop": [Ended()], "length": [Ended(CUT, cut=True)]}.get(self._stop, [])
 
     def _gave_up(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         return [] if event.get("success") is True else [Ended(text(event.get("finalError")) or "pi gave up")]

@@ -1,0 +1,140 @@
+"""N6: a fold over what an agent does that notices when it goes in circles. Facts come first, the end afterwards.
+
+What is counted begins anew with each tree that wasn't there before: whoever changes something gets somewhere. Memory is
+bounded, whatever an agent does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+KEPT_CALLS = 64
+KEPT_TREES = 64
+SHOWN = 200  # characters of a call
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """calls: so often the same call on an unchanged tree. verifications: so many in a row whose failing set didn't
+    shrink. share: percent of a hard limit used while the tree stayed the same; 0 where no change is asked for.
+    """
+
+    calls: int = 5
+    verifications: int = 3
+    share: int = 40
+
+
+@dataclass(frozen=True)
+class Called:
+    """A tool call: the tool, its arguments by hash, and both in a few words."""
+
+    tool: str
+    digest: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Acceptance commands ran, and these things failed."""
+
+    failing: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Stood:
+    """A safe point: the tree, by hash, and how much of the hard limit that is nearest is used, in percent."""
+
+    tree: str
+    used: int = 0
+
+
+Event = Called | Verified | Stood
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A circle. `facts` say what was seen; `last`: they were told before, and it went on."""
+
+    kind: str
+    facts: str
+    last: bool
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The fold's memory."""
+
+    calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    trees: tuple[str, ...] = ()
+    since: int = 0  # percent that was used when the tree was last a new one
+    failing: frozenset[str] = frozenset()
+    unshrunk: int = 0  # verifications in a row
+    told: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # kind -> the count that was told of
+
+
+def watch(seen: Watched, event: Event, at: Thresholds) -> tuple[Watched, Finding | None]:
+    """The memory after `event`, and what it gives away."""
+    match event:
+        case Called():
+            return _called(seen, event, at)
+        case Verified():
+            return _verified(seen, event, at)
+        case Stood():
+            return _stood(seen, event, at)
+
+
+def _called(seen: Watched, event: Called, at: Thresholds) -> tuple[Watched, Finding | None]:
+    key = f"{event.tool}:{event.digest}"
+    times = seen.calls.get(key, 0) + 1
+    others = {other: count for other, count in seen.calls.items() if other != key}
+    kept = dict([*others.items()][-(KEPT_CALLS - 1) :]) | {key: times}
+    seen = replace(seen, calls=MappingProxyType(kept))
+    facts = (
+        f"`{event.shown[:SHOWN]}` was called {times} times with the same arguments, and nothing in the worktree has"
+        " changed meanwhile. Doing it again tells nothing new: try something else, or say what is in the way."
+    )
+    return _told(seen, "RepeatedCall", times, at.calls, facts)
+
+
+def _verified(seen: Watched, event: Verified, at: Thresholds) -> tuple[Watched, Finding | None]:
+    shrunk = not event.failing or (bool(seen.failing) and event.failing < seen.failing)
+    first = not seen.failing
+    unshrunk = 0 if not event.failing else 1 if first or shrunk else seen.unshrunk + 1
+    told = {k: n for k, n in seen.told.items() if k != "FailingSet"} if unshrunk <= 1 else seen.told
+    seen = replace(seen, failing=event.failing, unshrunk=unshrunk, told=MappingProxyType(dict(told)))
+    names = ", ".join(sorted(event.failing)[:5])
+    facts = (
+        f"The same acceptance failures have stood for {unshrunk} checks in a row: {names}. What was changed in between"
+        " moved none of them: read them anew, and look for another cause."
+    )
+    return _told(seen, "FailingSet", unshrunk, at.verifications, facts)
+
+
+def _stood(seen: Watched, event: Stood, at: Thresholds) -> tuple[Watched, Finding | None]:
+    if event.tree not in seen.trees:
+        return _moved(seen, event), None
+    idle = event.used - seen.since
+    facts = (
+        f"{idle} % of this run's limit were used since the worktree was last changed. Change something, or say what is"
+        " in the way."
+    )
+    return _told(seen, "UnchangedTree", idle, at.share, facts) if at.share else (seen, None)
+
+
+def _moved(seen: Watched, event: Stood) -> Watched:
+    trees = (*seen.trees, event.tree)[-KEPT_TREES:]
+    told = {kind: count for kind, count in seen.told.items() if kind == "FailingSet"}
+    return replace(seen, trees=trees, since=event.used, calls=MappingProxyType({}), told=MappingProxyType(told))
+
+
+def _told(seen: Watched, kind: str, count: int, threshold: int, facts: str) -> tuple[Watched, Finding | None]:
+    """The facts at the threshold; the end once it has been reached a second time."""
+    if count < threshold:
+        return seen, None
+    before = seen.told.get(kind)
+    if before is not None and count < before + threshold:
+        return seen, None
+    told = MappingProxyType({**seen.told, kind: count})
+    return replace(seen, told=told), Finding(kind, facts, last=before is not None)

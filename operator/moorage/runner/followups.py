@@ -1,0 +1,100 @@
+"""N1, N2, N4, N6 for programs that know nothing of them: their conversation goes on with a message.
+
+A driver that `can_go_on` is run again in the same attempt. What is asked of such a program is little: that an answer
+which was cut goes on, that facts which stand against its end are looked at, and that it leaves a circle it goes in.
+Generic nudges come only where the Agent asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide
+from moorage.core.continuation.decisions import Escalate, Nudge, Pass, Terminate
+from moorage.drivers.port import EndCheck, Outcome, Task
+from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT
+from moorage.runner.host import RunnerHost
+
+FINISHES: Mapping[tuple[str, str], Finish] = MappingProxyType(
+    {("completed", "Completed"): Finish.DONE, ("failed", OUTPUT_LIMIT): Finish.CUT}
+)
+
+
+class FollowUps:
+    """The chain's memory over the programs of one attempt."""
+
+    def __init__(self, task: Task, host: RunnerHost) -> None:
+        self._host, self._limits = host, task.limits
+        asked = task.agent.continuation
+        self._planning = asked.plan
+        self._policy = Policy(nudges=asked.nudges, judged=task.judged)
+        self._given = Given()
+
+    async def after(self, task: Task, outcome: Outcome) -> Task | Outcome:
+        """What to go on with, or how it has ended. Nothing of the program's may be alive."""
+        if outcome.reason == CIRCLING:
+            return await self._told(task, "nudge", "Circle", outcome.message)
+        finish = FINISHES.get((outcome.outcome, outcome.reason))
+        if finish is None:
+            return outcome
+        return await self._stopped(task, outcome, finish)
+
+    async def _stopped(self, task: Task, outcome: Outcome, finish: Finish) -> Task | Outcome:
+        spent = self._spent()
+        worth = finish is Finish.DONE and spent is None and not self._planning
+        check = await self._host.check_end() if worth else EndCheck()
+        at = Stopped(
+            finish,
+            said=len(outcome.summary),
+            busy=self._host.busy,
+            tree=self._host.tree,
+            planning=self._planning,
+            spent=spent,
+            objection=check.objection,
+            proved=check.proved,
+        )
+        decision, self._given = decide(at, self._given, self._policy)
+        circle = self._host.circle()
+        match decision:
+            case Nudge(kind, text) if circle is None:
+                return await self._told(task, "nudge", kind, text)
+            case Nudge(kind, text) if circle is not None and not circle.last:
+                return await self._told(task, "nudge", kind, f"{text}\n\n{circle.facts}")
+            case Nudge() if circle is not None:
+                decision = Terminate(NO_PROGRESS, circle.facts, judged=self._policy.judged)
+        return await self._ended(outcome, decision)
+
+    async def _ended(self, outcome: Outcome, decision: object) -> Outcome:
+        match decision:
+            case Terminate("BudgetExhausted", message):
+                return replace(outcome, outcome="exhausted", reason="BudgetExhausted", message=message)
+            case Terminate(reason, message, judged):
+                await self._host.tell_decision("terminate", reason, message)
+                return replace(outcome, outcome="completed" if judged else "failed", reason=reason, message=message)
+            case Escalate(reason, message):
+                return replace(outcome, outcome="failed", reason=reason, message=message)
+            case Pass() | _:
+                return outcome
+
+    async def _told(self, task: Task, decision: str, kind: str, text: str) -> Task:
+        await self._host.tell_decision(decision, kind, text)
+        iterations, tokens = self._host.used
+        return replace(
+            task,
+            go_on_with=text,
+            next_iteration=self._host.next_iteration,
+            iterations_used=iterations,
+            tokens_used=tokens,
+            recorded=None,
+        )
+
+    def _spent(self) -> str | None:
+        iterations, tokens = self._host.used
+        limits = self._limits
+        if limits.max_iterations is not None and iterations >= limits.max_iterations:
+            return f"all {limits.max_iterations} iterations are used up"
+        if limits.tokens_hard is not None and tokens >= limits.tokens_hard:
+            return f"the token limit of {limits.tokens_hard} is used up ({tokens})"
+        return None
