@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moorage.api.wire import ResolvedCheck
+from moorage.runner.checking import TAIL_BYTES
 from moorage.runner.exitcodes import Exit
-from moorage.runner.verify import TAIL_BYTES
 from moorage.testing.world import MODEL_KEY, PASSWORD, Run, World
 
 pytestmark = pytest.mark.timeout(180)  # each case starts a runner and a verifier

@@ -55,6 +55,10 @@ def agent(**change: Any) -> dict[str, Any]:
     return {"agent": {"driver": "command", "command": ["a"]} | change}
 
 
+def builtin(**change: Any) -> dict[str, Any]:
+    return {"agent": {"driver": "builtin", "model": MODEL} | change}
+
+
 def egress(**change: Any) -> dict[str, Any]:
     return {"sandbox": {"egress": [{"host": "a.example.com"} | change]}}
 
@@ -86,6 +90,9 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "agent.model.name": agent(model=MODEL | {"name": "m-2"}),
     "agent.env.name": agent(env=[{"name": "A"}]),
     "agent.env.value": agent(env=[{"name": "A", "value": "1"}]),
+    "agent.continuation.checkRounds": builtin(continuation={"checkRounds": 5}),
+    "agent.continuation.nudges": builtin(continuation={"nudges": "Off"}),
+    "agent.continuation.plan": agent(continuation={"plan": True}),
     "acceptance.name": {"acceptance": [{"name": "b", "run": "true"}]},
     "acceptance.run": {"acceptance": [{"name": "a", "run": "false"}]},
     "acceptance.timeout": {"acceptance": [{"name": "a", "run": "true", "timeout": "1m"}]},
@@ -119,6 +126,7 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "timeouts.noProgress": {"timeouts": {"noProgress": "9m"}},
     "timeouts.delivery": {"timeouts": {"delivery": "9m"}},
     "timeouts.settle": {"timeouts": {"settle": "9m"}},
+    "recovery.acceptanceRounds": {"recovery": {"acceptanceRounds": 5}},
     "recovery.maxAttempts": {"recovery": {"maxAttempts": 9}},
     "retention.ttlAfterFinished": {"retention": {"ttlAfterFinished": "9h"}},
     "retention.keepWorktree": {"retention": {"keepWorktree": "Never"}},
@@ -128,6 +136,8 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
 }
 BESIDE = {
     "agent.model.": agent(model=MODEL),
+    "agent.continuation.checkRounds": builtin(),
+    "agent.continuation.nudges": builtin(),
     "agent.env.value": agent(env=[{"name": "A"}]),
     "acceptance.": {"acceptance": [{"name": "a", "run": "true"}]},
     "sandbox.egress.host": {},
@@ -178,6 +188,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "ModelProvider.retries.maxWait": {"retries": {"maxWait": "9s"}},
     "ModelProvider.capture": {"capture": True},
     "ModelProvider.models.maxOutputTokens": {"models": [{"name": "m-1", "maxOutputTokens": 9}]},
+    "ModelProvider.models.contextWindow": {"models": [{"name": "m-1", "contextWindow": 9_999}]},
 }
 
 

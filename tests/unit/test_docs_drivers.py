@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.core.continuation import chain
 from moorage.core.run.resolve import WINDOW
 from moorage.drivers import jsonlines
 from moorage.drivers.builtin import driver as builtin
@@ -65,7 +66,7 @@ def test_limits_are_the_true_ones(page, told, true) -> None:
 
 
 def test_limits_in_words_are_the_true_ones() -> None:
-    assert (PIPE_GRACE_S, builtin.MAX_CUT, builtin.MAX_EMPTY) == (2.0, 3, 2)
+    assert (PIPE_GRACE_S, chain.CUTS, chain.EMPTIES) == (2.0, 3, 2)
     for told in ("heard for\ntwo seconds", "four answers in a row", "three empty answers"):
         assert told in COMMAND + BUILTIN
     assert f"{RESULT_CHARACTERS:,} characters" in BUILTIN
@@ -73,7 +74,8 @@ def test_limits_in_words_are_the_true_ones() -> None:
 
 def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
     explained = (PAGES.parent / "reasons.md").read_text()
-    sources = "".join(path.read_text() for path in Path(builtin.__file__).parents[1].rglob("*.py"))
+    rooms = (Path(builtin.__file__).parents[1], Path(chain.__file__).parent)
+    sources = "".join(path.read_text() for room in rooms for path in room.rglob("*.py"))
     reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN + CLAUDE_CODE + CODEX + PI)) - {
         "AgentRun",
         "FollowUp",

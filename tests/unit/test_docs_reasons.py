@@ -7,9 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "operator" / "moorage"
-ROOMS = ("core/run", "sandbox", "drivers", "runner", "workspace")
+ROOMS = ("core/run", "core/continuation", "sandbox", "drivers", "runner", "workspace")
 TYPED = re.compile(r"[A-Z][a-z]+[A-Za-z0-9]*")
-FIRST = {"fail", "Unresolved", "Problem", "Refused", "ModelError", "_Failure", "Verdict"}
+FIRST = {"fail", "Unresolved", "Problem", "Refused", "ModelError", "_Failure", "Verdict", "Terminate", "Escalate"}
 SECOND = {"Outcome", "give_up", "Leave"}
 
 

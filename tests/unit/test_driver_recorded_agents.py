@@ -147,7 +147,7 @@ async def test_how_it_ended_is_judged_by_its_words_and_never_by_its_exit_code(ho
 async def test_an_end_before_the_last_word_is_unknown_wherever_it_comes(host, agent):
     lines = recorded(agent, "mended").splitlines(keepends=True)
     for kept in range(len(lines)):
-        ended = await heard(host, agent, b"".join(lines[:kept]))
+        ended = await heard(LocalHost(host.tree), agent, b"".join(lines[:kept]))  # what each one does is done once
         assert (ended.outcome, ended.reason) == ("unknown", "NoLastWord")
 
 

@@ -92,6 +92,7 @@ def opening(task: Task, *, resumed: bool) -> str:
 
 
 AGAIN = (
-    "You were interrupted. The worktree was put back to its last safe point, which may be older than what you remember."
+    "Another attempt at the same work begins. The worktree stands at its last safe point, which may be older than what"
+    " you remember."
     " Look at the files before you go on, and do again what isn't there."
 )

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 
 from moorage.api.meta import format_time
 from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
+from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import FETCH
-from moorage.core.run.state import Deferral, RunState
+from moorage.core.run.rework import REWORK
+from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
 from moorage.gateway.messages import said_before
 from moorage.gateway.upstream import PASSING, refusal_of
+from moorage.store.errors import BlobCorrupted, BlobMissing
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
 
@@ -50,7 +53,18 @@ class Assignments:
             raise await self._failed(caller, error) from None
         run.waits_since = None
         said = await said_before(self._gate.ledger, run) if run.state.recovered else ()
-        return _assignment(caller, self._git(run, base, _resume(run.state)), said)
+        failed = await self._failing_output(run)
+        return _assignment(caller, self._git(run, base, _resume(run.state)), said, failed)
+
+    async def _failing_output(self, run: Run) -> str:
+        """N4: what the acceptance command wrote that the last proposal failed by; nothing where that was erased."""
+        if run.state.rejected is None or run.facts.failed is None:
+            return ""
+        try:
+            content = await self._gate.deps.blobs.get(run.tenant, run.facts.failed)
+        except (BlobMissing, BlobCorrupted):
+            return ""
+        return content.decode("utf-8", "replace")
 
     async def _note_start(self, caller: Caller) -> None:
         payload = {"epoch": caller.epoch, "pod_uid": caller.pod.pod_uid}
@@ -175,7 +189,7 @@ def _resume(state: RunState) -> ResumePoint | None:
     return ResumePoint(commit=point.commit, iteration=point.iteration, epoch=point.epoch) if point else None
 
 
-def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = ()) -> Assignment:
+def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), failed: str = "") -> Assignment:
     spec, state = caller.run.spec, caller.run.state
     return Assignment(
         run_uid=spec.uid,
@@ -194,7 +208,7 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = ()) ->
         iterations_used=caller.run.facts.completed,
         recorded=recorded(caller.run, caller.epoch) if caller.pod.role == Role.RUNNER else None,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
-        handoff=handoff(caller.run, said) if state.recovered and caller.pod.role == Role.RUNNER else None,
+        handoff=handoff(caller.run, said, failed) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
         egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
@@ -208,12 +222,14 @@ def recorded(run: Run, epoch: int) -> RecordedDecision | None:
     return RecordedDecision(iteration=found.question.turn, request_id=found.request_id)
 
 
-def handoff(run: Run, said: Sequence[str] = ()) -> str:
-    """R4: what a recovered agent is told, from facts alone. `said`: the messages that earlier attempts were given."""
+def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
+    """R4: what a recovered agent is told, from facts alone. `said`: the messages that earlier attempts were given;
+    `failed`: what the acceptance command wrote that rejected what they proposed.
+    """
     spec, state = run.spec, run.state
     goal = spec.goal if len(spec.goal) <= GOAL_EXCERPT else spec.goal[:GOAL_EXCERPT] + " […]"
     lines = [
-        f"This is attempt {state.attempt} at the same work; an earlier one was interrupted.",
+        f"This is attempt {state.attempt} at the same work; {_before(state)}.",
         f"Goal: {goal}",
         f"Iterations done: {state.iteration}. Journal offset: {state.offset}.",
     ]
@@ -233,5 +249,21 @@ def handoff(run: Run, said: Sequence[str] = ()) -> str:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
     if spec.limits.tokens_hard is not None:
         lines.append(f"Tokens left: {max(0, spec.limits.tokens_hard - state.usage.tokens)}.")
+    if state.rejected is not None:
+        lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]
     return "\n".join(lines)
+
+
+def _before(state: RunState) -> str:
+    """Why there is another attempt."""
+    reworks = state.last_loss is not None and state.last_loss.reason == REWORK
+    return "what the last one proposed was not accepted" if reworks else "an earlier one was interrupted"
+
+
+def _failing_evidence(rejected: Rejected, output: str) -> list[str]:
+    """N4: the verdict is the isolated verifier's, so these are facts."""
+    told = [f"Acceptance failed on {rejected.commit}, in a fresh checkout. What failed: {'; '.join(rejected.failing)}"]
+    if tail := tail_of(output):
+        told.append(f"The last lines of its output:\n{tail}")
+    return [*told, "Mend that, and check it yourself before you say that you are done."]

@@ -97,6 +97,7 @@ class Facts:
     answers: Mapping[str, ModelAnswer] = field(default_factory=lambda: MappingProxyType({}))  # bytes_hash -> answer
     calls: tuple[Call, ...] = ()  # HTTP effects, oldest first, the last one of each key
     senders: tuple[Sender, ...] = ()  # of effects that aren't closed
+    failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
 
     def intent(self, effect_id: str) -> Intent | None:
@@ -226,6 +227,13 @@ def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
     return replace(f, answers=MappingProxyType({}), calls=calls, completed=f.completed + 1)
 
 
+def _judged(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
+    """A verifier stops at the first command that fails, so its output is the last one."""
+    outputs = r.attachments or {}
+    last = max((name for name in outputs if name.startswith("check-")), key=lambda name: int(name[6:]), default="")
+    return replace(f, failed=None if p.get("passed") else outputs.get(last, f.failed))
+
+
 def _segment(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     return replace(f, segment=Segment(p["segment"], r.seq))
 
@@ -249,6 +257,7 @@ STEPS = {
     RecordType.MODEL_REQUEST.value: _model_request,
     RecordType.MODEL_RESPONSE.value: _model_response,
     RecordType.ITERATION_COMPLETE.value: _safe_point,
+    RecordType.VERIFICATION_RESULT.value: _judged,
     RecordType.SEGMENT_STARTED.value: _segment,
     RecordType.JOURNAL_REPAIRED.value: _repaired,
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moorage.api.wire import CheckResult, ResolvedCheck, VerificationReport
+from moorage.core.continuation.checks import FAILURES, Checked, failing_set
 from moorage.gateway.errors import Invalid
 
 SUMMARY_BYTES = 1024
@@ -32,6 +33,7 @@ def verdict(
         "summary": _cut(report.problem or (_failure(failed) if failed else f"{len(report.checks)} checks passed")),
         "problem": _cut(report.problem) if report.problem else None,
         "checks": [_fact(check) for check in report.checks],
+        "failing": sorted(failing_set(_checked(check) for check in report.checks))[:FAILURES],
         "environment": dict(sorted(report.environment.items())[:32]),
     }
     outputs = {f"check-{at}": check.output for at, check in enumerate(report.checks) if check.output}
@@ -54,6 +56,10 @@ def _fact(check: CheckResult) -> dict[str, Any]:
         "duration_ms": check.duration_ms,
         "passed": check.passed,
     }
+
+
+def _checked(check: CheckResult) -> Checked:
+    return Checked(check.name, check.run, None if check.passed else "failed", check.output)
 
 
 def _failure(check: CheckResult) -> str:

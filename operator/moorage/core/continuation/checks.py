@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 TAIL_LINES = 40
 TAIL_CHARACTERS = 6_000
@@ -74,13 +73,17 @@ def untested(changes: Changes) -> list[tuple[str, str]]:
     if changes.changed.intersection(tests.values()):
         return []
     sources = sorted(path for path in changes.changed & changes.present if _subject(path) is None)
-    stems = ((path, PurePosixPath(path).stem) for path in sources)
+    stems = ((path, _name(path).rpartition(".")[0] or _name(path)) for path in sources)
     return [(path, tests[stem]) for path, stem in stems if stem in tests]
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _subject(path: str) -> str | None:
     """The stem of what a test tests; None for a file that is none, by the names that languages have agreed on."""
-    stem = PurePosixPath(path).name.partition(".")[0]
+    stem = _name(path).partition(".")[0]
     if re.search(r"\.(?:test|spec)\.[a-z]+$", path):
         return stem
     if stem.startswith("test_"):

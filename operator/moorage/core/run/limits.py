@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedLimits
-from moorage.core.run.state import Usage
+from moorage.core.run.state import RunState, Usage
 
 
 class Spent(NamedTuple):
@@ -25,3 +25,12 @@ def spent(limits: ResolvedLimits, used: Usage) -> Spent | None:
         why = f"the run's cost limit of ${dollars(cost)} is used up (${dollars(used.cost_micros)})"
         return Spent("CostExhausted", why)
     return None
+
+
+def out_of(limits: ResolvedLimits, s: RunState) -> str | None:
+    """Why another attempt could do nothing. Iteration numbers may have gaps, so this never says it too late."""
+    most = limits.max_iterations
+    if most is not None and s.iteration >= most:
+        return f"all {most} iterations are used up"
+    reached = spent(limits, s.usage)
+    return reached.message if reached else None

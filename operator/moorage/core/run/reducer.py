@@ -15,6 +15,7 @@ from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
+from moorage.core.run.rework import REWORK, reworked
 from moorage.core.run.state import (
     AMOUNTS,
     AgentEnd,
@@ -245,12 +246,15 @@ def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Chang
 
 def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     verdict = Verification(p["commit"], p["passed"], p["isolated"], p.get("summary", ""), p.get("problem"))
-    return {"verification": verdict}
+    return {"verification": verdict, "failing": tuple(p.get("failing", ()))}
 
 
 def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p.get("role") == "verifier":
         return _verifier_ended(s, p)
+    if p.get("reason") == REWORK and s.proposal is not None and s.verification is not None:
+        told = reworked(s, s.proposal, s.verification, r.epoch, r.recorded_at)
+        return _to(s, RunPhase.RECOVERING, r.type, **told)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
     return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)

@@ -8,6 +8,7 @@ from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Rep
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.limits import spent
 from moorage.core.run.observed import Observed, SandboxView
+from moorage.core.run.rework import next_round
 from moorage.core.run.state import AgentEnd, Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import (
     classified,
@@ -74,7 +75,7 @@ def _verify(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now
     if verdict is not None and verdict.commit == proposal.commit and verdict.problem is None:
         if verdict.passed:
             return None
-        return Plan(actions=(fail("AcceptanceFailed", lacking(s, verdict.summary), proposal.commit),), requeue_ms=1)
+        return Plan(actions=(next_round(s, spec, proposal, verdict),), requeue_ms=1)
     if s.verifications_lost >= MAX_VERIFIER_LOSSES:
         why = _last_trouble(s)
         return Plan(actions=(fail("VerifierLost", f"acceptance could not be run: {why}", proposal.commit),))

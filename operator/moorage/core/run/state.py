@@ -99,6 +99,18 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Rejected:
+    """N4: the last proposal that acceptance failed on, and after which the agent goes on. `failing` names what failed;
+    `unshrunk` counts the verdicts in a row in which that got no less.
+    """
+
+    commit: str
+    tree: str
+    failing: tuple[str, ...] = ()
+    unshrunk: int = 1
+
+
+@dataclass(frozen=True)
 class Effect:
     """E1: one external effect and how far it is known."""
 
@@ -231,6 +243,9 @@ class RunState:
     recovered: bool = False
     drift: int = 0
     end: End | None = None
+    failing: tuple[str, ...] = ()  # what the last verdict failed by
+    rounds: int = 0  # N4: attempts that followed a failed acceptance
+    rejected: Rejected | None = None
     generation: int = 1  # of the journal; each repair begins one (I1)
     commands: tuple[Command, ...] = ()  # M2: all open ones and the last closed ones, oldest first
 

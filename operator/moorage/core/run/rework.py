@@ -1,0 +1,67 @@
+"""N4, N6: acceptance failed on what was proposed. Another attempt goes on from there and is told why, or the run ends.
+
+The verdict is the isolated verification's in each round; no attempt counts as lost by it (R6).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.api.wire import ResolvedRun, Role
+from moorage.core.continuation.chain import NO_PROGRESS
+from moorage.core.run.actions import Report
+from moorage.core.run.limits import out_of
+from moorage.core.run.state import AttemptEnd, Checkpoint, Proposal, Rejected, RunState, Verification
+from moorage.core.run.words import attempt_ended, fail, lacking
+
+REWORK = "AcceptanceFailed"
+"""Why an attempt ends that another one follows to mend its result."""
+UNSHRUNK = 3  # verdicts in a row whose failures got no less
+
+
+def next_round(s: RunState, spec: ResolvedRun, proposal: Proposal, verdict: Verification) -> Report:
+    """The end of this attempt, where another one may come to something; else the run's."""
+    if s.rounds >= spec.acceptance_rounds:
+        return fail(REWORK, lacking(s, verdict.summary), proposal.commit)
+    if (why := _stuck(s, proposal)) is not None:
+        return fail(NO_PROGRESS, lacking(s, f"{why}; acceptance failed: {verdict.summary}"), proposal.commit)
+    if (reached := out_of(spec.limits, s)) is not None:
+        why = f"{reached}, and acceptance failed: {verdict.summary}"
+        return fail("BudgetExhausted", lacking(s, why), proposal.commit)
+    return attempt_ended(s, Role.RUNNER, REWORK, verdict.summary)
+
+
+def reworked(s: RunState, proposal: Proposal, verdict: Verification, epoch: int, at: int) -> dict[str, Any]:
+    """What the end of such an attempt changes in a state, beside the phase: the next one begins with what this one
+    proposed, which the gateway keeps as it keeps a checkpoint (P5).
+    """
+    point = s.checkpoint
+    if point is None or point.tree != proposal.tree:
+        point = Checkpoint(proposal.commit, proposal.tree, s.iteration, epoch)
+    return {
+        "last_loss": AttemptEnd(s.epoch, REWORK, verdict.summary, at),
+        "rounds": s.rounds + 1,
+        "rejected": Rejected(proposal.commit, proposal.tree, s.failing, _unshrunk(s)),
+        "checkpoint": point,
+        "agent_end": None,
+        "proposal": None,
+        "verification": None,
+    }
+
+
+def _stuck(s: RunState, proposal: Proposal) -> str | None:
+    """Why no further round would help."""
+    if s.agent_end is not None and s.agent_end.reason == NO_PROGRESS:
+        return s.agent_end.message or "the agent got nowhere"
+    if s.rejected is not None and s.rejected.tree == proposal.tree:
+        return "the agent was told what failed, and proposed the same again"
+    times = _unshrunk(s)
+    return f"what fails has got no less in {times} verifications" if times >= UNSHRUNK else None
+
+
+def _unshrunk(s: RunState) -> int:
+    """Verdicts in a row, this one with them, in which what fails got no less."""
+    before = s.rejected
+    if before is None or set(s.failing) < set(before.failing):
+        return 1
+    return before.unshrunk + 1

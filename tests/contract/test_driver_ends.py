@@ -1,0 +1,171 @@
+"""N4: an agent says that it is done, in a real runner against a real gateway: checked, told, verified, gone on with."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.real_agents import path_with
+from tests.contract.real_agents import run as asks_for
+
+from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedContinuation, ResolvedModel, SecretRef
+from moorage.testing.models import Reply, Script, ToolCall
+from moorage.testing.models.script import Conversation
+from moorage.testing.trees import git
+from moorage.testing.world import BRANCH, Run, World
+
+pytestmark = pytest.mark.timeout(240)  # each case starts several sandboxes
+
+CHECK = ResolvedCheck(name="tests", run="echo looking; grep -q two a.txt || { echo 'FAIL: a.txt says one'; exit 3; }")
+ROUNDS = ResolvedContinuation(check_rounds=2, nudges=True)
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        async def made(*replies: Reply, conversations: tuple[Conversation, ...] = ()) -> World:
+            script = Script(replies=replies, conversations=conversations)
+            return await stack.enter_async_context(World(tmp_path / "world", script=script))
+
+        yield made
+
+
+def bash(command: str) -> Reply:
+    return Reply(tools=(ToolCall(name="bash", input={"command": command}),))
+
+
+def agent(world: World, driver: str = "builtin", continuation: ResolvedContinuation = ROUNDS, **more: Any) -> Any:
+    assert world.model
+    protocol = "openai-responses" if driver == "codex" else "anthropic-messages"
+    model = ResolvedModel(
+        provider="stand-in",
+        protocol=protocol,
+        base_url=world.model.url,
+        name="scripted",
+        credentials=SecretRef(name="model", key="apiKey"),
+    )
+    return ResolvedAgent(driver=driver, model=model, continuation=continuation, **more)
+
+
+def asked(world: World, request: int) -> str:
+    assert world.model
+    return str(world.model.bodies[request])
+
+
+async def delivered(world: World, run: Run, epoch: int = 1) -> str:
+    assert await (await run.verify(epoch)).ended() == 0
+    assert (await run.state())["verification"]["passed"] is True
+    await run.deliver(epoch)
+    return git(world.remote.root / "shop.git", "show", f"{BRANCH}:a.txt")
+
+
+@pytest.mark.rule("N4", "V3")
+async def test_the_first_done_fails_acceptance_is_told_the_facts_and_the_second_succeeds(make):
+    world = await make(
+        bash("echo 2 > a.txt"), Reply(text="Done."), bash("echo two > a.txt"), Reply(text="Really done.")
+    )
+    run = await world.admit(agent=agent(world), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    told = asked(world, 2)
+    for fact in ("Acceptance `tests` failed", "ended with exit code 3", "FAIL: a.txt says one"):
+        assert fact in told
+    checks = await run.content("COMPLETION_CHECKED")
+    assert [(c["round"], c["ok"]) for c in checks] == [(1, False), (2, True)]
+    decisions = await run.content("CONTINUATION_DECIDED")
+    assert [(d["decision"], d["kind"], d["iteration"]) for d in decisions] == [("nudge", "PreComplete", 2)]
+    assert all(
+        r.payload and "objection" not in r.payload for r in await run.records() if r.type == "COMPLETION_CHECKED"
+    )
+    state = await run.state()
+    assert (state["phase"], state["agent_end"]["summary"]) == ("Verifying", "Really done.")
+    assert await delivered(world, run) == "two"
+
+
+@pytest.mark.rule("N2", "N4")
+async def test_whoever_only_repeats_that_it_is_done_is_ended_and_judged(make):
+    world = await make(bash("echo 2 > a.txt"), Reply(text="Done."))
+    rounds = ResolvedContinuation(check_rounds=9, nudges=True)
+    run = await world.admit(agent=agent(world, continuation=rounds), acceptance=(CHECK,))
+    assert await (await run.start()).ended() == 0
+    end = (await run.state())["agent_end"]
+    assert (end["outcome"], end["reason"]) == ("completed", "NoProgress"), "acceptance has the last word"
+    assert world.model
+    assert len(world.model.log) == 4, "one decision, and three times the same end"
+    assert await (await run.verify()).ended() == 0
+    assert (await run.state())["verification"]["passed"] is False
+
+
+@pytest.mark.rule("N4")
+async def test_what_a_check_leaves_is_not_delivered_and_what_the_agent_ignores_helps_nobody(make):
+    leaves = ResolvedCheck(name="leaves", run="touch left.txt; test ! -e helper.log")
+    world = await make(bash("echo '*.log' > .gitignore; echo x > helper.log; echo two > a.txt"), Reply(text="Done."))
+    run = await world.admit(agent=agent(world), acceptance=(leaves, CHECK))
+    sandbox = await run.start()
+    assert await sandbox.ended() == 0
+    assert [c["ok"] for c in await run.content("COMPLETION_CHECKED")] == [True]
+    assert not (sandbox.tree / "left.txt").exists()
+    assert await delivered(world, run) == "two"
+    assert "left.txt" not in git(world.remote.root / "shop.git", "ls-tree", "--name-only", BRANCH)
+
+
+@pytest.mark.rule("N4")
+async def test_an_end_without_the_change_that_was_asked_for_is_told_so(make):
+    world = await make(Reply(text="Done."), bash("echo two > a.txt"), Reply(text="Really done."))
+    run = await world.admit(agent=agent(world), acceptance=())
+    assert await (await run.start()).ended() == 0
+    assert "no file differs from where you began" in asked(world, 1)
+    assert (await run.state())["proposal"]["empty"] is False
+
+
+@pytest.mark.rule("N4", "R4")
+async def test_a_failed_verification_is_gone_on_from_in_a_new_attempt_that_is_told_why(make):
+    second = Conversation(when="was not accepted", replies=(bash("echo two > a.txt"), Reply(text="Mended.")))
+    world = await make(bash("echo 2 > a.txt"), Reply(text="Done."), conversations=(second,))
+    run = await world.admit(agent=agent(world, continuation=ResolvedContinuation()), acceptance=(CHECK,))
+    assert await (await run.start()).ended() == 0
+    assert await (await run.verify()).ended() == 0
+    summary = (await run.state())["verification"]["summary"]
+    await run.report("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "AcceptanceFailed", "message": summary})
+    state = await run.state()
+    assert (state["phase"], state["rounds"], state["strikes"]) == ("Recovering", 1, 0)
+    assert world.model
+    before = len(world.model.log)
+    assert await (await run.start(2)).ended() == 0
+    opening = asked(world, before)
+    for fact in ("was not accepted", "Acceptance failed on", "FAIL: a.txt says one", "make the tests pass"):
+        assert fact in opening
+    assert await delivered(world, run, 2) == "two"
+
+
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize("driver", ["codex", "pi"])
+async def test_a_real_agent_hears_of_it_in_its_own_conversation(make, driver, tmp_path):
+    steps = (asks_for(driver, "echo 2 > a.txt"), Reply(text="Done."), asks_for(driver, "echo two > a.txt"))
+    world = await make(*steps, Reply(text="Really done."))
+    env = {"PATH": path_with(driver, tmp_path / "bin")}
+    run = await world.admit(agent=agent(world, driver, env=env), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    assert "Acceptance `tests` failed" in asked(world, 2)
+    assert "Done." in asked(world, 2), "the conversation goes on"
+    state = await run.state()
+    assert (state["phase"], state["iteration"]) == ("Verifying", 4)
+    assert await delivered(world, run) == "two"
+
+
+@pytest.mark.rule("N1")
+@pytest.mark.parametrize("driver", ["codex", "pi"])
+async def test_a_real_agent_goes_on_where_its_answer_was_cut(make, driver, tmp_path):
+    cut = Reply(text="Half an", stop_reason="max_tokens")
+    world = await make(cut, asks_for(driver, "echo two > a.txt"), Reply(text="Done."))
+    env = {"PATH": path_with(driver, tmp_path / "bin")}
+    run = await world.admit(agent=agent(world, driver, env=env), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    assert "Go on exactly where it stopped" in asked(world, 1)
+    assert (await run.state())["agent_end"]["outcome"] == "completed"
+    assert await delivered(world, run) == "two"
