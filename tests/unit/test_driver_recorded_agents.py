@@ -131,7 +131,6 @@ async def test_edits_and_parallel_calls_are_told_by_their_places(host, agent):
         ("spent", ("exhausted", "BudgetExhausted"), "BudgetExhausted: the run's token limit of 5 is used up (7)"),
         ("over", ("completed", "Completed"), ""),
         ("gave-up", ("failed", "AgentFailed"), ""),
-        ("cut-short", ("failed", "OutputLimit"), "output"),
         ("said-nothing", ("completed", "Completed"), ""),
         ("no-such-tool", ("completed", "Completed"), ""),
     ],
@@ -141,6 +140,16 @@ async def test_how_it_ended_is_judged_by_its_words_and_never_by_its_exit_code(ho
     assert (ended.outcome, ended.reason) == end
     assert says in ended.message
     assert '{"' not in ended.message
+
+
+CUT = [("claude-code", "AgentFailed"), ("codex", "OutputLimit"), ("pi", "OutputLimit")]
+
+
+@pytest.mark.parametrize(("agent", "reason"), CUT)
+async def test_an_answer_that_was_cut_is_told_apart_where_its_program_does_not_go_on_by_itself(host, agent, reason):
+    ended = await heard(host, agent, recorded(agent, "cut-short"))
+    assert (ended.outcome, ended.reason) == ("failed", reason)
+    assert "output" in ended.message
 
 
 @pytest.mark.parametrize("agent", AGENTS)
