@@ -141,6 +141,26 @@ async def test_an_answer_that_broke_before_anybody_heard_of_it_is_asked_for_agai
 
 
 @ALL
+@scripted(Fault(kind="overloaded", times=1))
+async def test_a_stream_that_is_only_an_error_is_a_refusal(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken, retries=RETRIES)
+    answer = await place.ask(spoken, stream=True)
+    assert (answer.status_code, answer.headers["x-moorage-retries"]) == (200, "1")
+    assert spoken.final in answer.content
+    failed, _ = await of_type(operator, "MODEL_RESPONSE")
+    assert (failed.payload["problem"], failed.payload["usage"]) == ("ProviderFailed", {})
+
+
+@ALL
+@scripted(Fault(kind="overloaded", times=9))
+async def test_an_error_that_stays_one_is_passed_on_as_it_came(place: Place, spoken: Spoken) -> None:
+    await place.run(spoken, retries=RETRIES)
+    answer = await place.ask(spoken, stream=True)
+    assert (answer.status_code, answer.headers["x-moorage-retries"]) == (200, "3")
+    assert b"scripted fault" in answer.content
+
+
+@ALL
 @scripted(Fault(kind="cut", after=3))
 async def test_what_the_agent_heard_some_of_is_cut_for_it_and_not_sent_again(place: Place, spoken: Spoken) -> None:
     await place.run(spoken, retries=RETRIES)

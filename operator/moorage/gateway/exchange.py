@@ -36,6 +36,8 @@ from moorage.store.errors import RunSealed
 
 HOPELESS = frozenset({"TooLarge", "Stopped", "ReadTimeout", "WriteTimeout"})
 """Problems that sending the same again can't help."""
+FAILED = "ProviderFailed"
+"""The problem of an answer that begins, and ends, with an error: it costs nothing."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
 
@@ -185,23 +187,26 @@ class Exchange:
         reading = asyncio.create_task(self._read(answer, told, unread))
         reading.add_done_callback(lambda _: unread.end())
         try:
-            begun = await unread.begun()
+            begun = await unread.beginning()
         except BaseException:
             await _stopped_reading(reading)
             raise
         if not begun:
-            return await self._broken(reading)
+            return await self._broken(reading, told, headers)
         log, pieces = self._gate.deps.log, self._passed_on(unread, reading)
         return Piped(pieces, told.status, headers, told.content_type, log, heard=self._heard)
 
-    async def _broken(self, reading: asyncio.Task[None]) -> Unanswered:
-        """It ended before its first event. What the journal couldn't take is raised."""
+    async def _broken(self, reading: asyncio.Task[None], told: Answered, headers: Mapping[str, str]) -> Unanswered:
+        """It ended before its first event, or that was an error. What the journal couldn't take is raised."""
         try:
             await reading
-            problem, hopeless = "Empty", False
+            problem = "Empty"
         except Cut as error:
-            problem, hopeless = error.reason, error.reason in HOPELESS
-        return self._unreached(Answered(0, JSON, problem), hopeless=hopeless)
+            problem = error.reason
+        if problem == FAILED:
+            content, log = self._kept.content(), self._gate.deps.log
+            return Unanswered(Failed(0), Piped(at_once(content), told.status, headers, told.content_type, log))
+        return self._unreached(Answered(0, JSON, problem), hopeless=problem in HOPELESS)
 
     async def _passed_on(self, unread: Unread, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """Events as they come. An agent that doesn't read them holds up neither the provider nor who waits."""
@@ -223,6 +228,9 @@ class Exchange:
                     if passing.reading.complete and not noted:
                         noted = True
                         await self._note_answer(told, passing.reading)
+                    if passing.reading.error and not unread.begun:
+                        problem = FAILED
+                        break
                     if piece:
                         reached(Point.MODEL_STREAM)
                         unread.put(piece)
@@ -232,7 +240,7 @@ class Exchange:
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
-            cut = Answered(told.status, told.content_type, problem, billed=True)
+            cut = Answered(told.status, told.content_type, problem, billed=problem != FAILED)
             if not noted:
                 self._settle(cut, passing.reading)
             await self._close(answer)

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 
 class Unread:
-    """What has come and isn't read yet. One writes, one reads. `limit`: how many bytes may wait."""
+    """What has come and isn't read yet. One writes, one reads. `limit`: how many bytes may wait. `begun`: some came."""
 
     def __init__(self, limit: int) -> None:
         self._pieces, self._size, self._limit = deque[bytes](), 0, limit
         self._ended, self._news = False, asyncio.Event()
+        self.begun = False
 
     @property
     def over(self) -> bool:
@@ -21,6 +22,7 @@ class Unread:
 
     def put(self, piece: bytes) -> None:
         """Never waits."""
+        self.begun = True
         self._pieces.append(piece)
         self._size += len(piece)
         self._news.set()
@@ -30,12 +32,12 @@ class Unread:
         self._ended = True
         self._news.set()
 
-    async def begun(self) -> bool:
+    async def beginning(self) -> bool:
         """Wait for the first piece; False where it ended without any."""
-        while not self._pieces and not self._ended:
+        while not self.begun and not self._ended:
             self._news.clear()
             await self._news.wait()
-        return bool(self._pieces)
+        return self.begun
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Piece by piece, as they came, up to the end."""

@@ -22,6 +22,7 @@ class Reading:
 
     `complete`: it came to its own end. `concluding`: what decides is there, and only the rest of the bookkeeping is to
     come. `unfinished`: it came, and the provider goes on with it. `characters`: text and arguments that were streamed.
+    `error`: an event says that the provider failed.
     """
 
     usage: Vector = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Reading:
     characters: int = 0
     concluding: bool = False
     unfinished: bool = False
+    error: bool = False
 
     def settled(self, asked: int = 0, most: int | None = None) -> tuple[Vector, bool]:
         """The usage, and whether it is an estimate: a cut answer has told its input at best.
@@ -121,6 +123,7 @@ class StreamReader:
         except orjson.JSONDecodeError:
             return
         if isinstance(event, dict):
+            self.reading.error = event.get("type") == "error" or isinstance(event.get("error"), dict)
             self._take(self.reading, event)
 
 

@@ -22,10 +22,11 @@ class Fault(_Strict):
 
     `status`: an error in the provider's shape, with Retry-After where given. `cut`: the connection breaks after `after`
     events (streaming) or within the body. `stall`: headers, then silence for `seconds`, then a cut. `drip`: the true
-    reply, `seconds` between events or 64-byte pieces. `empty`: a whole answer without any content.
+    reply, `seconds` between events or 64-byte pieces. `empty`: a whole answer without any content. `overloaded`: status
+    200 and then, as the one event of a stream, an error; where none was asked for, the status for it.
     """
 
-    kind: Literal["status", "cut", "stall", "drip", "empty"]
+    kind: Literal["status", "cut", "stall", "drip", "empty", "overloaded"]
     times: int = Field(default=1, ge=1)
     status: int = Field(default=500, ge=400, le=599)
     message: str = "scripted fault"

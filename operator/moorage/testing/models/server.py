@@ -31,6 +31,7 @@ SPEAKERS: dict[str, Speaker] = {
     "/v1/chat/completions": chat,
 }
 EVENT_STREAM = "text/event-stream"
+OVERLOADED = 529
 PIECE = 64  # bytes of a whole answer that drips
 
 
@@ -93,10 +94,10 @@ class StandIn:
         place = (opening.partition("\n")[0], number)
         fault = reply.fault(self._asked[place])
         self._asked[place] += 1
-        status = fault.status if fault is not None and fault.kind == "status" else 200
+        status = _status(fault, streams=asked.get("stream") is True)
         self._note(request, asked, status, number, fault)
         if status != 200 and fault is not None:
-            return _refusal(speaker, fault)
+            return _refusal(speaker, fault, status)
         return _answer(speaker, asked, number, reply, fault)
 
     def _note(
@@ -155,9 +156,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _refusal(speaker: Speaker, fault: Fault) -> Response:
+def _status(fault: Fault | None, *, streams: bool) -> int:
+    if fault is not None and fault.kind == "overloaded" and not streams:
+        return OVERLOADED
+    return fault.status if fault is not None and fault.kind == "status" else 200
+
+
+def _refusal(speaker: Speaker, fault: Fault, status: int) -> Response:
     headers = {} if fault.retry_after_s is None else {"retry-after": f"{fault.retry_after_s:g}"}
-    return JSONResponse(speaker.error(fault.status, fault.message), fault.status, headers)
+    return JSONResponse(speaker.error(status, fault.message), status, headers)
 
 
 def _answer(speaker: Speaker, asked: dict[str, Any], number: int, reply: Reply, fault: Fault | None) -> Response:
@@ -172,10 +179,18 @@ def _answer(speaker: Speaker, asked: dict[str, Any], number: int, reply: Reply, 
             return Pieces(pieces[: min(fault.after, len(pieces) - 1)], kind, whole=False)
         case "stall" if fault:
             return Pieces([], kind, silence=fault.seconds, whole=False)
+        case "overloaded" if fault:
+            return Pieces([_overloaded(speaker, fault)], kind, whole=True)
         case "drip" if fault:
             return Pieces(pieces, kind, pause=fault.seconds, whole=True)
         case _:
             return Pieces(pieces, kind, whole=True) if streams else Response(whole, 200, media_type=kind)
+
+
+def _overloaded(speaker: Speaker, fault: Fault) -> bytes:
+    """An error as an event; which of the two providers it is of says its own shape."""
+    told = speaker.error(OVERLOADED, fault.message)
+    return f"event: error\ndata: {json.dumps({'type': 'error', **told})}\n\n".encode()
 
 
 def _split(body: bytes) -> list[bytes]:
