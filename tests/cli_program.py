@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from moorage.api.commands import CommandRequest, Receipt
 from moorage.api.sse import MEDIA_TYPE, Event
 from moorage.cli.main import invoke
 from moorage.cli.ports import (
@@ -143,6 +144,12 @@ class Local:
 
     async def abandoned(self, _: str) -> bool:
         return False
+
+    async def command(self, uid: str, asked: CommandRequest) -> Receipt:
+        answer = await self.client.post(f"/v1/runs/{uid}/commands", content=asked.model_dump_json())
+        if answer.is_error:
+            raise RunRefused(answer.json()["message"], "")
+        return Receipt.model_validate_json(answer.content)
 
 
 SUCCEEDED = LocalResult(

@@ -85,6 +85,10 @@ class Point(StrEnum):
     ACCEPTANCE_AFTER = "acceptance/after"
     VERDICT_BEFORE = "verdict/before"  # reported, and its outputs kept
     VERDICT_AFTER = "verdict/after"  # durable, the verifier isn't told
+    COMMAND_BEFORE = "command/before"  # decided, and not durable
+    COMMAND_AFTER = "command/after"  # durable, and its author has no receipt
+    MESSAGE_BEFORE = "message/before"  # the agent is to get it
+    MESSAGE_AFTER = "message/after"  # journaled as delivered, the agent hasn't heard it
     CANCEL_BEFORE = "cancel/before"  # a runner asks for orders and is to be told
     CANCEL_WITHIN = "cancel/within"  # journaled as propagated, the runner hasn't heard
     CANCEL_ACK_BEFORE = "cancel-ack/before"  # nothing of the agent runs, nobody knows

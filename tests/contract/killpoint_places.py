@@ -2,7 +2,8 @@
 
 `HERE` are the points that the small job of `moorage.testing.benches` passes: it meets the faults there, over either
 store, at several points in one run (`packs`). Its agent doesn't stream, nothing of a run that succeeds is kept, its
-journal is short, nobody cancels it, and it has one gateway: what that leaves out has tests of its own (`ELSEWHERE`).
+journal is short, nobody asks anything of it, and it has one gateway: what that leaves out has tests of its own
+(`ELSEWHERE`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,17 @@ from moorage.testing.killpoints import Fault
 
 Pack = tuple[Point, ...]
 
-_RUNNERS = ("worktree/", "staging/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/")
+_RUNNERS = (
+    *("worktree/", "staging/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/"),
+    "message/",
+)
 _STREAM, _SNAPSHOT = (Point.MODEL_STREAM,), (Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER)
 _LETTING_GO = (Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER)
 _CANCEL = (Point.CANCEL_BEFORE, Point.CANCEL_WITHIN, Point.CANCEL_ACK_BEFORE, Point.CANCEL_ACK_AFTER)
+_COMMANDS = (
+    (Point.COMMAND_BEFORE, Point.MESSAGE_BEFORE),
+    (Point.COMMAND_AFTER, Point.MESSAGE_AFTER),
+)
 _SHARED = (
     *(Point.KEEP_BEFORE, Point.KEEP_WITHIN, Point.KEEP_AFTER),
     *(Point.FOLLOW_BEFORE, Point.FOLLOW_WITHIN, Point.FOLLOW_AFTER),
@@ -50,6 +58,12 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
     "test_whatever_befalls_a_gateway_at_a_snapshot_the_run_goes_on": {
         **dict.fromkeys(Fault, (_SNAPSHOT,)),
         Fault.ERROR: [_SNAPSHOT[:1], _SNAPSHOT[1:]],  # after one that can't be taken there is none
+    },
+    "test_whatever_befalls_a_command_it_is_done_once": {
+        Fault.KILL: _COMMANDS,
+        Fault.ERROR: _COMMANDS,
+        Fault.DELAY: [_COMMANDS[0] + _COMMANDS[1]],
+        Fault.STOP: [_COMMANDS[0] + _COMMANDS[1]],
     },
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import uuid
@@ -69,13 +70,13 @@ async def run_local(
     ManifestRefused, RunRefused, and what `tell` raises.
     """
     asked, uid = read_manifest(manifest), str(uuid.uuid4())
-    owner = Owner(os.getpid(), asked.path, new_socket())
+    owner = Owner(os.getpid(), asked.path, new_socket(), secrets.token_urlsafe(32))
     with machine_fit():
         owned = Owners(state / "owners").new(uid, owner)
     mine: Interrupted | None = None
     try:
         with machine_fit():
-            async with open_machine(state, owner.socket, asked.secrets, listener, dsn=dsn, resolve=resolve) as machine:
+            async with open_machine(state, owner, asked.secrets, listener, dsn=dsn, resolve=resolve) as machine:
                 mine = await _make_way(machine, asked, fresh=fresh)
                 if mine is not None:
                     result = await _go_on(machine, asked, mine, owner)

@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 
 from moorage.app.abilities import abilities
 from moorage.app.manifest import ManifestSecrets
-from moorage.app.owners import SOCKET, Owners
+from moorage.app.owners import SOCKET, Owner, Owners
 from moorage.app.stores import Stores, open_stores
 from moorage.app.tracing import open_tracing
 from moorage.cli.ports import Listener, RunRefused
@@ -54,8 +54,8 @@ LOG = "log"  # below the state folder: what of this machine's gateways isn't for
 class Tokens:
     """Tokens of this process's own making; they die with it."""
 
-    def __init__(self) -> None:
-        self.operator, self.reader = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    def __init__(self, operator: str = "") -> None:
+        self.operator, self.reader = operator or secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.known = {
             self.operator: Identity(Kind.OPERATOR, "local"),
             self.reader: Identity(Kind.READER, "local"),
@@ -110,17 +110,17 @@ class Machine:
 @contextlib.asynccontextmanager
 async def open_machine(
     state: Path,
-    folder: Path,
+    owner: Owner,
     given: ManifestSecrets,
     listener: Listener,
     *,
     dsn: str | None = None,
     resolve: Resolve = resolved,
 ) -> AsyncIterator[Machine]:
-    """Store and gateway, up and listening in `folder`, which must not be there yet. `dsn`: see `open_stores`;
+    """Store and gateway, up and listening in the owner's folder, which must not be there yet. `dsn`: see `open_stores`;
     `resolve`: where hosts are that agents reach.
     """
-    clock, tokens, isolated = SystemClock(), Tokens(), isolation_works()
+    clock, tokens, isolated = SystemClock(), Tokens(owner.key), isolation_works()
     with _logging(state / LOG) as log:
         metrics = GatewayMetrics(CollectorRegistry())
         async with (
@@ -141,7 +141,7 @@ async def open_machine(
                     appended=appended,
                     resolve=resolve,
                 ),
-                folder,
+                owner.socket,
             ) as socket,
             session(aiohttp.UnixConnector(str(socket))) as http,
         ):

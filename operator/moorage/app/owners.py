@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SOCKET = "gateway.sock"
@@ -25,11 +25,15 @@ UNBORN = "."  # begins the name of a file that isn't locked yet
 
 @dataclass(frozen=True)
 class Owner:
-    """What an owner leaves for whoever finds its run interrupted. `socket`: the folder of its gateway's socket."""
+    """What an owner leaves for whoever finds its run interrupted, and for this user's other processes while it lives.
+
+    `socket`: the folder of its gateway's socket; `key` opens that gateway to them, and dies with it.
+    """
 
     pid: int
     manifest: Path
     socket: Path
+    key: str = field(default="", repr=False)
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Owned:
 
     def tell(self, owner: Owner) -> None:
         """Leave word for a successor; not synced, since without it no more than a hint is lost."""
-        told = {"pid": owner.pid, "manifest": str(owner.manifest), "socket": str(owner.socket)}
+        told = {"pid": owner.pid, "manifest": str(owner.manifest), "socket": str(owner.socket), "key": owner.key}
         if self.descriptor is not None:
             os.ftruncate(self.descriptor, 0)
             os.pwrite(self.descriptor, json.dumps(told).encode(), 0)
@@ -95,6 +99,16 @@ class Owners:
             return True
         else:
             return False
+        finally:
+            os.close(descriptor)
+
+    def living(self, uid: str) -> Owner | None:
+        """Who owns it at this moment, where somebody does and has said so. Asked by one who is `alone`."""
+        if not self.alive(uid):
+            return None
+        descriptor = os.open(self._folder / uid, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read(descriptor)
         finally:
             os.close(descriptor)
 
@@ -165,6 +179,6 @@ def _read(descriptor: int) -> Owner | None:
     """None where nothing was left, or only half of it."""
     try:
         told = json.loads(os.pread(descriptor, 1 << 16, 0))
-        return Owner(int(told["pid"]), Path(told["manifest"]), Path(told["socket"]))
+        return Owner(int(told["pid"]), Path(told["manifest"]), Path(told["socket"]), str(told.get("key", "")))
     except (ValueError, KeyError, TypeError):
         return None

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import httpx
 from prometheus_client import CollectorRegistry
 
+from moorage.api.commands import CommandRequest, Receipt
 from moorage.app import interrupted
 from moorage.app.inprocess import InProcess
 from moorage.app.interrupted import Interrupted
 from moorage.app.machine import Tokens, gateway_of, machine_fit, quiet
 from moorage.app.manifest import TENANT, ManifestSecrets
-from moorage.app.owners import Owners
+from moorage.app.owners import SOCKET, Owner, Owners
 from moorage.app.peers import Reading
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns
+from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns, RunRefused
 from moorage.clock import SystemClock
+from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session
 from moorage.core.run.attempts import INTERRUPTED
 from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
@@ -55,7 +58,7 @@ async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
         )
         headers = {"authorization": f"Bearer {tokens.reader}"}
         client = httpx.AsyncClient(transport=InProcess(app), base_url="http://gateway", headers=headers)
-        yield Past(state, await stack.enter_async_context(client), kept)
+        yield Past(state, await stack.enter_async_context(client), kept, tokens.operator)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Past:
     state: Path
     client: httpx.AsyncClient
     kept: Stores
+    operator: str = field(repr=False)  # a token of the gateway in this process
     namespace: str = TENANT
 
     async def runs(self) -> Sequence[LocalRun]:
@@ -109,6 +113,37 @@ class Past:
         async with owners.alone():
             alive = owners.alive(uid)
         return not alive and (await self.kept.store.get(uid)).pending
+
+    async def _owner(self, uid: str) -> Owner | None:
+        owners = Owners(self.state / "owners")
+        async with owners.alone():
+            return owners.living(uid)
+
+    async def command(self, uid: str, asked: CommandRequest) -> Receipt:
+        """See the port. Of an ended run the gateway of this process knows all that there is to know."""
+        while (owner := await self._owner(uid)) is not None:
+            try:
+                return await _by_owner(owner, uid, asked)
+            except GatewayAway as error:
+                if await self._owner(uid) == owner:
+                    why = f"the process {owner.pid}, which works on it, doesn't answer: {error.message}"
+                    raise RunRefused(why, "try again in a moment") from None
+        if (row := await self.kept.store.get(uid)).pending:
+            why = f"{row.name} was interrupted: nobody works on it, so that nobody hears this"
+            raise RunRefused(why, "`moorage run -f` of its manifest goes on with it; `moorage doctor` names that")
+        headers = {"authorization": f"Bearer {self.operator}"}
+        answer = await self.client.post(f"/v1/runs/{uid}/commands", content=asked.model_dump_json(), headers=headers)
+        if answer.is_error:
+            raise RunRefused(f"it was refused: {answer.json().get('message', answer.text)}", "")
+        return Receipt.model_validate_json(answer.content)
+
+
+async def _by_owner(owner: Owner, uid: str, asked: CommandRequest) -> Receipt:
+    async with session(aiohttp.UnixConnector(str(owner.socket / SOCKET))) as http:
+        try:
+            return await GatewayClient(http, "http://gateway", lambda: owner.key).command(uid, asked)
+        except GatewayRefused as error:
+            raise RunRefused(f"it was refused: {error.message}", "") from None
 
 
 def _offered(found: Interrupted) -> InterruptedRun:

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import listing, proving, reading, replaying, resolving, running, top, watching
+from moorage.cli import commanding, listing, proving, reading, replaying, resolving, running, top, watching
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -44,7 +44,7 @@ def program() -> typer.Typer:
         epilog=EPILOG,
     )
     cli.callback()(_top)
-    for command in (*COMMANDS, doctor):
+    for command in (*COMMANDS, *commanding.COMMANDS, doctor):
         cli.command()(command)
     cli.command("list")(listing.listed)
     cli.command()(running.torture)

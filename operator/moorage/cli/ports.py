@@ -14,6 +14,8 @@ from typing import Protocol
 
 import httpx
 
+from moorage.api.commands import CommandRequest, Receipt
+
 STDIN = Path("-")  # as a manifest: what standard input holds
 
 
@@ -148,6 +150,9 @@ class LocalRuns(Protocol):
 
     async def abandoned(self, uid: str) -> bool:
         """Whether that run has not ended, and nobody pushes it on."""
+
+    async def command(self, uid: str, asked: CommandRequest) -> Receipt:
+        """Ask something of the process that pushes that run on. Raises RunRefused where there is none, or it won't."""
 
 
 class App(Protocol):

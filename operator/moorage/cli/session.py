@@ -171,7 +171,7 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
     if not folder.is_dir():
         raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
     async with past_runs(session, folder) as local:
-        name, uid = await _chosen(local, run)
+        name, uid = await chosen_run(local, run)
         abandoned = functools.partial(local.abandoned, uid)
         yield Evidence(local.client, uid, name, user=session.env.get("USER", ""), abandoned=abandoned)
 
@@ -220,7 +220,7 @@ async def past_runs(session: Session, folder: Path) -> AsyncIterator[LocalRuns]:
         raise CliError(error.message, error.hint) from None
 
 
-async def _chosen(local: LocalRuns, run: str) -> tuple[str, str]:
+async def chosen_run(local: LocalRuns, run: str) -> tuple[str, str]:
     """The newest run of that name, or the one of that UID."""
     runs = await local.runs()
     for each in runs:

@@ -290,6 +290,14 @@ def _cancel(stage: str) -> Callable[[Payload], str]:
     return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
 
 
+def _command(word: str) -> Callable[[Payload], str]:
+    def describe(p: Payload) -> str:
+        issuer = f" by {p['issuer']}" if p.get("issuer") else ""
+        return f"{p.get('type')} {p.get('command_id')}{issuer} {word}" + (f" ({_because(p)})" if _because(p) else "")
+
+    return describe
+
+
 def _placed(p: Payload) -> str:
     runtime = f" under {p['runtime']}" if p.get("runtime") else ""
     return f"{p.get('role', 'sandbox')} runs on {p.get('node') or 'an unnamed node'}{runtime} in {p.get('environment')}"
@@ -335,6 +343,9 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.EFFECT_RECONCILED: _closed,
     RecordType.EFFECT_DEFERRED: _deferred,
     RecordType.EFFECT_ADOPTED: _adopted,
+    RecordType.COMMAND_ACCEPTED: _command("accepted"),
+    RecordType.COMMAND_REJECTED: _command("rejected"),
+    RecordType.COMMAND_DELIVERED: lambda p: f"the agent is given {p.get('command_id')}",
     RecordType.CANCEL_REQUESTED: _cancel("requested"),
     RecordType.CANCEL_PROPAGATED: _cancel("propagated"),
     RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),

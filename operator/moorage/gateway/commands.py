@@ -28,6 +28,7 @@ from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
 from moorage.gateway.ledger import Ledger, Overtaken, Run
 from moorage.gateway.resolve import Settling, chosen, demand_unsettled
+from moorage.points import Point, reached
 from moorage.store.errors import DuplicateMismatch
 
 TRIES = 16  # decisions that a run's next record made another one of
@@ -149,10 +150,12 @@ class CommandsRoom:
                 raise Changed
 
         drafts = taking.drafts(self._ledger, run, decision)
+        reached(Point.COMMAND_BEFORE)
         try:
             result = await self._ledger.append(run, None, drafts, unchanged)
         except DuplicateMismatch:
             raise taking.taken() from None
+        reached(Point.COMMAND_AFTER)
         found = known(run.state.commands, taking.asked.command_id)
         return found.receipt() if found else _forgotten(taking.asked, result.records[0])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from moorage.api.commands import WaitingMessage, WaitingMessages
 from moorage.drivers.port import Kind, Message
+from moorage.points import Point, reached
 from moorage.runner.client import GatewayError, GatewayLost
 
 
@@ -43,10 +44,12 @@ class Mailbox:
             return tuple(Message(each.command_id, each.type, each.text) for each in found)
 
     async def _deliver(self, message: WaitingMessage, turn: int) -> None:
+        reached(Point.MESSAGE_BEFORE)
         payload = {"command_id": message.command_id, "iteration": turn}
         await self._emit("COMMAND_DELIVERED", payload, record_id=f"message:{message.offset}", turn=turn)
         self._taken.add(message.offset)
         self._held.pop(message.offset, None)
+        reached(Point.MESSAGE_AFTER)
 
     async def follow(self, told: asyncio.Event) -> None:
         """Ask whenever `told` is set. A gateway that refuses is asked again at the next word of it."""

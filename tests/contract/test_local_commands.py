@@ -1,0 +1,85 @@
+"""Commands to a run on this machine, by the real program: heard once and in their place, whatever dies meanwhile."""
+
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.commanded_run import Commanded, commanded
+from tests.contract.local_machine import Machine
+
+pytestmark = pytest.mark.timeout(240)  # a case starts the program several times
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path, isolated=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def run(machine: Machine) -> AsyncIterator[Commanded]:
+    async with commanded(machine) as made:
+        yield made
+
+
+@pytest.mark.rule("M2", "M3")
+async def test_a_steer_is_heard_before_the_next_decision_and_a_follow_up_after_the_last(run: Commanded) -> None:
+    process = await run.begun()
+    code, receipt, err = await run.said("steer", "steps", "use tabs", "--id", "s1")
+    assert (code, receipt["state"]) == (0, "Accepted"), err
+    assert await run.said("steer", "steps", "use tabs", "--id", "s1") == (0, receipt, "")
+    code, _, err = await run.said("steer", "steps", "use spaces", "--id", "s1")
+    assert code == 1
+    assert "the id of another command" in err
+    assert (await run.said("follow-up", "steps", "now the docs", "--id", "f1"))[1]["state"] == "Accepted"
+    run.go()
+    assert (await run.ended(process))["phase"] == "Succeeded"
+    first, second, third = run.heard()
+    assert [text.count("use tabs") for text in (first, second, third)] == [0, 1, 1]
+    assert [text.count("now the docs") for text in (first, second, third)] == [0, 0, 1]
+    assert third.index("All done.") < third.index("now the docs")
+    assert [run.machine.told(f"COMMAND_{word}") for word in ("ACCEPTED", "DELIVERED", "REJECTED")] == [2, 2, 0]
+    code, late, _ = await run.said("steer", "steps", "use tabs", "--id", "s1")
+    assert (code, late["state"], late["offset"]) == (0, "Delivered", receipt["offset"])
+
+
+@pytest.mark.rule("X3", "M2")
+async def test_a_cancel_ends_its_run_and_no_other_one(run: Commanded) -> None:
+    process = await run.begun()
+    code, receipt, err = await run.said("cancel", "steps", "--id", "c1", "--wait")
+    assert code == 0, err
+    assert (receipt["state"], receipt["reason"]) == ("Done", "Cancelled")
+    assert (await run.ended(process))["phase"] == "Cancelled"
+    code, receipt, _ = await run.said("cancel", "steps", "--id", "c2")
+    assert (code, receipt["state"], receipt["reason"]) == (1, "Rejected", "RunEnded")
+    run.go()
+    again = run.machine.start()  # the next one is its own, whatever was said to the one before
+    assert (await run.ended(again))["phase"] == "Succeeded"
+
+
+@pytest.mark.rule("M3", "R7")
+async def test_an_interrupted_run_hears_what_was_said_before_and_what_is_said_after(run: Commanded) -> None:
+    process = await run.begun()
+    assert (await run.said("steer", "steps", "use tabs", "--id", "s1"))[1]["state"] == "Accepted"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    code, _, err = await run.said("steer", "steps", "and short lines", "--id", "s2")
+    assert code == 1
+    assert "was interrupted" in err
+    (run.machine.root / "begun").unlink()
+    process = await run.begun()
+    assert (await run.said("steer", "steps", "and short lines", "--id", "s2"))[1]["state"] == "Accepted"
+    run.go()
+    assert (await run.ended(process))["phase"] == "Succeeded"
+    assert [run.heard()[-1].count(text) for text in ("use tabs", "and short lines")] == [1, 1]
+    assert run.machine.told("COMMAND_DELIVERED") == run.machine.told("COMMAND_ACCEPTED") == 2
+
+
+async def test_a_run_that_is_not_there_and_words_that_are_none(run: Commanded) -> None:
+    code, _, err = await run.said("steer", "steps", "use tabs")
+    assert code == 3
+    assert "no run was ever made here" in err
+    code, _, err = await run.said("steer", "steps", "  ")
+    assert (code, "TEXT is empty" in err) == (2, True)
