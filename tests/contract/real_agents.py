@@ -1,6 +1,7 @@
 """The real agents, as npm has them, and a model for them that is none: what the drivers' contract tests share."""
 
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,15 +19,42 @@ from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
 from moorage.testing.serving import listening
 
-AGENTS = ("claude-code", "codex", "pi")
-PROTOCOLS = {"claude-code": "anthropic-messages", "codex": "openai-responses", "pi": "anthropic-messages"}
+AGENTS = ("claude-code", "codex", "opencode", "pi")
+PROTOCOLS = {**dict.fromkeys(AGENTS, "anthropic-messages"), "codex": "openai-responses"}
+DRIVERS = {"opencode": "acp"}
 PROGRAMS = {  # as the images have them; npm's own `codex` is a script that starts the static binary
     "claude-code": {"claude": "@anthropic-ai/claude-code-linux-*/claude"},
     "codex": {"codex": "@openai/codex-linux-*/vendor/*/bin/codex"},
+    "opencode": {"opencode": "opencode-linux-*/bin/opencode"},
     "pi": {"pi": ".bin/pi", "node": "node-linux-*/bin/node"},
 }
-TOOLS = {"claude-code": ("Bash", "command"), "codex": ("exec_command", "cmd"), "pi": ("bash", "command")}
+TOOLS = {
+    "claude-code": ("Bash", {}, "command"),
+    "codex": ("exec_command", {}, "cmd"),
+    "opencode": ("bash", {"description": "Work."}, "command"),
+    "pi": ("bash", {}, "command"),
+}
 USAGE = Usage(input_tokens=100, output_tokens=10, cache_read_input_tokens=1_000)
+OPENCODE = {
+    "OPENCODE_CONFIG_CONTENT": json.dumps(
+        {
+            "autoupdate": False,
+            "share": "disabled",
+            "permission": {"*": "ask"},
+            "model": "moorage/$(MOORAGE_MODEL)",
+            "small_model": "moorage/$(MOORAGE_MODEL)",
+            "agent": {"title": {"disable": True}},
+            "provider": {
+                "moorage": {
+                    "npm": "@ai-sdk/anthropic",
+                    "options": {"baseURL": "$(MOORAGE_MODEL_URL)", "apiKey": "$(MOORAGE_MODEL_KEY)"},
+                    "models": {"$(MOORAGE_MODEL)": {"tool_call": True, "limit": {"context": 200000, "output": 16384}}},
+                }
+            },
+        }
+    ),
+    **dict.fromkeys(("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_LSP_DOWNLOAD"), "1"),
+}
 DONE = Reply(text="All done.", usage=USAGE)
 
 
@@ -47,13 +75,16 @@ def path_with(agent: str, folder: Path) -> str:
 def resolved(agent: str, path: str, protocol: str = "", url: str = "http://127.0.0.1:9") -> ResolvedAgent:
     """The agent with a model. It gives up soon."""
     model = ResolvedModel(provider="p", protocol=protocol or PROTOCOLS[agent], base_url=url, name="scripted")
-    return ResolvedAgent(driver=agent, env={"PATH": path, "CLAUDE_CODE_MAX_RETRIES": "1"}, model=model)
+    env = {"PATH": path, "CLAUDE_CODE_MAX_RETRIES": "1"}
+    if agent == "opencode":
+        return ResolvedAgent(driver="acp", command=("opencode", "acp"), env={**env, **OPENCODE}, model=model)
+    return ResolvedAgent(driver=agent, env=env, model=model)
 
 
 def run(agent: str, *commands: str, text: str = "") -> Reply:
     """A decision to run shell commands, by the tool that the agent has for that."""
-    tool, argument = TOOLS[agent]
-    calls = tuple(ToolCall(name=tool, input={argument: command}) for command in commands)
+    tool, more, argument = TOOLS[agent]
+    calls = tuple(ToolCall(name=tool, input={**more, argument: command}) for command in commands)
     return Reply(text=text, tools=calls, usage=USAGE)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.contract.real_agents import AGENTS, DONE, PROTOCOLS, model_door, path_with, resolved, run
+from tests.contract.real_agents import AGENTS, DONE, DRIVERS, PROTOCOLS, model_door, path_with, resolved, run
 
 from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
+from moorage.drivers.port import Driver
 from moorage.drivers.registry import load
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Fault, Reply, Script, StandIn
@@ -16,12 +17,18 @@ from moorage.testing.serving import listening
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, World
 
+COUNTING = frozenset({"claude-code", "codex", "pi"})  # those that tell of their use
+MUTE = frozenset({("opencode", 401)})  # it passes the provider's words on, and not the status
 pytestmark = pytest.mark.timeout(300)  # real programs, started twice where a conversation goes on
 
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def driver(agent: str) -> Driver:
+    return load(DRIVERS.get(agent, agent))
 
 
 @pytest.fixture
@@ -42,7 +49,7 @@ async def test_it_mends_a_file_and_tells_each_call(agent, path, host):
         url,
         model,
     ):
-        outcome = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+        outcome = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
     assert (outcome.outcome, outcome.summary) == ("completed", "All done.")
     assert (host.tree / "a.txt").read_text() == "two\n"
     assert [entry.status for entry in model.log] == [200, 200, 200]
@@ -54,7 +61,8 @@ async def test_it_mends_a_file_and_tells_each_call(agent, path, host):
     ]
     assert host.iterations == [1, 2, 3]
     total = {name: sum(each.get(name, 0) for each in host.usage) for name in host.usage[-1]}
-    assert total == {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}
+    counted = {"input_tokens": 300, "output_tokens": 30, "cache_read_tokens": 3_000}
+    assert total == (counted if agent in COUNTING else {})
 
 
 @pytest.mark.parametrize(
@@ -64,15 +72,15 @@ async def test_a_refusal_of_the_model_is_no_success_whatever_the_exit_code(agent
     message = "BudgetExhausted: the run's token limit is used up" if status == 400 else "no way"
     fault = Fault(kind="status", status=status, times=99, message=message)
     async with model_door(Reply(text="Fine.", faults=(fault,))) as (url, _):
-        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
-    assert (ended.outcome, ended.reason) == end
+        ended = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (ended.outcome, ended.reason) == (("failed", "AgentFailed") if (agent, status) in MUTE else end)
     assert message in ended.message
 
 
 async def test_a_failure_that_it_gets_over_is_none(agent, path, host):
     fault = Fault(kind="status", status=500)
     async with model_door(run(agent, "echo two > a.txt").model_copy(update={"faults": (fault,)}), DONE) as (url, _):
-        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+        ended = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
     assert (ended.outcome, (host.tree / "a.txt").read_text()) == ("completed", "two\n")
 
 
@@ -81,14 +89,14 @@ async def test_no_decision_follows_the_last_iteration_that_there_may_be(agent, p
     steps = [run(agent, f"echo {n} > a.txt") for n in range(9)]
     task = task_for(host, resolved(agent, path), limits=ResolvedLimits(max_iterations=2))
     async with model_door(*steps, DONE) as (url, _):
-        ended = await load(agent).run(replace(task, relay_url=url), host)
+        ended = await driver(agent).run(replace(task, relay_url=url), host)
     assert (ended.outcome, host.iterations) == ("exhausted", [1, 2])
 
 
 async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
     goal = "Mend it. " * 20_000 + "The last words."
     async with model_door(DONE) as (url, model):
-        ended = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url, goal=goal), host)
+        ended = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url, goal=goal), host)
     assert ended.outcome == "completed"
     assert goal in str(model.bodies[0])
 
@@ -96,7 +104,7 @@ async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
 @pytest.mark.rule("X2")
 async def test_a_stop_ends_it_and_all_that_it_started(agent, path, host):
     async with model_door(run(agent, "echo begun > begun; sleep 1000"), DONE) as (url, _):
-        working = asyncio.create_task(load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host))
+        working = asyncio.create_task(driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host))
         async with asyncio.timeout(120):
             while not (host.tree / "begun").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -109,9 +117,9 @@ async def test_a_conversation_that_survived_goes_on_and_hears_of_the_handoff(age
     script = (run(agent, "echo two > a.txt"), DONE, run(agent, "cat a.txt"), Reply(text="Really done."))
     task = task_for(host, resolved(agent, path))
     async with model_door(*script) as (url, model):
-        assert (await load(agent).run(replace(task, relay_url=url), host)).outcome == "completed"
+        assert (await driver(agent).run(replace(task, relay_url=url), host)).outcome == "completed"
         again = replace(task, relay_url=url, next_iteration=3, iterations_used=2, handoff="Two steps are done.")
-        ended = await load(agent).run(again, host)
+        ended = await driver(agent).run(again, host)
     assert (ended.outcome, ended.summary) == ("completed", "Really done.")
     assert [entry.reply for entry in model.log] == [0, 1, 2, 3]
     assert "Two steps are done." in str(model.bodies[2])

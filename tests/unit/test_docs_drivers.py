@@ -9,6 +9,7 @@ import pytest
 from moorage.core.continuation import chain
 from moorage.core.run.resolve import WINDOW
 from moorage.drivers import jsonlines
+from moorage.drivers.acp import driver as acp
 from moorage.drivers.builtin import driver as builtin
 from moorage.drivers.builtin import model, tools
 from moorage.drivers.command import LINE_CAP, CommandDriver
@@ -20,13 +21,12 @@ from moorage.runner.host import AgentPaths
 from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "drivers"
-COMMAND, BUILTIN, CLAUDE_CODE, CODEX, PI = (
-    (PAGES / f"{name}.md").read_text() for name in ("command", "builtin", "claude-code", "codex", "pi")
+ACP, BUILTIN, CLAUDE_CODE, CODEX, COMMAND, PI = (
+    (PAGES / f"{name}.md").read_text() for name in ("acp", "builtin", "claude-code", "codex", "command", "pi")
 )
 
 REAL_AGENTS = (
     (r"A line over (\d+) MiB", jsonlines.LINE_CAP / 1024**2),
-    (r"still there after (\d+) s", FINAL_GRACE_S),
     (r"SIGKILL (\d+) s later", FINAL_STOP_S),
     (r"SIGTERM, (\d+) seconds at most", STOP_GRACE_S),
 )
@@ -57,7 +57,9 @@ def test_every_tool_is_on_the_page(tmp_path) -> None:
         (BUILTIN, r"(\d+) s unless the model asks", tools.BASH_S),
         (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
         (BUILTIN, r"for (\d+) s per decision", model.Retries().patience_s),
-        *((page, told, true) for page in (CLAUDE_CODE, CODEX, PI) for told, true in REAL_AGENTS),
+        *((page, told, true) for page in (ACP, CLAUDE_CODE, CODEX, PI) for told, true in REAL_AGENTS),
+        *((page, r"still there after (\d+) s", FINAL_GRACE_S) for page in (CLAUDE_CODE, CODEX, PI)),
+        (ACP, r"still there after (\d+) s", acp.FINAL_GRACE_S),
         (PI, r"a context of (\d+)k tokens", WINDOW / 1000),
     ],
 )
@@ -76,7 +78,7 @@ def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
     explained = (PAGES.parent / "reasons.md").read_text()
     rooms = (Path(builtin.__file__).parents[1], Path(chain.__file__).parent)
     sources = "".join(path.read_text() for room in rooms for path in room.rglob("*.py"))
-    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", COMMAND + BUILTIN + CLAUDE_CODE + CODEX + PI)) - {
+    reasons = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", ACP + COMMAND + BUILTIN + CLAUDE_CODE + CODEX + PI)) - {
         "AgentRun",
         "FollowUp",
         "PreToolUse",
@@ -89,11 +91,10 @@ def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
 def test_guarantees_are_those_that_the_drivers_declare() -> None:
     assert load("command").guarantees == CommandDriver.guarantees
     assert (load("command").guarantees.safe_points, load("builtin").guarantees.safe_points) == ("end", "iterations")
-    assert [name for name in known() if load(name).guarantees.steer] == ["builtin"]
-    assert load("builtin").guarantees.follow_up
-    assert {name: load(name).guarantees for name in ("claude-code", "codex", "pi")} == dict.fromkeys(
-        ("claude-code", "codex", "pi"),
-        Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False),
+    assert [name for name in known() if load(name).guarantees.steer] == ["builtin", "claude-code"]
+    assert [name for name in known() if load(name).guarantees.follow_up] == ["acp", "builtin", "claude-code"]
+    assert {name: load(name).guarantees for name in ("codex", "pi")} == dict.fromkeys(
+        ("codex", "pi"), Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
     )
 
 

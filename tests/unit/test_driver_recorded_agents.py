@@ -10,7 +10,8 @@ import pytest
 from moorage.api.wire import ResolvedAgent
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.codex.events import CodexEvents
-from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Dialect
+from moorage.drivers.facts import Dialect
+from moorage.drivers.jsonlines import LINE_CAP, AgentListener
 from moorage.drivers.pi.events import PiEvents
 from moorage.drivers.port import Outcome
 from moorage.drivers.sessions import Conversation

@@ -10,12 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from moorage.drivers.port import Host, Outcome, Task
+from moorage.drivers.facts import (
+    Answered,
+    Asked,
+    Began,
+    Dialect,
+    Ended,
+    Fact,
+    Noted,
+    Reply,
+    Said,
+    Say,
+    Server,
+    Settled,
+    Trouble,
+    Wanted,
+)
+from moorage.drivers.port import Child, Host, Kind, Outcome, Task
 from moorage.drivers.program import (
+    FINAL_GRACE_S,
     OUTPUT_LIMIT,
     SUMMARY_CAP,
     Iterations,
@@ -26,14 +43,13 @@ from moorage.drivers.program import (
     pieces,
     started,
 )
-from moorage.drivers.telling import Place, Telling, ToolResult
-from moorage.drivers.untrusted import read
+from moorage.drivers.telling import Place, Telling
+from moorage.drivers.untrusted import mapping, read
 
 MARK = b"{"
 LINE_CAP = 4 * 1024 * 1024
 MAX_OPEN = 256  # tool calls at once; a real agent has a few
 MESSAGE_CAP = 2_000
-MAX_NUMBER = 1 << 53
 OVERLAP = 128  # bytes of stderr that are looked at twice, since what is sought may be cut
 TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
 REFUSED = re.compile(r"\b401\b|authentication_error", re.IGNORECASE)  # in a failure's own words
@@ -42,100 +58,29 @@ SPENT = "BudgetExhausted"  # how the model door's refusal begins
 
 
 @dataclass(frozen=True)
-class Began:
-    """The conversation has a name, under which the program can go on with it."""
+class Speech:
+    """How a program is spoken to, whose stdin stays open until its last word. `message` makes what it reads of words of
+    a person's (M3), `steers`: also while it works; `goodbye` is what it hears before it is stopped; `server` makes what
+    serves it.
+    """
 
-    session: str
-
-
-@dataclass(frozen=True)
-class Said:
-    """Words of the agent's; its last ones are the summary."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Noted:
-    """A line for the log."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A tool call begins; `call` is the program's own name for it."""
-
-    call: str
-    tool: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A tool call has ended. One that was never asked for is told here whole."""
-
-    call: str
-    tool: str
-    arguments: Mapping[str, Any]
-    result: ToolResult
-
-
-@dataclass(frozen=True)
-class Settled:
-    """No tool runs and the model has all results: a safe point. `more`: another decision follows."""
-
-    usage: Mapping[str, int]
-    more: bool
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Something went wrong; the program may get over it."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The last word: None for success. `cut`: the last answer was cut by its length."""
-
-    failure: str | None = None
-    cut: bool = False
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer on the program's stdin, which is written once all facts before it are durable."""
-
-    data: bytes
-
-
-Fact = Began | Said | Noted | Asked | Answered | Settled | Trouble | Ended | Reply
-Say = Callable[[bytes], Awaitable[None]]
-
-
-class Dialect(Protocol):
-    """What one program's events mean."""
-
-    def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
-        """Nothing where it says nothing new; None where it isn't known. Raises nothing, whatever the shape: a field
-        that is missing or of another type is as good as empty. Of an overlong line there is the `type` alone.
-        """
+    message: Callable[[str], bytes] | None = None
+    steers: bool = False
+    goodbye: Callable[[], bytes] = bytes
+    server: Callable[[Child], Server] | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the program is started and understood. `remember` takes the conversation's name; `talk`: its stdin stays open
-    for replies until its last word.
-    """
+    """How the program is started and understood. `remember` takes the conversation's name."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     stdin: bytes
     dialect: Dialect
     remember: Callable[[str], None]
-    talk: bool = False
+    speech: Speech | None = None
+    final_grace_s: float = FINAL_GRACE_S
 
 
 async def drive(task: Task, host: Host, launch: Launch) -> Outcome:
@@ -144,21 +89,38 @@ async def drive(task: Task, host: Host, launch: Launch) -> Outcome:
         Iterations(task, host).demand_one()
     except Spent as error:
         return Outcome("exhausted", "BudgetExhausted", str(error))
-    child = await started(host, launch.argv, launch.env, launch.stdin, talk=launch.talk)
+    speech = launch.speech
+    child = await started(host, launch.argv, launch.env, launch.stdin, talk=speech is not None)
     if isinstance(child, Outcome):
         return child
-    listener = AgentListener(task, host, launch.dialect, launch.remember, child.say)
-    return await Program(host, child, listener).run()
+    server = speech.server(child) if speech and speech.server else None
+    line = Line(child.say, speech, server) if speech else None
+    listener = AgentListener(task, host, launch.dialect, launch.remember, line)
+    goodbye = speech.goodbye if speech else bytes
+    try:
+        return await Program(host, child, listener, goodbye=goodbye, final_grace_s=launch.final_grace_s).run()
+    finally:
+        if server is not None:
+            await server.close()
+
+
+@dataclass(frozen=True)
+class Line:
+    """To a program that is spoken to."""
+
+    say: Say
+    speech: Speech
+    server: Server | None
 
 
 class AgentListener:
     """Implements program.Listener: facts to the journal and the log, safe points as they come."""
 
     def __init__(
-        self, task: Task, host: Host, dialect: Dialect, remember: Callable[[str], None], say: Say | None = None
+        self, task: Task, host: Host, dialect: Dialect, remember: Callable[[str], None], line: Line | None = None
     ) -> None:
         self.summary, self.final = "", asyncio.Event()
-        self._say = say
+        self._line = line
         self.iterations = Iterations(task, host, told=True)
         self._host, self._dialect, self._remember, self._telling = host, dialect, remember, Telling(host)
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
@@ -200,11 +162,8 @@ class AgentListener:
         match fact:
             case Began():
                 self._remember(fact.session)
-            case Said():
-                self.summary = fact.text.strip()[:SUMMARY_CAP] or self.summary
-                await self._telling.said(fact.text)
-            case Noted():
-                await self._telling.said(fact.text)
+            case Said() | Noted():
+                await self._said(fact)
             case Asked():
                 await self._asked(fact)
             case Answered():
@@ -215,14 +174,21 @@ class AgentListener:
                 self._trouble = self._failure(fact.message)
                 await self._telling.said(f"[{self._trouble}]")
             case Ended():
-                self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
-                self.final.set()
-            case Reply():
-                await self._reply(fact.data)
+                await self._ended(fact)
+            case Reply() | Wanted() if self._line is not None:
+                await self._returned(self._line, fact)
 
-    async def _reply(self, data: bytes) -> None:
-        if self._say is not None:
-            await self._say(data)
+    async def _said(self, fact: Said | Noted) -> None:
+        if isinstance(fact, Said):
+            self.summary = fact.text.strip()[:SUMMARY_CAP] or self.summary
+        await self._telling.said(fact.text)
+
+    async def _returned(self, line: Line, fact: Reply | Wanted) -> None:
+        """What the program waits for."""
+        if isinstance(fact, Reply):
+            await line.say(fact.data)
+        elif line.server is not None:
+            await line.server.serve(fact, self._take)
 
     def _look(self, said: bytes) -> None:
         """Look for a refused key in what is no event."""
@@ -252,6 +218,25 @@ class AgentListener:
         self._index = 0
         if fact.more:
             self.iterations.demand_one()
+            if self._line is not None and self._line.speech.steers:
+                await self._pass_on(self._line, "Steer")
+
+    async def _ended(self, fact: Ended) -> None:
+        """The last word, unless a person has more to say to an agent that is content."""
+        content = fact.failure is None and not self._refused and self.iterations.left
+        if content and self._line is not None and await self._pass_on(self._line, "Steer", "FollowUp", fresh=True):
+            return
+        self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
+        self.final.set()
+
+    async def _pass_on(self, line: Line, *kinds: Kind, fresh: bool = False) -> bool:
+        """M3: say what people have to say. Whether there was anything."""
+        if line.speech.message is None:
+            return False
+        said = await self._host.messages.take(*kinds, turn=self.iterations.next, fresh=fresh)
+        if said:
+            await line.say(line.speech.message("\n\n".join(message.text for message in said)))
+        return bool(said)
 
     # --- how it ended -------------------------------------------------------------------------------------------------
 
@@ -291,7 +276,7 @@ def _event(piece: Piece) -> dict[str, Any] | None:
         event = read(piece.data)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("type"), str) else None
+    return event if isinstance(event, dict) else None
 
 
 def in_words(message: str) -> str:
@@ -302,24 +287,3 @@ def in_words(message: str) -> str:
     except ValueError:
         return message
     return f"{before}{said}" if isinstance(said, str) else message
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is an object; an empty one else."""
-    return value if isinstance(value, dict) else {}
-
-
-def text(value: object) -> str:
-    """The value where it is text; an empty one else."""
-    return value if isinstance(value, str) else ""
-
-
-def number(value: object) -> int | None:
-    """The value where it is an integer that JSON carries from anybody to anybody."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER else None
-
-
-def counts(usage: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
-    """Tokens by our names, from theirs (`names`: theirs to ours); what is no count, or 0, is left out."""
-    found = {ours: number(usage.get(theirs)) for theirs, ours in names.items()}
-    return {name: n for name, n in found.items() if n is not None and n > 0}

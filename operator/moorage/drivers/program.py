@@ -7,9 +7,10 @@ last word and doesn't go, a grandchild that holds the output open, a limit that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -19,6 +20,7 @@ from moorage.drivers.port import Child, Host, Outcome, Task
 
 READ = 64 * 1024
 STOP_GRACE_S = 25.0
+GOODBYE_S = 2.0  # for each of: hearing that it is to stop, and obeying
 FINAL_GRACE_S = 10.0  # after its last word: how long it may take to go by itself
 FINAL_STOP_S = 5.0  # and then between SIGTERM and SIGKILL
 PIPE_GRACE_S = 2.0  # after the program's end: how long a grandchild may hold its output open
@@ -67,9 +69,14 @@ class Iterations:
         self.next, self._used = task.next_iteration, task.iterations_used
         self._limit, self._host = task.limits.max_iterations, host
 
+    @property
+    def left(self) -> bool:
+        """Whether there may be one more; 0 means 0."""
+        return self._limit is None or self._used < self._limit
+
     def demand_one(self) -> None:
-        """Raise Spent where all are used up; 0 means 0."""
-        if self._limit is not None and self._used >= self._limit:
+        """Raise Spent where all are used up."""
+        if not self.left:
             raise Spent(f"all {self._limit} iterations are used up")
 
     async def complete(self, usage: Mapping[str, int] | None = None, *, more: bool = True) -> None:
@@ -95,13 +102,22 @@ async def started(
 
 
 class Program:
-    """A started program, from its first byte to its last process. `final_grace_s`: how long it may stay after its last
-    word; one that never goes by itself needs none.
+    """A started program, from its first byte to its last process.
+
+    `goodbye` makes what it hears before it is stopped, `final_grace_s` is how long it may stay after its last word.
     """
 
-    def __init__(self, host: Host, child: Child, listener: Listener, *, final_grace_s: float = FINAL_GRACE_S) -> None:
+    def __init__(
+        self,
+        host: Host,
+        child: Child,
+        listener: Listener,
+        *,
+        goodbye: Callable[[], bytes] = bytes,
+        final_grace_s: float = FINAL_GRACE_S,
+    ) -> None:
         self._host, self._child, self._listener = host, child, listener
-        self._final_grace_s = final_grace_s
+        self._goodbye, self._final_grace_s = goodbye, final_grace_s
         self._ended = asyncio.Event()
 
     async def run(self) -> Outcome:
@@ -121,6 +137,8 @@ class Program:
             if life.done():
                 life.result()
                 return self._listener.judge(await self._child.wait())
+            if told.done():
+                await self._part(life, said)
             await self._child.stop(STOP_GRACE_S if told.done() else FINAL_STOP_S)
             await asyncio.wait(tasks, timeout=PIPE_GRACE_S)
             code = await self._child.wait()
@@ -138,6 +156,13 @@ class Program:
                 each.cancel()
             await asyncio.gather(told, said, life, *tasks, return_exceptions=True)
             self._child.close()
+
+    async def _part(self, *ends: asyncio.Future[Any]) -> None:
+        """Say goodbye to a program that has a word for it, and let it end what it does."""
+        if words := self._goodbye():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._child.say(words), GOODBYE_S)
+            await asyncio.wait(ends, timeout=GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _wait(self) -> None:
         await self._child.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from moorage.drivers.port import Outcome, Task
 
-NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 FOLDER = ".moorage"
 BROKEN = (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError)  # what an agent can make of its HOME
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 64
+MAX_NUMBER = 1 << 53
 
 
 def read(data: bytes) -> Any:
@@ -29,3 +31,24 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_plain(item, depth - 1) for item in value]
     return value
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value where it is an object; an empty one else."""
+    return value if isinstance(value, dict) else {}
+
+
+def text(value: object) -> str:
+    """The value where it is text; an empty one else."""
+    return value if isinstance(value, str) else ""
+
+
+def number(value: object) -> int | None:
+    """The value where it is an integer that JSON carries from anybody to anybody."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER else None
+
+
+def counts(usage: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
+    """Tokens by our names, from theirs (`names`: theirs to ours); what is no count, or 0, is left out."""
+    found = {ours: number(usage.get(theirs)) for theirs, ours in names.items()}
+    return {name: n for name, n in found.items() if n is not None and n > 0}

@@ -27,6 +27,10 @@ class Place:
         """Numbered lines, or the entries of a folder."""
         return await asyncio.to_thread(self._read, path, offset, limit)
 
+    async def text(self, path: str) -> str:
+        """A file as it is. Raises PathRefused where it is no text, too large or not there."""
+        return await asyncio.to_thread(lambda: _text(self._resolve(path, write=False), path))
+
     async def write(self, path: str, content: str) -> str:
         """Make or replace a file."""
         return await asyncio.to_thread(self._write, path, content)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.claude_code.speech import hello, user
-from moorage.drivers.jsonlines import Launch, drive
+from moorage.drivers.jsonlines import Launch, Speech, drive
 from moorage.drivers.port import Guarantees, Host, Outcome, Task
 from moorage.drivers.sessions import Conversation, opening
 
@@ -31,7 +31,7 @@ class ClaudeCodeDriver:
     """Driver `claude-code`."""
 
     name = "claude-code"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run Claude Code until its turn is over, a limit is reached, or we are told to stop."""
@@ -55,7 +55,7 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=hello() + user(opening(task, resumed=session is not None)),
         dialect=ClaudeCodeEvents(),
         remember=conversation.remember,
-        talk=True,
+        speech=Speech(message=user, steers=True),
     )
 
 

@@ -11,22 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal
-from moorage.drivers.jsonlines import (
-    MAX_OPEN,
-    Answered,
-    Asked,
-    Began,
-    Ended,
-    Fact,
-    Reply,
-    Said,
-    Settled,
-    Trouble,
-    counts,
-    mapping,
-    text,
-)
+from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Reply, Said, Settled, Trouble
+from moorage.drivers.jsonlines import MAX_OPEN
 from moorage.drivers.telling import ToolResult
+from moorage.drivers.untrusted import counts, mapping, text
 
 QUIET = frozenset({"control_response", "control_cancel_request", "keep_alive", "tool_progress"})
 USAGE = {

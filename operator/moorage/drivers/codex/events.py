@@ -8,22 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moorage.drivers.jsonlines import (
-    Answered,
-    Asked,
-    Began,
-    Ended,
-    Fact,
-    Noted,
-    Said,
-    Settled,
-    Trouble,
-    counts,
-    mapping,
-    number,
-    text,
-)
+from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Noted, Said, Settled, Trouble
 from moorage.drivers.telling import ToolResult
+from moorage.drivers.untrusted import counts, mapping, number, text
 
 CUT = "reason: max_output_tokens"  # how it tells of an answer that was cut by its length
 WORDS = {"reasoning": "text", "error": "message"}

@@ -10,20 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moorage.drivers.jsonlines import (
-    Answered,
-    Asked,
-    Began,
-    Ended,
-    Fact,
-    Said,
-    Settled,
-    Trouble,
-    counts,
-    mapping,
-    text,
-)
+from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Said, Settled, Trouble
 from moorage.drivers.telling import ToolResult
+from moorage.drivers.untrusted import counts, mapping, text
 
 QUIET = frozenset(
     {"agent_start", "turn_start", "message_start", "message_update", "tool_execution_update", "auto_retry_start"}

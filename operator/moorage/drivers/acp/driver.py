@@ -1,0 +1,44 @@
+"""Starts an ACP agent and leads it to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from moorage.drivers.acp.desk import Desk
+from moorage.drivers.acp.events import AcpEvents
+from moorage.drivers.acp.place import environment, filled_in
+from moorage.drivers.jsonlines import Launch, Speech, drive
+from moorage.drivers.port import Child, Guarantees, Host, Outcome, Task
+from moorage.drivers.sessions import Conversation, opening
+
+FINAL_GRACE_S = 2.0  # it is a server: not each one goes when nobody talks to it any more
+
+
+class AcpDriver:
+    """Driver `acp`."""
+
+    name = "acp"
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=False, steer=False, follow_up=True)
+
+    async def run(self, task: Task, host: Host) -> Outcome:
+        """Lead the agent until its turn is over, a limit is reached, or we are told to stop."""
+        if not task.agent.command:
+            return Outcome("failed", "NoCommand", "the driver `acp` needs spec.agent.command: what starts the agent")
+        conversation = Conversation(task.home, "acp")
+        env = environment(task)
+        events = AcpEvents(task.tree, lambda resumed: opening(task, resumed=resumed), conversation.known())
+        launch = Launch(
+            argv=[filled_in(part, env) for part in (*task.agent.command, *task.agent.args)],
+            env=env,
+            stdin=events.hello(),
+            dialect=events,
+            remember=conversation.remember,
+            speech=Speech(message=events.prompt, goodbye=events.goodbye, server=partial(_desk, task, host, env)),
+            final_grace_s=FINAL_GRACE_S,
+        )
+        return await drive(task, host, launch)
+
+
+def _desk(task: Task, host: Host, env: Mapping[str, str], child: Child) -> Desk:
+    return Desk(task, host, env, child.say)

@@ -1,0 +1,163 @@
+"""What an ACP agent's messages mean, and what it is told next. Pure; seen with opencode 1.18 and codex-acp 0.16.
+
+The conversation: `initialize`, then `session/load` of an earlier one or `session/new`, then `session/prompt`, whose
+answer is the last word unless a person has more to say. A tool call becomes an intent when the agent asks for
+permission, which it waits for, or says that it runs; a safe point is where none is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moorage.drivers.acp import rpc
+from moorage.drivers.acp.calls import Calls
+from moorage.drivers.facts import Began, Ended, Fact, Reply, Said, Settled, Wanted
+from moorage.drivers.untrusted import mapping, text
+
+VERSION = 1
+HELLO, LOAD, NEW, FIRST_PROMPT = range(4)
+WORDS_CAP = 64 * 1024  # characters of one message that are kept together
+QUIET = frozenset(
+    {
+        "agent_thought_chunk",
+        "available_commands_update",
+        "config_option_update",
+        "current_mode_update",
+        "plan",
+        "session_info_update",
+        "usage_update",
+        "user_message_chunk",
+    }
+)
+CAPABILITIES = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+CUT = "max_tokens"
+ENDS = {
+    CUT: "the last answer was cut by the model's limit of output tokens",
+    "max_turn_requests": "the agent's own limit of requests is reached",
+    "refusal": "the agent refused to go on",
+    "cancelled": "the agent says that it was cancelled",
+}
+
+
+class AcpEvents:
+    """Implements jsonlines.Dialect. `opening` makes the first prompt; `session` is an earlier conversation's name."""
+
+    def __init__(self, tree: Path, opening: Callable[[bool], str], session: str | None) -> None:
+        self._place = {"cwd": str(tree), "mcpServers": []}
+        self._opening, self._earlier, self._session = opening, session, ""
+        self._calls, self._words = Calls(), ""
+        self._prompts = FIRST_PROMPT - 1  # the number of the last one
+        self._prompting = False
+        self._answers: Mapping[int, Callable[[Mapping[str, Any]], Sequence[Fact]]] = {
+            HELLO: self._greeted,
+            LOAD: lambda _: self._begun(self._earlier or "", resumed=True),
+            NEW: lambda told: self._begun(text(told.get("sessionId")), resumed=False),
+        }
+
+    def hello(self) -> bytes:
+        """What is said first."""
+        params = {"protocolVersion": VERSION, "clientCapabilities": CAPABILITIES, "clientInfo": {"name": "moorage"}}
+        return rpc.request(HELLO, "initialize", {**params, "clientInfo": {"name": "moorage", "version": "1"}})
+
+    def goodbye(self) -> bytes:
+        """What is said where it is told to stop."""
+        return rpc.notification("session/cancel", {"sessionId": self._session}) if self._prompting else b""
+
+    def prompt(self, words: str) -> bytes:
+        """Words of the user's, once it has answered the last ones."""
+        self._prompts += 1
+        self._prompting = True
+        params = {"sessionId": self._session, "prompt": [{"type": "text", "text": words}]}
+        return rpc.request(self._prompts, "session/prompt", params)
+
+    def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
+        """See Dialect."""
+        method, params = event.get("method"), mapping(event.get("params"))
+        if isinstance(method, str):
+            number = rpc.identity(event)
+            return self._told(method, params) if number is None else self._asked(number, method, params)
+        if "result" not in event and "error" not in event:
+            return None
+        return self._answered(rpc.identity(event), event)
+
+    # --- what it tells and asks ---------------------------------------------------------------------------------------
+
+    def _told(self, method: str, params: Mapping[str, Any]) -> Sequence[Fact] | None:
+        if method != "session/update":
+            return None
+        if not self._prompting:  # an earlier conversation, told again as it is loaded
+            return []
+        update = mapping(params.get("update"))
+        kind = text(update.get("sessionUpdate"))
+        if kind == "agent_message_chunk":
+            return self._chunk(text(mapping(update.get("content")).get("text")))
+        if kind in QUIET:
+            return []
+        found = {"tool_call": self._calls.begin, "tool_call_update": self._calls.update}.get(kind)
+        return None if found is None else [*self._spoken(), *found(update)]
+
+    def _asked(self, number: rpc.Id, method: str, params: Mapping[str, Any]) -> Sequence[Fact]:
+        if method != "session/request_permission":
+            return [*self._spoken(), Wanted(number, method, params, own=not self._calls.open)]
+        call = self._calls.permit(mapping(params.get("toolCall")))
+        return [*self._spoken(), *call, Reply(rpc.result(number, {"outcome": _allowed(params.get("options"))}))]
+
+    def _chunk(self, words: str) -> Sequence[Fact]:
+        spoken = self._spoken() if len(self._words) + len(words) > WORDS_CAP else []
+        self._words += words[:WORDS_CAP]
+        return spoken
+
+    def _spoken(self) -> Sequence[Fact]:
+        words, self._words = self._words, ""
+        return [Said(words)] if words.strip() else []
+
+    # --- how the conversation goes on ---------------------------------------------------------------------------------
+
+    def _answered(self, number: rpc.Id | None, event: Mapping[str, Any]) -> Sequence[Fact] | None:
+        if number == LOAD and "error" in event:
+            return self._anew()
+        if number in self._answers or (number == self._prompts and self._prompting):
+            if "error" in event:
+                return [*self._spoken(), Ended(_failure(mapping(event.get("error"))))]
+            told = mapping(event.get("result"))
+            follow = self._answers.get(number) if isinstance(number, int) else None
+            return follow(told) if follow else self._over(text(told.get("stopReason")))
+        return None
+
+    def _greeted(self, told: Mapping[str, Any]) -> Sequence[Fact]:
+        version = told.get("protocolVersion")
+        if version != VERSION:
+            return [Ended(f"the agent speaks ACP {version!r:.32}, Moorage speaks {VERSION}")]
+        if self._earlier and mapping(told.get("agentCapabilities")).get("loadSession") is True:
+            return [Reply(rpc.request(LOAD, "session/load", {**self._place, "sessionId": self._earlier}))]
+        return self._anew()
+
+    def _anew(self) -> Sequence[Fact]:
+        return [Reply(rpc.request(NEW, "session/new", self._place))]
+
+    def _begun(self, session: str, *, resumed: bool) -> Sequence[Fact]:
+        self._session = session
+        return [Began(session), Reply(self.prompt(self._opening(resumed)))]
+
+    def _over(self, reason: str) -> Sequence[Fact]:
+        self._prompting = False
+        failure = None if reason == "end_turn" else ENDS.get(reason, f"the turn ended with {reason[:64]!r}")
+        return [*self._spoken(), *self._calls.drop(), Settled({}, more=False), Ended(failure, cut=reason == CUT)]
+
+
+def _allowed(options: object) -> Mapping[str, Any]:
+    """The choice of a yes for this once. What a tool may reach, our sandbox decides."""
+    offered = [mapping(option) for option in options] if isinstance(options, list) else []
+    for kind in ("allow_once", "allow_always"):
+        for option in offered:
+            if option.get("kind") == kind:
+                return {"outcome": "selected", "optionId": text(option.get("optionId"))}
+    return {"outcome": "cancelled"}
+
+
+def _failure(told: Mapping[str, Any]) -> str:
+    message, more = text(told.get("message")), mapping(told.get("data"))
+    detail = text(more.get("message")) or text(more.get("details"))
+    return ": ".join(part for part in (message, detail) if part) or "the agent answered with an error"
