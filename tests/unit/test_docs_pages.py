@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -19,9 +19,11 @@ from moorage.api.workspace import Workspace
 from moorage.cli.exits import Exit
 from moorage.cli.main import program
 from moorage.telemetry.metrics import GatewayMetrics, OperatorMetrics
+from moorage.testing.models.script import Conversation, Fault, Reply, Script, ToolCall
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+KINDS = get_args(Fault.model_fields["kind"].annotation)
 MODELS: dict[str, type[BaseModel]] = {
     "AgentRun": AgentRun,
     "Workspace": Workspace,
@@ -34,6 +36,15 @@ def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
     for page in PAGES:
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             yield from ((page.name, each) for each in yaml.safe_load_all(block) if each.get("kind") in MODELS)
+
+
+def test_the_page_of_the_stand_in_has_scripts_that_work_and_every_field() -> None:
+    page = (ROOT / "docs" / "testing-models.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    scripts = [Script.model_validate(block) for block in blocks if "replies" in block]
+    assert {fault.kind for script in scripts for reply in script.replies for fault in reply.faults} == set(KINDS)
+    fields = {name for model in (Reply, ToolCall, Fault, Conversation) for name in model.model_fields}
+    assert {name for name in fields if not re.search(rf"\b{name}\b", page)} == set()
 
 
 def test_there_are_manifests_of_every_kind_but_agents() -> None:

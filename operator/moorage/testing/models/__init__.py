@@ -3,12 +3,12 @@
 Anthropic's Messages (`/v1/messages`), OpenAI's Responses (`/v1/responses`) and Chat Completions
 (`/v1/chat/completions`), each whole and streamed; `GET /_log` has what was asked.
 
-    python -m moorage.testing.models --script FILE [--host ADDRESS] [--port N]
+    python -m moorage.testing.models [--script FILE] [--host ADDRESS] [--port N]
 
     async with StandIn(load(path)).serving() as model:   # in a test; `model.url`, `model.log`
         ...
 
-The script is YAML (`moorage.testing.models.script` has every field):
+The script is YAML (docs/testing-models.md has every field):
 
     replies:
       - text: I'll run the tests first.
