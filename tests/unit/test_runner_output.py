@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from moorage.runner.output import (
     KEPT_BYTES,
     SLOWER_AFTER,
     SLOWEST_FLUSH_S,
+    TAIL_BYTES,
     OutputLog,
     chunks,
     pause_s,
@@ -52,33 +54,95 @@ async def test_streams_keep_their_order_and_their_bytes(shipped) -> None:
     assert [p["index"] for p in shipped.payloads] == [1, 2, 3]
 
 
-async def test_a_burst_is_bounded_and_what_is_missing_is_said(shipped) -> None:
-    shipped.log.add("stdout", b"x" * (3 * BURST_BYTES))
+def dropped(shipped: Shipped) -> int:
+    """Bytes that are said to be missing."""
+    return sum(payload.get("dropped", 0) for payload in shipped.payloads)
+
+
+def lines(first: int, size: int) -> bytes:
+    """Numbered lines, about so many bytes of them."""
+    return b"".join(b"%011d\n" % number for number in range(first, first + size // 12))
+
+
+async def test_of_a_burst_the_middle_is_dropped_and_that_is_said_where_it_is(shipped) -> None:
+    whole = lines(0, 3 * BURST_BYTES)
+    for at in range(0, len(whole), 10_000):
+        shipped.log.add("stdout", whole[at : at + 10_000])
     await shipped.log.flush()
-    assert len(shipped.of("stdout")) == BURST_BYTES
-    assert shipped.of("moorage") == f"\n[{2 * BURST_BYTES} bytes of output dropped here]\n".encode()
+    kept = shipped.of("stdout")
+    assert BURST_BYTES - 100 < len(kept) <= BURST_BYTES
+    assert len(kept) + dropped(shipped) == len(whole)
+    at = next(i for i, payload in enumerate(shipped.payloads) if "dropped" in payload)
+    mark, after = shipped.payloads[at], b"".join(p["text"].encode() for p in shipped.payloads[at + 1 :])
+    assert (mark["stream"], mark["text"]) == ("moorage", f"\n[{mark['dropped']} bytes of output dropped here]\n")
+    assert whole.startswith(kept[: -len(after)])
+    assert whole.endswith(b"\n" + after), "the last bytes, from the beginning of a line"
+    assert len(after) > TAIL_BYTES - 100
     shipped.log.add("stdout", b"after")
     await shipped.log.flush()
-    assert shipped.of("stdout").endswith(b"after")
+    assert shipped.of("stdout") == kept + b"after"
 
 
-async def test_an_attempt_keeps_so_much_and_no_more(shipped) -> None:
-    for _ in range(2 * KEPT_BYTES // BURST_BYTES):
-        shipped.log.add("stdout", b"x" * BURST_BYTES)
-        await shipped.log.flush()
-    assert KEPT_BYTES - BURST_BYTES < len(shipped.of("stdout")) <= KEPT_BYTES
-
-
-async def test_past_that_there_are_two_marks_however_long_it_floods(shipped) -> None:
+async def test_an_attempt_keeps_so_much_and_its_last_words(shipped) -> None:
+    """However long it floods, and whoever ends it."""
     bursts = KEPT_BYTES // BURST_BYTES + 50
-    for _ in range(bursts):
-        shipped.log.add("stdout", b"x" * BURST_BYTES)
+    for number in range(bursts):
+        shipped.log.add("stdout", lines(number * 10**6, BURST_BYTES - TAIL_BYTES))
         await shipped.log.flush()
+    shipped.log.add("stderr", b"killed\n")
+    before = len(shipped.payloads)
+    await shipped.log.flush()
+    assert len(shipped.payloads) == before, "it waits for the end"
     await shipped.log.flush(last=True)
+    assert shipped.of("stderr") == b"killed\n"
+    assert shipped.of("stdout").endswith(lines((bursts - 1) * 10**6, BURST_BYTES - TAIL_BYTES)[-1000:])
+    written = bursts * len(lines(0, BURST_BYTES - TAIL_BYTES))
+    assert len(shipped.of("stdout")) + dropped(shipped) == written
+    assert len(shipped.of("stdout")) <= KEPT_BYTES
+    told = [p for p in shipped.payloads if p["stream"] == "moorage" and "dropped" not in p]
+    assert [each["text"] for each in told] == ["\n[8 MiB of output are kept; the end of it comes last]\n"]
     await shipped.log.flush(last=True)
-    marks = [int(line[1:].split()[0]) for line in shipped.of("moorage").decode().splitlines() if line]
-    assert len(marks) == 2
-    assert len(shipped.of("stdout")) + sum(marks) == bursts * BURST_BYTES
+    assert len(shipped.of("stdout")) + dropped(shipped) == written
+
+
+async def test_a_line_without_end_keeps_its_end_and_cuts_no_character(shipped) -> None:
+    shipped.log.add("stdout", "ж".encode() * BURST_BYTES * 4)
+    await shipped.log.flush(last=True)
+    assert all("text" in payload for payload in shipped.payloads)
+    assert len(shipped.of("stdout")) + dropped(shipped) == 8 * BURST_BYTES
+
+
+WRITES = st.lists(
+    st.tuples(st.sampled_from(["stdout", "stderr"]), st.integers(0, 3 * BURST_BYTES), st.booleans()), max_size=60
+)
+
+
+@given(WRITES)
+async def test_whatever_is_written_and_whenever_it_is_shipped_no_byte_is_moved_or_unaccounted_for(writes) -> None:
+    shipped, whole = Shipped(), {"stdout": b"", "stderr": b""}
+    for number, (stream, size, flush) in enumerate(writes):
+        data = bytes([number % 256]) * size
+        whole[stream] += data
+        shipped.log.add(stream, data)
+        assert shipped.log.held <= BURST_BYTES
+        if flush:
+            await shipped.log.flush()
+    await shipped.log.flush(last=True)
+    kept = {stream: shipped.of(stream) for stream in whole}
+    assert sum(map(len, kept.values())) + dropped(shipped) == sum(map(len, whole.values()))
+    assert sum(map(len, kept.values())) <= KEPT_BYTES
+    for stream, data in kept.items():
+        assert subsequence(data, whole[stream])
+
+
+def subsequence(part: bytes, whole: bytes) -> bool:
+    """Of runs of equal bytes: each run of the part, in order, is within one of the whole."""
+    runs = iter((key, len(list(group))) for key, group in groupby(whole))
+    for key, group in groupby(part):
+        size = len(list(group))
+        if not any(key == other and size <= length for other, length in runs):
+            return False
+    return True
 
 
 def test_flushes_become_rarer_with_what_was_shipped() -> None:

@@ -1,19 +1,22 @@
 """What the agent writes, on its way to the journal's artifacts: in chunks, at a bounded rate, from bounded memory.
 
-Overflow policy: of an attempt's output the first `KEPT_BYTES` are kept, of what comes between two flushes at most
-`BURST_BYTES`. What is over is dropped and counted, and a mark in the output says how much is missing where; past
-`KEPT_BYTES` there is one mark then and one at the end. The agent is never slowed down by it. Flushes become rarer the
-more chunks there are, so that an agent that drips for hours doesn't fill the journal.
+Overflow policy: an attempt's output is kept up to `KEPT_BYTES`, and of what comes between two flushes at most
+`BURST_BYTES`. Of what is more, the middle is dropped: the beginning is kept, and the last `TAIL_BYTES`, since an
+agent's last words matter most. A mark says how many bytes are missing where. Past the bound for an attempt, the last
+bytes are held until its end. The agent is never slowed down by it. Flushes become rarer the more chunks there are, so
+that an agent that drips for hours doesn't fill the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 CHUNK_BYTES = 32 * 1024
+TAIL_BYTES = 64 * 1024
 BURST_BYTES = 256 * 1024
 KEPT_BYTES = 8 * 1024 * 1024
 FLUSH_S = 0.5
@@ -21,7 +24,46 @@ SLOWEST_FLUSH_S = 5.0
 SLOWER_AFTER = 256  # chunks
 LONGEST_CHARACTER = 4  # bytes of one in UTF-8
 
+OURS = "moorage"  # the stream of what we say ourselves
+FULL = f"\n[{KEPT_BYTES >> 20} MiB of output are kept; the end of it comes last]\n".encode()
+
 Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+Piece = tuple[str, bytes]
+"""A stream's name, and some of its bytes."""
+
+
+class Tail:
+    """The last `TAIL_BYTES` of what is put in; `dropped` counts the bytes that had to go."""
+
+    def __init__(self) -> None:
+        self.size, self.dropped = 0, 0
+        self._pieces: deque[Piece] = deque()
+
+    def put(self, stream: str, data: bytes) -> None:
+        """The newest; what is too old goes."""
+        kept = data[-TAIL_BYTES:]
+        self.dropped += len(data) - len(kept)
+        self._pieces.append((stream, kept))
+        self.size += len(kept)
+        while self.size > TAIL_BYTES:
+            self._cut(self.size - TAIL_BYTES)
+
+    def take(self) -> tuple[int, list[Piece]]:
+        """How many bytes are missing, and what follows them, from the beginning of a line where one is near."""
+        if self.dropped and self._pieces:
+            self._cut(_torn(self._pieces[0][1]))
+        dropped, pieces = self.dropped, [piece for piece in self._pieces if piece[1]]
+        self.size, self.dropped = 0, 0
+        self._pieces.clear()
+        return dropped, pieces
+
+    def _cut(self, most: int) -> None:
+        """Drop so many bytes of the oldest piece, or all of it."""
+        stream, data = self._pieces.popleft()
+        if len(data) > most:
+            self._pieces.appendleft((stream, data[most:]))
+        self.size -= min(most, len(data))
+        self.dropped += min(most, len(data))
 
 
 class OutputLog:
@@ -31,23 +73,34 @@ class OutputLog:
         self._emit = emit
         self._held: list[tuple[str, bytearray]] = []
         self._held_bytes = 0
-        self._dropped = 0
-        self._sent = 0
+        self._tail = Tail()
+        self._taken = 0  # bytes that were shipped, or are on their way
         self._seq = 0
-        self._full = False  # and it has been told
+        self._full = False
         self._lock = asyncio.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for a flush."""
+        return self._held_bytes + self._tail.size
 
     def add(self, stream: str, data: bytes) -> None:
         """Take bytes; never waits."""
-        room = min(BURST_BYTES - self._held_bytes, KEPT_BYTES - self._sent - self._held_bytes)
-        kept = data[: max(0, room)]
-        self._dropped += len(data) - len(kept)
+        kept = data[: self._room()]
+        if len(kept) < len(data):
+            self._tail.put(stream, data[len(kept) :])
         if not kept:
             return
         if not self._held or self._held[-1][0] != stream:
             self._held.append((stream, bytearray()))
         self._held[-1][1].extend(kept)
         self._held_bytes += len(kept)
+
+    def _room(self) -> int:
+        """How much may be held for the next flush; nothing, once something stands in the tail, which comes after."""
+        if self._full or self._tail.size:
+            return 0
+        return max(0, min(BURST_BYTES, KEPT_BYTES - self._taken) - TAIL_BYTES - self._held_bytes)
 
     async def pump(self) -> None:
         """Ship until cancelled."""
@@ -56,21 +109,41 @@ class OutputLog:
             await self.flush()
 
     async def flush(self, *, last: bool = False) -> None:
-        """Ship all that is held; the last one tells what was dropped past KEPT_BYTES."""
+        """Ship all that is held. Past the bound for an attempt, its tail is shipped by the last one only."""
         async with self._lock:
-            held, self._held, self._held_bytes = self._held, [], 0
-            for stream, data in held:
+            for stream, data, more in self._take(last=last):
                 for chunk in chunks(data):
-                    await self._ship(stream, chunk)
-            if self._dropped and (last or not self._full):
-                self._full = self._sent >= KEPT_BYTES
-                dropped, self._dropped = self._dropped, 0
-                await self._ship("moorage", f"\n[{dropped} bytes of output dropped here]\n".encode())
+                    await self._ship(stream, chunk, more)
 
-    async def _ship(self, stream: str, data: bytes) -> None:
+    def _take(self, *, last: bool) -> list[tuple[str, bytes | bytearray, dict[str, int]]]:
+        """What is to be shipped now, in its order: it is all taken at once, since more comes meanwhile."""
+        held: list[tuple[str, bytes | bytearray, dict[str, int]]] = [(*piece, {}) for piece in self._held]
+        self._taken += self._held_bytes
+        self._held, self._held_bytes = [], 0
+        full, self._full = self._full, self._full or self._taken + self._tail.size > KEPT_BYTES - TAIL_BYTES
+        if self._full and not last:
+            return held if full else [*held, (OURS, FULL, {})]
+        self._taken += self._tail.size
+        dropped, pieces = self._tail.take()
+        mark = f"\n[{dropped} bytes of output dropped here]\n".encode()
+        marks = [(OURS, mark, {"dropped": dropped})] if dropped else []
+        return [*held, *marks, *((*piece, {}) for piece in pieces)]
+
+    async def _ship(self, stream: str, data: bytes, more: Mapping[str, int]) -> None:
         self._seq += 1
-        self._sent += len(data)
-        await self._emit("AGENT_OUTPUT", {"stream": stream, **content(data), "bytes": len(data), "index": self._seq})
+        told: dict[str, Any] = {"stream": stream, **content(data), "bytes": len(data), "index": self._seq, **more}
+        await self._emit("AGENT_OUTPUT", told)
+
+
+def _torn(data: bytes) -> int:
+    """How much of the beginning of `data` belongs to a line whose beginning is gone; where no line ends within a chunk,
+    to a character of which that holds.
+    """
+    end = data.find(b"\n", 0, CHUNK_BYTES)
+    if end >= 0:
+        return end + 1
+    within = (at for at, byte in enumerate(data[:LONGEST_CHARACTER]) if byte & 0xC0 != 0x80)
+    return next(within, 0)
 
 
 def pause_s(shipped: int) -> float:

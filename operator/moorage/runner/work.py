@@ -160,7 +160,12 @@ class Work:
         host.tell_remaining()
         async with background(host.log.pump(), host.messages.follow(watch.mail)):
             await self._tell_start(worktree)
-            outcome = await self._drive(worktree, host, paths, watch)
+            try:
+                outcome = await self._drive(worktree, host, paths, watch)
+            except WorkspaceError:  # what the agent wrote before it is told, too
+                await kill_everything()
+                await host.log.flush(last=True)
+                raise
             await kill_everything()
             await host.log.flush(last=True)
             if watch.stop is None and (outcome.outcome == "completed" or not self.terminated.is_set()):
