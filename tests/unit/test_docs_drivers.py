@@ -18,7 +18,7 @@ from moorage.drivers.program import FINAL_GRACE_S, FINAL_STOP_S, PIPE_GRACE_S, S
 from moorage.drivers.registry import known, load
 from moorage.drivers.telling import RESULT_CHARACTERS
 from moorage.runner.host import AgentPaths
-from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES
+from moorage.runner.output import BURST_BYTES, FLUSH_S, KEPT_BYTES, SLOWEST_FLUSH_S
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "drivers"
 ACP, BUILTIN, CLAUDE_CODE, CODEX, COMMAND, PI = (
@@ -52,7 +52,7 @@ def test_every_tool_is_on_the_page(tmp_path) -> None:
     [
         (COMMAND, r"at most (\d+) KiB, beginning", LINE_CAP / 1024),
         (COMMAND, r"up to (\d+) MiB per attempt", KEPT_BYTES / 1024**2),
-        (COMMAND, r"at most (\d+) KiB in\nhalf a second", BURST_BYTES / 1024 * (FLUSH_S / 0.5)),
+        (COMMAND, r"is held up to (\d+) KiB", BURST_BYTES / 1024),
         (COMMAND, r"SIGTERM, (\d+) seconds at most", STOP_GRACE_S),
         (BUILTIN, r"(\d+) s unless the model asks", tools.BASH_S),
         (BUILTIN, r"(\d+) s at most", tools.BASH_MAX_S),
@@ -68,8 +68,13 @@ def test_limits_are_the_true_ones(page, told, true) -> None:
 
 
 def test_limits_in_words_are_the_true_ones() -> None:
-    assert (PIPE_GRACE_S, chain.CUTS, chain.EMPTIES) == (2.0, 3, 2)
-    for told in ("heard for\ntwo seconds", "four answers in a row", "three empty answers"):
+    assert (PIPE_GRACE_S, chain.CUTS, chain.EMPTIES, FLUSH_S, SLOWEST_FLUSH_S) == (2.0, 3, 2, 0.5, 5.0)
+    for told in (
+        "heard for\ntwo seconds",
+        "twice a second, and every five seconds",
+        "four answers in a row",
+        "three empty answers",
+    ):
         assert told in COMMAND + BUILTIN
     assert f"{RESULT_CHARACTERS:,} characters" in BUILTIN
 

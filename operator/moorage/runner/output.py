@@ -1,8 +1,8 @@
 """What the agent writes, on its way to the journal's artifacts: in chunks, at a bounded rate, from bounded memory.
 
-Overflow policy: an attempt's output is kept up to `KEPT_BYTES`, and of what comes between two flushes at most
-`BURST_BYTES`. Of what is more, the middle is dropped: the beginning is kept, and the last `TAIL_BYTES`, since an
-agent's last words matter most. A mark says how many bytes are missing where. Past the bound for an attempt, the last
+Overflow policy: an attempt's output is kept up to `KEPT_BYTES`; of what comes faster than it can be passed on, at most
+`BURST_BYTES` are held. Of what is more, the middle is dropped: the beginning is kept, and the last `TAIL_BYTES`, since
+an agent's last words matter most. A mark says how many bytes are missing where. Past the bound for an attempt, the last
 bytes are held until its end. The agent is never slowed down by it. Flushes become rarer the more chunks there are, so
 that an agent that drips for hours doesn't fill the journal.
 """
@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 CHUNK_BYTES = 32 * 1024
 TAIL_BYTES = 64 * 1024
-BURST_BYTES = 256 * 1024
+BURST_BYTES = 1024 * 1024
+PRESSING_BYTES = 128 * 1024  # held: no flush is waited for
 KEPT_BYTES = 8 * 1024 * 1024
 FLUSH_S = 0.5
 SLOWEST_FLUSH_S = 5.0
@@ -77,6 +79,7 @@ class OutputLog:
         self._taken = 0  # bytes that were shipped, or are on their way
         self._seq = 0
         self._full = False
+        self._pressing = asyncio.Event()
         self._lock = asyncio.Lock()
 
     @property
@@ -95,6 +98,8 @@ class OutputLog:
             self._held.append((stream, bytearray()))
         self._held[-1][1].extend(kept)
         self._held_bytes += len(kept)
+        if self._held_bytes >= PRESSING_BYTES:
+            self._pressing.set()
 
     def _room(self) -> int:
         """How much may be held for the next flush; nothing, once something stands in the tail, which comes after."""
@@ -105,7 +110,10 @@ class OutputLog:
     async def pump(self) -> None:
         """Ship until cancelled."""
         while True:
-            await asyncio.sleep(pause_s(self._seq))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s(self._seq)):
+                    await self._pressing.wait()
+            self._pressing.clear()
             await self.flush()
 
     async def flush(self, *, last: bool = False) -> None:
