@@ -89,6 +89,13 @@ class Point(StrEnum):
     COMMAND_AFTER = "command/after"  # durable, and its author has no receipt
     MESSAGE_BEFORE = "message/before"  # the agent is to get it
     MESSAGE_AFTER = "message/after"  # journaled as delivered, the agent hasn't heard it
+    PAUSE_BEFORE = "pause/before"  # there is cause to stop softly, nobody has been told
+    PAUSE_WITHIN = "pause/within"  # journaled, the runner hasn't heard
+    PAUSE_AFTER = "pause/after"  # nothing of the agent runs and what it did is kept, nobody knows
+    PARK_BEFORE = "park/before"  # the sandbox is gone, the run isn't paused yet
+    PARK_AFTER = "park/after"
+    RESUME_BEFORE = "resume/before"
+    RESUME_AFTER = "resume/after"  # it goes on, and has no attempt yet
     CANCEL_BEFORE = "cancel/before"  # a runner asks for orders and is to be told
     CANCEL_WITHIN = "cancel/within"  # journaled as propagated, the runner hasn't heard
     CANCEL_ACK_BEFORE = "cancel-ack/before"  # nothing of the agent runs, nobody knows

@@ -140,7 +140,7 @@ def test_defaults_are_filled_in(api: Api) -> None:
     assert spec["acceptance"][0]["timeout"] == "10m"
     assert spec["delivery"] == {"push": True, "allowEmpty": False}
     assert spec["scheduling"] == {"class": "interactive", "preemptible": False}
-    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m"}
+    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m", "pause": "5m"}
     assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "2h", **others}
     assert spec["recovery"] == {"maxAttempts": 5}
     assert spec["retention"] == {"ttlAfterFinished": "168h", "keepWorktree": "OnFailure", "deleteObject": False}
@@ -150,7 +150,7 @@ def test_defaults_are_filled_in(api: Api) -> None:
 
 def test_a_part_of_a_group_leaves_the_other_defaults(api: Api) -> None:
     spec = api.create(manifest("AgentRun", {"timeouts": {"attempt": "5m"}, "retention": None}))["spec"]
-    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m"}
+    others = {"noProgress": "10m", "delivery": "30m", "settle": "1m", "pause": "5m"}
     assert spec["timeouts"] == {"scheduleToStart": "1h", "attempt": "5m", **others}
 
 
@@ -221,23 +221,48 @@ def test_the_wall_clock_is_neither_lowered_nor_taken_away(api: Api, change: str 
     ("change", "field"),
     [
         ({"maxIterations": 59}, "maxIterations"),
-        ({"maxIterations": 61}, "maxIterations"),
         ({"maxIterations": None}, "maxIterations"),
         ({"tokens": {"soft": "299999"}}, "tokens.soft"),
-        ({"tokens": {"hard": "1M"}}, "tokens.hard"),
+        ({"tokens": {"hard": "499k"}}, "tokens.hard"),
         ({"tokens": {"soft": None}}, "tokens.soft"),
-        ({"cost": {"hard": "9"}}, "cost.hard"),
+        ({"cost": {"hard": "7.99"}}, "cost.hard"),
         ({"cost": {"soft": "1.00"}}, "cost.soft"),
         ({"cost": None}, "cost.hard"),
     ],
     ids=str,
 )
-def test_limits_that_would_not_reach_the_run_are_fixed(api: Api, change: dict[str, Any], field: str) -> None:
+def test_limits_are_neither_lowered_nor_added_nor_taken_away(api: Api, change: dict[str, Any], field: str) -> None:
     api.create(manifest("AgentRun", {"constraints": LIMITS}))
     response = api.change("it", {"constraints": change})
-    assert [(at, "create a new AgentRun" in text) for at, text in causes(response)] == [
+    assert [(at, "can only be raised" in text) for at, text in causes(response)] == [
         (f"spec.constraints.{field}", True)
     ]
+
+
+@pytest.mark.rule("C3")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"maxIterations": 61},
+        {"tokens": {"hard": "1M"}},
+        {"tokens": {"soft": 300001, "hard": 500001}},
+        {"cost": {"hard": "8.01"}},
+        {"cost": {"hard": "9"}},
+    ],
+    ids=str,
+)
+def test_limits_may_be_raised(api: Api, change: dict[str, Any]) -> None:
+    api.create(manifest("AgentRun", {"constraints": LIMITS}))
+    response = api.change("it", {"constraints": change})
+    assert response.status_code == 200, response.text
+
+
+def test_a_limit_that_may_be_its_agents_is_added_to_a_run_that_has_used_it_up(api: Api) -> None:
+    api.create(manifest("AgentRun"))
+    report(api, {"phase": "Paused", "reason": "Suspended"})
+    assert api.change("it", {"constraints": {"tokens": {"hard": "9M"}}}).status_code == 422
+    report(api, {"phase": "Paused", "reason": "BudgetExhausted"})
+    assert api.change("it", {"constraints": {"tokens": {"hard": "9M"}}}).status_code == 200
 
 
 def test_a_limit_is_not_added_later(api: Api) -> None:
@@ -252,18 +277,12 @@ def test_a_raised_limit_must_still_be_readable(api: Api) -> None:
     assert [at for at, _ in causes(response)] == ["spec.constraints.wallClock"]
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_suspend_is_only_for_a_run_that_has_not_started(api: Api, started: bool) -> None:
+@pytest.mark.parametrize("phase", ["Queued", "Provisioning", "Running", "Verifying"])
+def test_suspend_may_be_set_and_taken_back_at_any_time(api: Api, phase: str) -> None:
     api.create(manifest("AgentRun"))
-    report(api, {"phase": "Provisioning", "epoch": 1} if started else {"phase": "Queued"})
-    response = api.change("it", {"suspend": True})
-    assert response.status_code == (422 if started else 200), response.text
-    if started:
-        assert [(at, "set cancel to end it" in text) for at, text in causes(response)] == [("spec.suspend", True)]
-        assert api.change("it", {"cancel": True}).status_code == 200
-    else:
-        report(api, {"phase": "Provisioning", "epoch": 1})
-        assert api.change("it", {"retention": {"keepWorktree": "Never"}}).status_code == 200
+    report(api, {"phase": phase, "epoch": 1})
+    for suspend in (True, False, True):
+        assert api.change("it", {"suspend": suspend}).status_code == 200
 
 
 def test_agents_and_workspaces_may_be_edited_freely(api: Api) -> None:

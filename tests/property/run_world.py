@@ -22,6 +22,7 @@ from moorage.api.wire import (
 )
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run import actions as a
+from moorage.core.run.limits import in_force
 from moorage.core.run.observed import Heartbeat, LeaseView, Observed, Problem, SandboxPhase, SandboxView, Slots
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
@@ -130,6 +131,7 @@ class World:
     problem: Problem | None = None
     verdict: a.Verdict | None = None
     deleted: bool = False
+    wanted: ResolvedLimits | None = None
     beat: Heartbeat | None = None
     gateway_reachable: bool = True
     untouched: bool = False  # True: the next pass is the first one of the operator that saw the object come
@@ -146,7 +148,7 @@ class World:
             name=self.spec.name,
             generation=1,
             created_at=START,
-            spec=self.spec,
+            spec=self.spec.model_copy(update={"limits": in_force(self.spec.limits, self.state.raised)}),
             problem=self.problem,
             cancel=self.cancel,
             suspend=self.suspend,
@@ -162,6 +164,8 @@ class World:
             untouched=self.untouched,
             progress_seen_at=self.state.progress_at,
             released=self.gateway.released,
+            wanted=self.wanted,
+            iterations=sum(r.type == T.ITERATION_COMPLETE for r in self.gateway.history),
         )
 
     def plan(self) -> a.Plan:
@@ -195,6 +199,8 @@ class World:
                 self.gateway.append(record_id, kind, payload, self.state.epoch, self.now)
             case a.Deliver(commit):
                 self.deliver(commit)
+            case a.ReleaseLease():
+                self.lease = None
             case a.ReleaseVolume():
                 self.volume = False
             case a.ReleaseRun():
@@ -345,6 +351,33 @@ class World:
             proposal = {"commit": HEAD, "tree": HEAD, "base": BASE, "empty": empty, "files": 0 if empty else 1}
             self.report("result", T.RESULT_PROPOSED, proposal)
 
+    # --- people -------------------------------------------------------------------------------------------------------
+
+    def ask_to_pause(self, reason: str = "Command", *, kill: bool = False) -> bool:
+        """As the gateway does it for a command or a constraint; False where it is refused."""
+        try:
+            self.note(T.PAUSE_REQUESTED, {"reason": reason, "by": "somebody", "message": "because", "kill": kill})
+        except IllegalMove:
+            return False
+        return True
+
+    def ask_to_go_on(self) -> bool:
+        """The same, back."""
+        try:
+            self.note(T.RESUME_REQUESTED, {"by": "somebody"})
+        except IllegalMove:
+            return False
+        return True
+
+    def persuade(self) -> None:
+        """Whatever may hold a paused run is taken away."""
+        self.suspend = False
+        limits = self.observed().spec
+        if limits is not None:
+            higher = {name: 4 * at + 10_000_000 for name, at in limits.limits if at is not None}
+            self.wanted = limits.limits.model_copy(update=higher)
+        self.ask_to_go_on()
+
     def judge(self, *, passed: bool = True) -> None:
         self.report("verdict", T.VERIFICATION_RESULT, {"commit": HEAD, "passed": passed, "isolated": True})
 
@@ -355,6 +388,8 @@ def drive(world: World, passes: int = 400) -> RunState:
         if world.state.end is not None or world.verdict is not None:
             break
         world.step()
+        if world.state.phase is RunPhase.PAUSED:
+            world.persuade()
         runner, verifier = world.sandbox("runner"), world.sandbox("verifier")
         if runner and runner.phase is SandboxPhase.WAITING:
             world.run_pod(runner)

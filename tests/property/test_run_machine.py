@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
-from moorage.api.wire import Role
+from moorage.api.wire import ResolvedLimits, Role
 from moorage.core.run import actions as a
 from moorage.core.run.admission import JOURNAL_LOST
+from moorage.core.run.limits import lived_ms
 from moorage.core.run.observed import Problem, SandboxPhase
 from moorage.core.run.phases import MOVES, TERMINAL, RunPhase
 from moorage.core.run.reducer import replay
@@ -20,8 +21,18 @@ from moorage.core.run.state import RunState
 class RunMachine(RuleBasedStateMachine):
     """The environment and the operator take turns at random; the invariants are checked after each move."""
 
-    @initialize(acceptance=st.booleans(), push=st.booleans(), attempts=st.integers(1, 4))
-    def begin(self, acceptance: bool, push: bool, attempts: int) -> None:
+    @initialize(
+        acceptance=st.booleans(),
+        push=st.booleans(),
+        attempts=st.integers(1, 4),
+        limits=st.builds(
+            ResolvedLimits,
+            tokens_hard=st.none() | st.integers(1, 20),
+            max_iterations=st.none() | st.integers(1, 3),
+            wall_clock_ms=st.none() | st.integers(1, 4_000_000),
+        ),
+    )
+    def begin(self, acceptance: bool, push: bool, attempts: int, limits: ResolvedLimits) -> None:
         base = a_spec()
         assert base.delivery is not None
         self.world = World(
@@ -29,11 +40,13 @@ class RunMachine(RuleBasedStateMachine):
                 acceptance=base.acceptance if acceptance else (),
                 delivery=base.delivery.model_copy(update={"push": push}),
                 max_attempts=attempts,
+                limits=limits,
             )
         )
         self.phases = [self.world.state.phase]
         self.tokens = 0
         self.epoch = 0
+        self.lived = 0
         self.end: RunState | None = None
         self.serial = 0
 
@@ -105,7 +118,7 @@ class RunMachine(RuleBasedStateMachine):
             return
         world.report(*reports[kind], epoch=epoch)
 
-    @rule(outcome=st.sampled_from(["failed", "exhausted", "unknown"]))
+    @rule(outcome=st.sampled_from(["failed", "exhausted", "paused", "unknown"]))
     def agent_ends_badly(self, outcome: str) -> None:
         self.world.finish(outcome)
 
@@ -118,6 +131,23 @@ class RunMachine(RuleBasedStateMachine):
     @rule()
     def user_cancels(self) -> None:
         self.world.cancel = True
+
+    @rule(suspend=st.booleans())
+    def user_suspends(self, suspend: bool) -> None:
+        self.world.suspend = suspend
+
+    @rule(reason=st.sampled_from(["Command", "Constraint", "BudgetExhausted"]), kill=st.booleans())
+    def somebody_asks_for_a_pause(self, reason: str, kill: bool) -> None:
+        self.world.ask_to_pause(reason, kill=kill)
+
+    @rule()
+    def somebody_asks_to_go_on(self) -> None:
+        self.world.ask_to_go_on()
+
+    @rule(tokens=st.integers(0, 60), iterations=st.integers(0, 6), clock=st.integers(0, 9_000_000))
+    def user_raises_limits(self, tokens: int, iterations: int, clock: int) -> None:
+        """Also to less than they are: then nothing follows."""
+        self.world.wanted = ResolvedLimits(tokens_hard=tokens, max_iterations=iterations, wall_clock_ms=clock)
 
     @rule(up=st.booleans())
     def gateway_comes_and_goes(self, up: bool) -> None:
@@ -160,7 +190,20 @@ class RunMachine(RuleBasedStateMachine):
         state = self.world.state
         assert state.usage.tokens >= self.tokens
         assert state.epoch >= self.epoch
-        self.tokens, self.epoch = state.usage.tokens, state.epoch
+        lived = lived_ms(state, self.world.now)
+        assert lived >= self.lived
+        self.tokens, self.epoch, self.lived = state.usage.tokens, state.epoch, lived
+
+    @invariant()
+    def a_pause_has_nobody_at_work_and_uses_up_no_attempt(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        state, history = self.world.state, self.world.gateway.history
+        losses = [r for r in history if r.type == T.ATTEMPT_ENDED and r.payload and r.payload["role"] == Role.RUNNER]
+        assert state.strikes <= 2 * len(losses)
+        if state.phase is RunPhase.PAUSED:
+            assert state.open_effects == ()
+            assert not self.world.report(self.fresh(), T.MODEL_REQUEST, {})
 
     @invariant()
     def success_has_its_evidence(self) -> None:
@@ -190,7 +233,7 @@ class RunMachine(RuleBasedStateMachine):
         """Whatever happened, a willing environment brings the run to its one end, and nothing is left running."""
         if not hasattr(self, "world"):
             return
-        self.world.gateway_reachable = True
+        self.world.gateway_reachable, self.world.suspend = True, False
         drive(self.world)
         assert self.world.state.end is not None or self.world.verdict is not None
         assert self.world.state.open_effects == ()
@@ -200,7 +243,7 @@ class RunMachine(RuleBasedStateMachine):
         assert all(v.ended for v in self.world.pods.values())
 
 
-TestRunMachine = pytest.mark.rule("S2", "S3", "I2", "I4", "I6", "F1")(RunMachine.TestCase)
+TestRunMachine = pytest.mark.rule("S2", "S3", "I2", "I4", "I6", "F1", "C3")(RunMachine.TestCase)
 TestRunMachine.settings = settings(
     max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

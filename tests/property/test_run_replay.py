@@ -43,12 +43,16 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "target": words,
     "generation": small,
     "why": words,
+    "by": words,
+    "kill": st.booleans(),
+    "limits": st.fixed_dictionaries({}, optional={"tokens_hard": small, "max_iterations": small}),
     "status": st.sampled_from(["RUNNING", "COMPLETED"]),
     "effects": st.lists(
         st.fixed_dictionaries({"effect_id": words, "kind": words, "key": words, "target": words}), max_size=2
     ),
 }
 USUAL = ["RUN_ADMITTED", "EPOCH_RAISED", "AGENT_STARTED", "AGENT_FINISHED", "RESULT_PROPOSED", "EFFECT_INTENT"]
+USUAL += ["PAUSE_REQUESTED", "PAUSED", "RESUMED"]
 kinds = st.sampled_from(USUAL) | st.sampled_from([*HANDLERS, RecordType.AGENT_OUTPUT, RecordType.TOMBSTONE])
 
 

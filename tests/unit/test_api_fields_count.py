@@ -127,6 +127,7 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "timeouts.delivery": {"timeouts": {"delivery": "9m"}},
     "timeouts.settle": {"timeouts": {"settle": "9m"}},
     "recovery.acceptanceRounds": {"recovery": {"acceptanceRounds": 5}},
+    "timeouts.pause": {"timeouts": {"pause": "9m"}},
     "recovery.maxAttempts": {"recovery": {"maxAttempts": 9}},
     "retention.ttlAfterFinished": {"retention": {"ttlAfterFinished": "9h"}},
     "retention.keepWorktree": {"retention": {"keepWorktree": "Never"}},

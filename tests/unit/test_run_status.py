@@ -18,6 +18,7 @@ from moorage.core.run.state import (
     AttemptEnd,
     Effect,
     End,
+    Pause,
     Proposal,
     RunState,
     Usage,
@@ -62,6 +63,10 @@ RUNNING = RunState(
 )
 
 
+def paused(reason: str) -> RunState:
+    return replace(RUNNING, phase=RunPhase.PAUSED, pause=Pause(reason, "x", "because", START, stage="paused"))
+
+
 def ended(phase: RunPhase, reason: str, **changes: Any) -> RunState:
     return replace(RUNNING, phase=phase, end=End(reason, "because", None, START), **changes)
 
@@ -71,14 +76,18 @@ def ended(phase: RunPhase, reason: str, **changes: Any) -> RunState:
     [
         (RunState(), "False", "True", "False"),
         (RUNNING, "False", "True", "False"),
-        (replace(RUNNING, phase=RunPhase.PAUSED), "False", "True", "False"),
+        (paused("Suspended"), "False", "True", "False"),
+        (paused("Command"), "False", "True", "False"),
+        (paused("BudgetExhausted"), "False", "False", "True"),
+        (paused("Constraint"), "False", "False", "True"),
         (ended(RunPhase.SUCCEEDED, "Completed"), "True", "False", "False"),
         (ended(RunPhase.FAILED, "CrashLoop"), "False", "False", "True"),
         (ended(RunPhase.CANCELLED, "Cancelled"), "False", "False", "True"),
     ],
 )
 def test_kstatus_reads_each_phase(state: RunState, ready: str, reconciling: str, stalled: str) -> None:
-    found = truths(projected(state))
+    plan = Plan(reason=state.pause.reason) if state.pause else Plan()
+    found = truths(projected(state, plan))
     assert (found["Ready"], found["Reconciling"], found["Stalled"]) == (ready, reconciling, stalled)
 
 

@@ -24,7 +24,7 @@ from moorage.api.meta import (
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
-from moorage.api.transitions import fixed_limits, fixed_number, only_raised, unchanged
+from moorage.api.transitions import raised_duration, raised_number, raised_quantity, unchanged
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
 MAX_GOAL_BYTES = 256 * 1024
@@ -148,6 +148,11 @@ class Timeouts(Fields):
         description="How long a cancelled run waits to hear whether what was under way has happened; then it ends, and"
         " says that it isn't known.",
     )
+    pause: Duration = Field(
+        default=Duration("5m"),
+        description="How long a run that is to pause may take to its next safe point; then its agent is stopped where"
+        " it stands, and what it did since the last one is kept apart.",
+    )
 
 
 class Approval(Fields):
@@ -201,7 +206,7 @@ def _cluster_only(field: str, name: str, instead: str) -> Rule:
 
 
 class AgentRunSpec(Fields):
-    """What is wanted. Fixed once created, but for suspend, cancel, retention, and a wallClock that is raised."""
+    """What is wanted. Fixed once created, but for suspend, cancel, retention, and limits that are raised."""
 
     workspace_ref: ObjectRef | None = Field(default=None, description="Workspace to work in. This or workspace.")
     workspace: WorkspaceSource | None = Field(
@@ -228,8 +233,8 @@ class AgentRunSpec(Fields):
     )
     constraints: Constraints = Field(
         default=Constraints(),
-        description="Limits that stop the run while it runs. wallClock can be raised later. A field that is left out is"
-        " the Agent's.",
+        description="Limits that stop the run while it runs, until they are raised: all of them can be, at any time. A"
+        " field that is left out is the Agent's.",
     )
     delivery: Delivery | None = Field(
         default=None,
@@ -268,8 +273,8 @@ class AgentRunSpec(Fields):
     )
     suspend: bool = Field(
         default=False,
-        description="While true, the run doesn't start. It can't be set on a run that has started: this version doesn't"
-        " pause one.",
+        description="While true, the run doesn't start, and one that works pauses at its next safe point: its sandbox"
+        " is released. False again, it goes on from there.",
     )
     cancel: bool = Field(
         default=False,
@@ -314,9 +319,6 @@ class AgentRunSpec(Fields):
             "parentRef",
             "continueFrom",
         ),
-        only_raised("constraints.wallClock"),
-        fixed_number("constraints.maxIterations"),
-        *fixed_limits(*(f"constraints.{of}.{limit}" for of in ("tokens", "cost") for limit in ("soft", "hard"))),
         Rule(
             "cancel can't be taken back: create a new AgentRun",
             "!oldSelf.cancel || self.cancel",
@@ -447,18 +449,14 @@ class AgentRun(Resource):
     status: AgentRunStatus | None = Field(default=None, description="How far it is; written by the operator.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        raised_duration("constraints.wallClock"),
+        raised_number("constraints.maxIterations"),
+        *(raised_quantity(f"constraints.{of}.{limit}") for of in ("tokens", "cost") for limit in ("soft", "hard")),
         Rule(
             "give the run a name: lower case letters, digits, '-' and '.', at most 253 characters",
             holds=lambda run: re.fullmatch(OBJECT_NAME, run.metadata.name) is not None,
             field="metadata.name",
             only="local",
-        ),
-        Rule(
-            "suspend keeps a run from starting, and this one has started: this version doesn't pause it; set cancel to"
-            " end it",
-            "oldSelf.spec.?suspend.orValue(false) || !self.spec.?suspend.orValue(false)"
-            " || !self.?status.?epoch.hasValue()",
-            field="spec.suspend",
         ),
     )
 

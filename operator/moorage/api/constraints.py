@@ -68,5 +68,7 @@ class Constraints(Fields):
         " may use.",
     )
     wall_clock: Duration | None = Field(
-        default=None, description="Longest time from admission to the end, for example 2h."
+        default=None,
+        description="Longest time from admission to the agent's end, for example 2h. Time in which the run is paused"
+        " doesn't count.",
     )

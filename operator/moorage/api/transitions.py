@@ -19,36 +19,37 @@ def _unchanged(field: str) -> Rule:
     )
 
 
-def fixed_limits(*paths: str) -> tuple[Rule, ...]:
-    """Limits (quantities, written as numbers or as strings) that a run keeps as it was created with them."""
-    return tuple(_fixed(path, "string(self.{0}) == string(oldSelf.{0})") for path in paths)
+def raised_number(path: str) -> Rule:
+    """On the whole object: a plain number of the spec may be raised, never lowered or removed.
+
+    It may be added only to a run that is paused for want of budget: there it may be the Agent's limit that is raised.
+    """
+    return _raised(path, f"self.spec.{path} >= oldSelf.spec.{path}")
 
 
-def fixed_number(path: str) -> Rule:
-    """The same for a plain number, of which CEL can't bound the price of a string."""
-    return _fixed(path, "self.{0} == oldSelf.{0}")
+def raised_quantity(path: str) -> Rule:
+    """The same for a quantity, written as a number or as a string; unreadable ones are refused elsewhere."""
+    new, old = f"string(self.spec.{path})", f"string(oldSelf.spec.{path})"
+    return _raised(path, f"!isQuantity({new}) || quantity({new}).compareTo(quantity({old})) >= 0")
 
 
-def _fixed(path: str, same: str) -> Rule:
-    has_new, has_old = _has("self", path), _has("oldSelf", path)
+def raised_duration(path: str) -> Rule:
+    """The same for a duration."""
+    new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
+    return _raised(path, f"!({cel_duration(new)}) || duration({new}) >= duration({old})")
+
+
+EXHAUSTED = "oldSelf.?status.?phase.orValue('') == 'Paused' && oldSelf.?status.?reason.orValue('') == 'BudgetExhausted'"
+
+
+def _raised(path: str, higher: str) -> Rule:
+    has_new, has_old = _has("self.spec", path), _has("oldSelf.spec", path)
     return Rule(
-        f"{path} can't be changed in this version: the run works under the limits that it was created with; for others,"
-        " cancel it and create a new AgentRun",
-        f"{has_new} == {has_old} && (!{has_new} || {same.format(path)})",
-        field=path,
+        f"{path} can only be raised: for a tighter limit or none, cancel this AgentRun and create a new AgentRun",
+        f"{has_old} ? {has_new} && ({higher}) : !{has_new} || ({EXHAUSTED})",
+        field=f"spec.{path}",
     )
 
 
 def _has(top: str, path: str) -> str:
     return ".?".join((top, *path.split("."))) + ".hasValue()"
-
-
-def only_raised(path: str) -> Rule:
-    """A duration may be raised, never lowered, added or removed; unreadable ones are refused elsewhere."""
-    new, old = f"self.{path}", f"oldSelf.{path}"
-    has_new, has_old = _has("self", path), _has("oldSelf", path)
-    return Rule(
-        f"{path} can only be raised: for a tighter limit or none, cancel this AgentRun and create a new AgentRun",
-        f"{has_new} == {has_old} && (!{has_new} || !({cel_duration(new)}) || duration({new}) >= duration({old}))",
-        field=path,
-    )

@@ -187,6 +187,7 @@ class ResolvedTimeouts(Wire):
     no_progress_ms: int = 600_000
     delivery_ms: int = 1_800_000
     settle_ms: int = 60_000
+    pause_ms: int = 300_000
     deadline_ms: int | None = None
 
 
@@ -386,7 +387,7 @@ class Orders(Wire):
 
     seq: int
     waiting: int = -1
-    stop: Literal["cancel", "fenced", "deadline", "terminal"] | None = None
+    stop: Literal["pause", "cancel", "fenced", "deadline", "terminal"] | None = None
     reason: str | None = None
     message: str | None = None
     grace_ms: int = 30_000
@@ -410,7 +411,7 @@ class ResultReport(Wire):
     first of what stands in the tree and not in the commit, each with its reason; `left_out_count` is of all."""
 
     epoch: int
-    outcome: Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
+    outcome: Literal["completed", "failed", "cancelled", "exhausted", "paused", "unknown"]
     reason: str
     message: str = Field(default="", max_length=4096)
     summary: str = Field(default="", max_length=4096)

@@ -20,6 +20,7 @@ from moorage.app.owners import Owned, Owners, clear_socket
 from moorage.app.stores import Stores
 from moorage.core.journal.record import RecordType
 from moorage.core.run.attempts import INTERRUPTED
+from moorage.core.run.limits import widens
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.resolve import amended
 from moorage.core.run.result import verifier_at_work, verifier_serial
@@ -112,8 +113,11 @@ def fate(found: Interrupted, asked: ResolvedRun | None, run: AgentRun, *, fresh:
 
 
 def is_same(admitted: ResolvedRun, asked: ResolvedRun, run: AgentRun) -> bool:
-    """O6: it was admitted as what is asked for now, but for the UID and what its author may change later."""
-    return asked.model_copy(update={"uid": admitted.uid, "session_id": admitted.session_id}) == amended(admitted, run)
+    """O6: it was admitted as what is asked for now, but for the UID and what its author may change later: retention,
+    and limits that are raised.
+    """
+    ids = {"uid": admitted.uid, "session_id": admitted.session_id, "limits": admitted.limits}
+    return asked.model_copy(update=ids) == amended(admitted, run) and widens(admitted.limits, asked.limits)
 
 
 def expired(spec: ResolvedRun, state: RunState, now: int) -> bool:
@@ -128,7 +132,7 @@ def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
     count: nothing of the agent's ran in it.
     """
     if state.agent_end is None:
-        at_work = state.phase in LIVE and state.sandbox(state.epoch, "runner") is not None
+        at_work = state.phase in LIVE - {RunPhase.PAUSED} and state.sandbox(state.epoch, "runner") is not None
         return _ended(state, "runner", 0, {"counts_double": False}, now) if at_work else None
     verifier = verifier_at_work(state) if state.phase is RunPhase.VERIFYING else None
     if verifier is None or _judged(state):

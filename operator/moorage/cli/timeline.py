@@ -298,6 +298,19 @@ def _command(word: str) -> Callable[[Payload], str]:
     return describe
 
 
+def _pause(word: str) -> Callable[[Payload], str]:
+    def describe(p: Payload) -> str:
+        because = _because(p) or (f"by {p['by']}" if p.get("by") else "")
+        return word + (" at once" if p.get("kill") else "") + (f" ({because})" if because else "")
+
+    return describe
+
+
+def _raised(p: Payload) -> str:
+    higher = sorted((p.get("limits") or {}).items())
+    return "raised " + (", ".join(f"{name.replace('_', ' ')} to {to}" for name, to in higher) or "a limit")
+
+
 def _placed(p: Payload) -> str:
     runtime = f" under {p['runtime']}" if p.get("runtime") else ""
     return f"{p.get('role', 'sandbox')} runs on {p.get('node') or 'an unnamed node'}{runtime} in {p.get('environment')}"
@@ -351,6 +364,11 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.CANCEL_ACKNOWLEDGED: _cancel("acknowledged"),
     RecordType.CANCEL_QUIESCED: _cancel("quiesced: nothing runs any more"),
     RecordType.CANCEL_RECONCILED: _cancel("reconciled: every effect is classified"),
+    RecordType.PAUSE_REQUESTED: _pause("is to pause"),
+    RecordType.PAUSED: _pause("paused: nothing stands but the volume"),
+    RecordType.RESUME_REQUESTED: _pause("is asked to go on"),
+    RecordType.RESUMED: _pause("goes on"),
+    RecordType.LIMITS_RAISED: _raised,
     RecordType.CONSTRAINT_EVALUATED: lambda p: f"constraints say {p.get('action', 'ALLOW')}",
     RecordType.FENCE_REFUSED: _fence,
     RecordType.BUDGET_SETTLED: lambda _: "budget settled",

@@ -147,6 +147,8 @@ class Applier:
                 await self._substrate.ensure_volume(run, known.spec)
             case a.StopSandbox(name, uid, _, grace_ms, force):
                 await self._substrate.stop(run, name, uid, grace_ms, force=force)
+            case a.ReleaseLease():
+                await self._substrate.release_lease(run)
             case a.ReleaseVolume():
                 await self._substrate.release_volume(run)
             case a.ReleaseRun():

@@ -14,7 +14,8 @@ from moorage.controller.measures import Measures
 from moorage.controller.ports import Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.controller.statuses import Statuses
-from moorage.core.run.actions import Admit, Begin, Plan
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Action, Admit, Begin, Plan, Report
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
@@ -58,7 +59,7 @@ class Engine:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
         gathered, plan = await self._look(key)
         freed = False
-        if any(isinstance(action, Admit | Begin) for action in plan.actions):
+        if any(_takes_slot(action) for action in plan.actions):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
         known, plan = await self._act(key, plan, gathered)
         freed |= self._roll.note(key, _standing(known.observed, plan))
@@ -143,9 +144,13 @@ def _standing(o: Observed, plan: Plan) -> Standing:
         return Standing.ENDED
     if s is None:
         return Standing.LIVE if o.spec is None and o.problem is None else Standing.WAITING
-    if s.phase is RunPhase.PENDING:
+    if s.phase in {RunPhase.PENDING, RunPhase.PAUSED}:
         return Standing.WAITING if plan.reason == "Queued" else Standing.BLOCKED
     return Standing.ENDED if s.end is not None else Standing.LIVE
+
+
+def _takes_slot(action: Action) -> bool:
+    return isinstance(action, Admit | Begin) or (isinstance(action, Report) and action.type == RecordType.RESUMED)
 
 
 def _sooner(*delays: int | None) -> int | None:

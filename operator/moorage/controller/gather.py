@@ -26,12 +26,14 @@ from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, key_of
 from moorage.controller.signs import Signs
 from moorage.core.run.admission import JOURNAL_LOST
+from moorage.core.run.limits import in_force
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.resolve import (
     Broken,
     Defaults,
     References,
     amended,
+    limits,
     model_choice,
     read_run,
     resolve,
@@ -172,6 +174,8 @@ class Gatherer:
             lease=children.lease,
             sandboxes=children.sandboxes,
             volume=children.volume,
+            wanted=limits(run.spec.constraints, None) if isinstance(run, AgentRun) else None,
+            iterations=view.iterations if view else None,
             asked=timeouts(run) if isinstance(run, AgentRun) else ResolvedTimeouts(),
             heartbeat=view.heartbeat if view else None,
             gone=body is None or bool(meta.get("deletionTimestamp")),
@@ -259,7 +263,8 @@ def status_of(body: Body | None) -> AgentRunStatus:
 def _spec(view: RunView | None, found: Found, run: AgentRun | Problem | None) -> ResolvedRun | None:
     """O6: after admission the journaled spec counts, but for what its author may still change."""
     if view is not None:
-        return amended(view.spec, run) if isinstance(run, AgentRun) else view.spec
+        admitted = view.spec.model_copy(update={"limits": in_force(view.spec.limits, view.state.raised)})
+        return amended(admitted, run) if isinstance(run, AgentRun) else admitted
     return found if isinstance(found, ResolvedRun) else None
 
 

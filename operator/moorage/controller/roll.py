@@ -186,6 +186,8 @@ def _standing(body: Mapping[str, Any]) -> Standing:
     phase = str(status.get("phase") or "") if isinstance(status, Mapping) else ""
     if phase in ENDS:
         return Standing.ENDED
+    if phase == RunPhase.PAUSED:
+        return Standing.BLOCKED
     return Standing.WAITING if phase in {*NOT_LIVE, "Queued"} else Standing.LIVE
 
 

@@ -1,8 +1,8 @@
 """What an agent driver is: it starts somebody else's program, says what it does, and ends with an honest verdict.
 
 A driver never touches git, the journal or Kubernetes. It is handed a `Task` and a `Host` and returns an `Outcome`. The
-host is the runner's side: facts go up (`emit`), safe points are taken (`safe_point`), orders come down (`stopping`).
-Found by the entry-point group `moorage.drivers`.
+host is the runner's side: facts go up (`emit`), safe points are taken (`safe_point`), orders come down (`pausing`,
+`stopping`). Found by the entry-point group `moorage.drivers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
 from moorage.core.continuation.loops import Finding
 
-Ending = Literal["completed", "failed", "cancelled", "exhausted", "unknown"]
+Ending = Literal["completed", "failed", "cancelled", "exhausted", "paused", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Guarantees:
     follow_up: bool = False
     """M3: a message enters once the agent has stopped, and it goes on from there."""
     native_continuation: bool = False  # it asks its host about ends and circles by itself (N1)
+    pauses: bool = False
+    """Q5: it ends as `paused` by itself at its next safe point, once `Host.pausing` is set. Any other is stopped by the
+    runner, after its next safe point or when its grace is over.
+    """
 
     @property
     def can_go_on(self) -> bool:
@@ -135,6 +139,8 @@ class Host(Protocol):
     """The runner, as a driver sees it."""
 
     stopping: asyncio.Event
+    pausing: asyncio.Event
+    """Q5: no new decision is to be begun; what is begun is brought to its safe point."""
 
     @property
     def messages(self) -> Messages:

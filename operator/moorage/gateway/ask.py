@@ -112,7 +112,7 @@ class Kept:
 
 def left(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:
     """B3, C7: what is used and left before this answer, costs in dollars; the retries that it took."""
-    limits, used, told = run.spec.limits, run.state.usage, {}
+    limits, used, told = run.limits, run.state.usage, {}
     if limits.tokens_hard is not None:
         told[TOKENS_LEFT_HEADER] = str(max(0, limits.tokens_hard - used.tokens))
     if limits.cost_hard_micros is not None:

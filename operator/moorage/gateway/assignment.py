@@ -202,7 +202,7 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), fa
         agent=spec.agent,
         acceptance=spec.acceptance,
         delivery=spec.delivery,
-        limits=spec.limits,
+        limits=caller.run.limits,
         timeouts=spec.timeouts,
         git=git,
         iterations_used=caller.run.facts.completed,
@@ -247,8 +247,8 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
         lines.append("Acceptance: " + "; ".join(check.run for check in spec.acceptance)[:600])
     if state.unknown_effects:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
-    if spec.limits.tokens_hard is not None:
-        lines.append(f"Tokens left: {max(0, spec.limits.tokens_hard - state.usage.tokens)}.")
+    if (tokens := run.limits.tokens_hard) is not None:
+        lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens)}.")
     if state.rejected is not None:
         lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]

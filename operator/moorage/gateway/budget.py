@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from moorage.api.wire import ResolvedLimits
 from moorage.core.models.prices import Reserve
-from moorage.core.run.limits import spent
+from moorage.core.run.limits import Spent, spent
 from moorage.core.run.state import Usage
 from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import KEPT_ANSWERS, Facts
@@ -19,6 +19,10 @@ class Exhausted(Refusal):
     """A hard limit is reached. 0 left means 0, and asking again doesn't help."""
 
     status, reason = 400, "BudgetExhausted"
+
+    def __init__(self, spent: Spent) -> None:
+        self.spent = spent
+        super().__init__(spent.message)
 
 
 class AllReserved(Exception):
@@ -38,7 +42,7 @@ def reserved(facts: Facts) -> Reserve:
 def demand_left(limits: ResolvedLimits, used: Usage) -> None:
     """Raise Exhausted where a hard limit is reached."""
     if (reached := spent(limits, used)) is not None:
-        raise Exhausted(reached.message)
+        raise Exhausted(reached)
 
 
 def demand_free(limits: ResolvedLimits, used: Usage, facts: Facts) -> None:

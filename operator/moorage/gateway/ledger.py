@@ -41,6 +41,7 @@ from moorage.core.journal.snapshots import Grown
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
+from moorage.gateway.crossing import crossing
 from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, beginning, later
@@ -274,14 +275,9 @@ class Ledger:
         """Append all or none, durable on return. `epoch` None: of no attempt. `condition` sees the state they follow.
         Raise what it does, Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
         """
-        ends = any(draft.type in ENDS for draft in drafts)
         async with run.writing:
-            if ends:
-                reached(Point.TERMINAL_BEFORE)
-            result = await self._append(run, epoch, drafts, condition or (lambda _: None))
-            if ends:
-                reached(Point.TERMINAL_AFTER)
-            return result
+            with crossing(drafts):
+                return await self._append(run, epoch, drafts, condition or (lambda _: None))
 
     async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition) -> AppendResult:
         status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)

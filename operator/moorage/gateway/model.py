@@ -9,6 +9,7 @@ away doesn't read is still read here, and given to it when it asks again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Mapping
 from functools import partial
@@ -30,10 +31,12 @@ from moorage.core.models.breaker import Policy
 from moorage.core.models.prices import worst
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.spoken import PROTOCOLS
+from moorage.core.run.limits import Spent
+from moorage.core.run.state import PauseReason
 from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.ask import Ask, Kept
 from moorage.gateway.breakers import Breakers
-from moorage.gateway.budget import demand_left
+from moorage.gateway.budget import Exhausted, demand_left
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
@@ -44,6 +47,7 @@ from moorage.gateway.given import Given
 from moorage.gateway.headers import forwarded, returned
 from moorage.gateway.http import JSON, Piped, at_once, read_body
 from moorage.gateway.ledger import Run
+from moorage.gateway.pausing import Pauses
 from moorage.gateway.ports import SecretMissing
 from moorage.gateway.questions import Questions
 from moorage.gateway.tries import Tries
@@ -62,7 +66,7 @@ class ModelRoom:
     def __init__(self, gate: Gate, questions: Questions) -> None:
         self._gate, self._questions, self._ledger = gate, questions, gate.ledger
         self._metrics, self._settings = gate.deps.metrics, gate.deps.settings
-        self._shared = _shared(gate, questions)
+        self._shared, self._pauses = _shared(gate, questions), Pauses(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -104,10 +108,20 @@ class ModelRoom:
         if recorded is not None and (answer := await self._again(caller, ask, recorded, request)) is not None:
             return answer
         await self._questions.settle(caller.run)
-        demand_left(caller.run.spec.limits, caller.run.state.usage)
-        await _demand_address(model)
-        credential = await self._credential(protocol, caller.run, model)
-        return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)
+        try:
+            demand_left(caller.run.limits, caller.run.state.usage)
+            await self._pauses.demand_going(caller.run, request.is_disconnected, native=ask.turn is not None)
+            await _demand_address(model)
+            credential = await self._credential(protocol, caller.run, model)
+            return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)
+        except Exhausted as exhausted:
+            await self._stop(caller.run, exhausted.spent)
+            raise
+
+    async def _stop(self, run: Run, spent: Spent) -> None:
+        """C3: who asks where nothing is left has come to the end of its iteration."""
+        with contextlib.suppress(Refusal):  # it is on its way to its end already
+            await self._pauses.request(run, PauseReason.BUDGET, spent.message, by="limits", limit=spent.limit)
 
     # --- what is no decision ------------------------------------------------------------------------------------------
 

@@ -7,15 +7,17 @@ from typing import Final
 from moorage.api.wire import Orders, Role
 from moorage.core.commands.command import last_waiting
 from moorage.core.journal.record import RecordType
+from moorage.core.run.state import Pause
 from moorage.gateway.errors import Fenced
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.signals import rung_within
 from moorage.points import Point, reached
 
 WORK: Final = 0
-CANCEL: Final = 1
-TERMINAL: Final = 2
-FENCED: Final = 3
+PAUSE: Final = 1
+CANCEL: Final = 2
+TERMINAL: Final = 3
+FENCED: Final = 4
 
 
 class OrderBook:
@@ -51,7 +53,15 @@ class OrderBook:
         if state.cancel_stage is not None:
             grace = self._settings.cancel_grace_ms
             return Orders(seq=CANCEL, stop="cancel", reason=state.cancel_reason, grace_ms=grace)
+        if state.pause is not None and caller.pod.role == Role.RUNNER:
+            return self._pause(caller, state.pause)
         return Orders(seq=WORK, waiting=last_waiting(state.commands) if caller.pod.role == Role.RUNNER else -1)
+
+    def _pause(self, caller: Caller, asked: Pause) -> Orders:
+        """Q5: the grace counts from when it was asked for."""
+        until = 0 if asked.kill or not asked.pending else asked.at + caller.run.spec.timeouts.pause_ms
+        left = max(0, until - self._gate.deps.clock.now_ms())
+        return Orders(seq=PAUSE, stop="pause", reason=asked.reason, message=asked.message, grace_ms=left)
 
     async def hand_over(self, caller: Caller, orders: Orders) -> Orders:
         """A cancel that a runner is about to hear is propagated; a fenced runner that asks is counted (F3)."""

@@ -96,4 +96,4 @@ class Questions:
 def _has_room(retries: int | None, run: Run) -> None:
     if retries is not None and run.state.usage.model_retries >= retries:
         raise RetriesSpent("the run has spent its retries at this provider: ask again")
-    demand_free(run.spec.limits, run.state.usage, run.facts)
+    demand_free(run.limits, run.state.usage, run.facts)

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moorage.api.wire import ResolvedRun
+from moorage.api.wire import ResolvedLimits, ResolvedRun
 from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.record import Record
 from moorage.core.journal.snapshots import Grown
+from moorage.core.run.limits import in_force
 from moorage.core.run.phases import IllegalMove
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import RunState
@@ -72,6 +73,11 @@ class Run:
     def facts(self) -> Facts:
         """What the doors know beside the state."""
         return self.now.facts
+
+    @property
+    def limits(self) -> ResolvedLimits:
+        """The limits in force: as admitted, or as raised since."""
+        return in_force(self.spec.limits, self.state.raised)
 
     @property
     def tenant(self) -> str:

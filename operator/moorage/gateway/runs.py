@@ -191,6 +191,7 @@ class RunsRoom:
             heartbeat=heartbeat,
             released=run.now.row.sealed,
             signature=signed.signature if signed else None,
+            iterations=run.facts.completed,
         )
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
 

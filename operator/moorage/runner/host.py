@@ -29,7 +29,7 @@ MAX_LEFT_OUT = 1_000
 
 
 class RunnerHost:
-    """Implements drivers.port.Host for one attempt."""
+    """Implements drivers.port.Host for one attempt. `parked` is set by a safe point that is taken while it pauses."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RunnerHost:
         worktree: RunWorktree,
         paths: AgentPaths,
     ) -> None:
-        self.stopping = asyncio.Event()
+        self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
@@ -112,6 +112,8 @@ class RunnerHost:
         self.tell_remaining()
         self._circles.stood(taken.tree, self._used())
         self._turned(taken.tree)
+        if self.pausing.is_set():
+            self.parked.set()
         return taken.tree
 
     async def spawn(

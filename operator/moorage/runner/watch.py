@@ -16,8 +16,9 @@ RETRY_S = 0.5
 
 
 class Watch:
-    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it. `mail` is set when
-    there is a message to the agent that is news.
+    """Heartbeats and a long poll. The first stop that is heard stays; `stopped` is set with it. `pause` is the order to
+    stop at the next safe point, and `pausing` is set with that. `mail` is set when there is a message to the agent that
+    is news.
 
     Heartbeats begin before the assignment is known: the gateway knows the sandbox by its token, and the answer may have
     to wait for a repository for longer than a Lease lasts.
@@ -33,6 +34,8 @@ class Watch:
         self._work: tuple[Assignment, Reporter] | None = None
         self.stop: Orders | None = None
         self.stopped = asyncio.Event()
+        self.pause: Orders | None = None
+        self.pausing = asyncio.Event()
         self.mail = asyncio.Event()
         self._newest = -1  # the offset of the last message that was heard of
 
@@ -75,7 +78,10 @@ class Watch:
             orders = Orders(seq=2**31, stop="fenced", message=error.message, grace_ms=0)
         except (GatewayError, NoAnswer, TokenUnreadable):
             return None  # the next call comes soon; expiry is the operator's business
-        if orders.stop is not None and (self.stop is None or orders.seq > self.stop.seq):
+        if orders.stop == "pause":
+            self.pause = orders
+            self.pausing.set()
+        elif orders.stop is not None and (self.stop is None or orders.seq > self.stop.seq):
             self.stop = orders
             self.stopped.set()
         if orders.waiting > self._newest:

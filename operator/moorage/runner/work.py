@@ -71,9 +71,9 @@ class Work:
         watch = self.watch
         watch.assigned(self.assignment, self.reporter)
         async with background(watch.long_poll()):
-            match await self._unless_told(self._prepare(), watch.stopped, self.terminated):
+            match await self._unless_told(self._prepare(), watch.stopped, watch.pausing, self.terminated):
                 case None:
-                    await self._end_early(watch.stop)
+                    await self._end_early(watch)
                 case Outcome() as refused:
                     await self._report(refused)
                 case RunWorktree() as worktree:
@@ -121,8 +121,12 @@ class Work:
                 each.cancel()
             await asyncio.gather(work, *stops, return_exceptions=True)
 
-    async def _end_early(self, stop: Orders | None) -> None:
-        """No agent has run: a cancel is acknowledged and done, anything else leaves the attempt."""
+    async def _end_early(self, watch: Watch) -> None:
+        """No agent has run: a pause is told, a cancel acknowledged and done, anything else leaves the attempt."""
+        stop = watch.stop
+        if stop is None and watch.pause is not None:
+            await self._report(Outcome("paused", "Paused", "stopped on request before the agent began"))
+            return
         if stop is None or stop.stop != "cancel":
             raise _leaving(stop)
         await self._acknowledge(stop)
@@ -168,10 +172,28 @@ class Work:
                 raise
             await kill_everything()
             await host.log.flush(last=True)
-            if watch.stop is None and (outcome.outcome == "completed" or not self.terminated.is_set()):
-                await self._hand_over(worktree, outcome, watch)
-            else:
-                await self._obey(worktree, outcome, watch.stop)
+            await self._settle(worktree, outcome, watch)
+
+    async def _settle(self, worktree: RunWorktree, outcome: Outcome, watch: Watch) -> None:
+        """What the attempt comes to. An agent that completed its work on the way to a pause has completed it."""
+        if watch.stop is not None:
+            await self._obey(worktree, outcome, watch.stop)
+        elif outcome.outcome == "completed":
+            await self._hand_over(worktree, outcome, watch)
+        elif watch.pause is not None or outcome.outcome == "paused":
+            await self._pause(worktree, outcome)
+        elif not self.terminated.is_set():
+            await self._hand_over(worktree, outcome, watch)
+        else:
+            await self._obey(worktree, outcome, None)
+
+    async def _pause(self, worktree: RunWorktree, outcome: Outcome) -> None:
+        """Q5: the next attempt goes on from the last safe point; what stands beyond it is saved as drift."""
+        why = "" if outcome.outcome in {"paused", "cancelled"} else f"{outcome.reason}: {outcome.message}"
+        stopped = Outcome("paused", "Paused", why, outcome.summary, outcome.exit_code)
+        kept = await self._kept(worktree, stopped)
+        reached(Point.PAUSE_AFTER)
+        await self._report(kept)
 
     async def _tell_start(self, worktree: RunWorktree) -> None:
         if worktree.drift is not None:
@@ -182,7 +204,9 @@ class Work:
         await self.reporter.emit("WORKSPACE_READY", ready)
 
     async def _drive(self, worktree: RunWorktree, host: RunnerHost, paths: AgentPaths, watch: Watch) -> Outcome:
-        """Run the driver; a stop from the gateway or SIGTERM reaches it through `host.stopping`."""
+        """Run the driver; a pause reaches it through `host.pausing`, a stop from the gateway or SIGTERM through
+        `host.stopping`.
+        """
         try:
             driver = load(self.assignment.agent.driver)
         except UnknownDriver as error:
@@ -190,23 +214,32 @@ class Work:
         await self.reporter.emit("AGENT_STARTED", {"driver": driver.name})
         task = self._task(worktree, paths, await self._recorded())
         work = asyncio.create_task(_driven(driver, task, host))
-        stops = [asyncio.create_task(event.wait()) for event in (watch.stopped, self.terminated)]
         try:
-            await asyncio.wait({work, *stops}, return_when=asyncio.FIRST_COMPLETED)
+            await _first(work, watch.pausing, watch.stopped, self.terminated)
+            if watch.pause is not None:
+                await self._park(host, watch, work, native=driver.guarantees.pauses)
             if not work.done():
                 await self._stop(host, watch.stop, work)
             return await self._outcome(work, watch)
         finally:
-            for each in (work, *stops):
-                each.cancel()
-            await asyncio.gather(work, *stops, return_exceptions=True)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _park(self, host: RunnerHost, watch: Watch, work: asyncio.Task[Outcome], *, native: bool) -> None:
+        """Q5: until the driver has ended at its safe point by itself, or may be stopped: one has been taken, the grace
+        is over, or something graver is asked for.
+        """
+        host.pausing.set()
+        grace = watch.pause.grace_ms / 1000 if watch.pause is not None else 0
+        events = [watch.stopped, self.terminated] if native else [host.parked, watch.stopped, self.terminated]
+        await _first(work, *events, within_s=grace)
 
     async def _outcome(self, work: asyncio.Task[Outcome], watch: Watch) -> Outcome:
         """The driver's word; what broke because we stopped it (a checkpoint killed half-way) is no fault."""
         try:
             return await work
         except (WorkspaceError, GatewayError) as error:
-            if watch.stop is None and not self.terminated.is_set():
+            if watch.stop is None and watch.pause is None and not self.terminated.is_set():
                 raise
             return Outcome("cancelled", "Stopped", str(error))
 
@@ -333,13 +366,29 @@ async def _driven(driver: Driver, task: Task, host: RunnerHost) -> Outcome:
     going = FollowUps(task, host)
     while True:
         outcome = await driver.run(task, host)
-        if not driver.guarantees.can_go_on or host.stopping.is_set():
+        if not driver.guarantees.can_go_on or _told_to_end(host):
             return replace(outcome, reason=NO_PROGRESS) if outcome.reason == CIRCLING else outcome
         await kill_everything()
         follows = await going.after(task, outcome)
-        if isinstance(follows, Outcome) or host.stopping.is_set():
+        if isinstance(follows, Outcome) or _told_to_end(host):
             return follows if isinstance(follows, Outcome) else outcome
         task = follows
+
+
+def _told_to_end(host: RunnerHost) -> bool:
+    """Nothing more is begun."""
+    return host.stopping.is_set() or host.pausing.is_set()
+
+
+async def _first(work: asyncio.Task[Any], *events: asyncio.Event, within_s: float | None = None) -> None:
+    """Wait for the first of them, for `within_s` seconds at most; the work is left as it is."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait({work, *waits}, return_when=asyncio.FIRST_COMPLETED, timeout=within_s)
+    finally:
+        for each in waits:
+            each.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 def _leaving(stop: Orders | None) -> Leave:

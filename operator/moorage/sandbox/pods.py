@@ -137,6 +137,12 @@ class PodSubstrate:
         with _translated():
             await self._api.delete(path_of("v1", "pods", run.tenant, name), uid, grace_s=grace_s)
 
+    async def release_lease(self, run: RunKey) -> None:
+        """Delete it; its epoch lives on in the gateway's fence."""
+        self._recent.gone(run.uid)
+        with _translated():
+            await self._delete(run, _lease(run))
+
     async def release_volume(self, run: RunKey) -> None:
         """Delete the claim; the volume's own policy decides on the disk."""
         self._recent.gone(run.uid)

@@ -78,6 +78,9 @@ class Substrate(Protocol):
     async def raise_epoch(self, run: RunKey, epoch: int, holder: str) -> int:
         """Make the Lease's epoch at least `epoch` by compare-and-swap; return it. Conflict when it moved meanwhile."""
 
+    async def release_lease(self, run: RunKey) -> None:
+        """Remove the Lease; harmless when it is gone."""
+
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:
         """Create or adopt the run's volume."""
 

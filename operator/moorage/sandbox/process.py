@@ -104,6 +104,10 @@ class ProcessSubstrate:
             held.lease = LeaseView(epoch, holder, self._clock.now_ms(), LEASE_MS)
         return held.lease.epoch
 
+    async def release_lease(self, run: RunKey) -> None:
+        """See the port."""
+        self._of(run).lease = None
+
     async def ensure_volume(self, run: RunKey, spec: ResolvedRun) -> None:  # noqa: ARG002  the port's shape
         """See the port."""
         held = self._of(run)
@@ -130,7 +134,10 @@ class ProcessSubstrate:
     async def stop(self, run: RunKey, name: str, uid: str, grace_ms: int, *, force: bool = False) -> None:
         """See the port."""
         found = self._of(run).sandboxes.get(name)
-        if found is None or found.view.uid != uid or found.view.phase is SandboxPhase.ENDED:
+        if found is None or found.view.uid != uid:
+            return
+        if found.view.phase is SandboxPhase.ENDED:
+            del self._of(run).sandboxes[name]
             return
         found.view = replace(found.view, stop_by=self._clock.now_ms() + grace_ms)
         if grace_ms and not force:

@@ -79,6 +79,7 @@ class LocalHost:
     iterations: list[int] = field(default_factory=list)
     usage: list[Mapping[str, int]] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    pausing: asyncio.Event = field(default_factory=asyncio.Event)
     messages: GivenMessages = field(default_factory=GivenMessages)
     ends: list[EndCheck] = field(default_factory=list)
     checked: int = 0

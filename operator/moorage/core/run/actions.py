@@ -98,6 +98,11 @@ class Deliver:
 
 
 @dataclass(frozen=True)
+class ReleaseLease:
+    """The Lease away, of a run that nobody owns for now. Its epoch lives on in the fence (F1)."""
+
+
+@dataclass(frozen=True)
 class ReleaseVolume:
     """The volume away."""
 
@@ -123,6 +128,7 @@ Action = (
     | StopSandbox
     | Report
     | Deliver
+    | ReleaseLease
     | ReleaseVolume
     | ReleaseRun
     | DeleteObject

@@ -19,7 +19,7 @@ from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.rework import REWORK
-from moorage.core.run.state import Deferral, RunState
+from moorage.core.run.state import Deferral, PauseStage, RunState
 from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
 from moorage.core.run.words import KNOWN_OUTSIDE, fail, give_up, lost
 
@@ -38,7 +38,7 @@ def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
     One that is ahead while an agent works was raised by somebody else: that attempt is no longer the owner. Once the
     agent has ended only the fence counts, and nobody's work is thrown away.
     """
-    if s.epoch == 0:
+    if s.epoch == 0 or resumed(s):
         return None
     if o.lease is None or o.lease.epoch < s.epoch:
         return Plan(actions=(EnsureLease(s.epoch),), requeue_ms=1)
@@ -48,10 +48,17 @@ def ownership(o: Observed, s: RunState, now: int) -> Plan | None:
     return None
 
 
+def resumed(s: RunState) -> bool:
+    """Its pause is over, and it has no owner yet: the next one takes its Lease with it."""
+    return s.phase is RunPhase.RECOVERING and s.pause is not None and s.pause.stage == PauseStage.RESUMED
+
+
 def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
     """R6: back off with full jitter, give up after maxAttempts. R1: the epoch is raised before anything else starts."""
     if s.phase is not RunPhase.RECOVERING:
         return None
+    if resumed(s):
+        return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, "Resumed"),), requeue_ms=1)
     loss = s.last_loss
     if s.strikes >= (o.spec.max_attempts if o.spec else 1):
         why = f"{loss.reason}: {loss.message}" if loss else "every attempt was lost"

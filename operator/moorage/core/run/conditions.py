@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from moorage.api.meta import Condition, Status, get_condition
 from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
-from moorage.core.run.limits import spent
+from moorage.core.run.limits import Spent, lived_ms, spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import Effect, RunState
+from moorage.core.run.state import Effect, PauseReason, RunState
 from moorage.core.run.waiting import named
 
 OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted", "CostExhausted"})
@@ -28,7 +28,7 @@ def conditions(o: Observed, told: Plan, phase: str, previous: Iterable[Condition
         _sandbox_ready(o, s, told),
         _owned(o, s),
         _progressing(s, told, phase),
-        _within_budget(o, s),
+        _within_budget(o, s, told),
         _effects_closed(s),
         _accepted(o, s),
         _delivered(o, s, told),
@@ -48,8 +48,9 @@ def _unheard(told: Plan, previous: tuple[Condition, ...]) -> tuple[Condition, ..
 
 def _admitted(o: Observed, s: RunState, told: Plan) -> Condition:
     if s.admitted_at is not None:
-        late = "; it had started before spec.suspend was set, and goes on" if o.suspend and s.end is None else ""
-        return _truth("Admitted", "True", "Admitted", f"the resolved spec is in the journal{late}")
+        late = o.suspend and s.phase in {RunPhase.VERIFYING, RunPhase.DELIVERING}
+        goes_on = "; its agent is done: spec.suspend comes too late, and the result is judged and delivered"
+        return _truth("Admitted", "True", "Admitted", f"the resolved spec is in the journal{goes_on if late else ''}")
     reason = o.problem.reason if o.problem else told.reason
     return _truth("Admitted", "False", reason, o.problem.message if o.problem else told.message)
 
@@ -69,6 +70,13 @@ def _sandbox_ready(o: Observed, s: RunState, told: Plan) -> Condition:
         return _truth(kind, "False", told.reason, told.message)
     if s.end is not None:
         return _truth(kind, "False", "RunEnded")
+    if s.phase is RunPhase.PAUSED:
+        return _truth(kind, "False", "Paused", "the sandbox is released; the volume is kept")
+    return _sandbox_seen(o, s, told)
+
+
+def _sandbox_seen(o: Observed, s: RunState, told: Plan) -> Condition:
+    kind = "SandboxReady"
     view = o.sandbox(s.epoch, Role.RUNNER)
     if view is None:
         loss = s.last_loss if s.phase is RunPhase.RECOVERING else None
@@ -84,6 +92,8 @@ def _sandbox_ready(o: Observed, s: RunState, told: Plan) -> Condition:
 def _owned(o: Observed, s: RunState) -> Condition:
     if s.end is not None:
         return _truth("Owned", "False", "RunEnded")
+    if s.phase is RunPhase.PAUSED:
+        return _truth("Owned", "False", "Paused", "nobody works on it")
     if s.epoch > 0 and s.phase is not RunPhase.RECOVERING:
         return _truth("Owned", "True", "Leased", f"attempt {s.attempt} owns it under epoch {s.epoch}")
     return _truth("Owned", "False", "NoOwner")
@@ -95,11 +105,24 @@ def _progressing(s: RunState, told: Plan, phase: str) -> Condition:
     return _truth("Progressing", "True", phase)
 
 
-def _within_budget(o: Observed, s: RunState) -> Condition:
+def _reached(o: Observed, s: RunState) -> Spent | None:
+    """The wall clock says nothing more of a run that an agent has completed."""
+    if o.spec is None:
+        return None
+    lived = lived_ms(s, s.idle_since) if s.idle_since is not None else None
+    return spent(
+        o.spec.limits, s.usage, iterations=o.iterations if s.phase is RunPhase.PAUSED else None, lived_ms=lived
+    )
+
+
+def _within_budget(o: Observed, s: RunState, told: Plan) -> Condition:
     if s.end is not None and s.end.reason in OVER_BUDGET:
         return _truth("WithinBudget", "False", s.end.reason, s.end.message)
-    if o.spec is not None and (reached := spent(o.spec.limits, s.usage)) is not None:
+    reached = _reached(o, s)
+    if reached is not None:
         return _truth("WithinBudget", "False", reached.reason, reached.message)
+    if s.pause is not None and s.pause.reason == PauseReason.BUDGET and s.phase is RunPhase.PAUSED:
+        return _truth("WithinBudget", "False", s.pause.reason, told.message)
     return _truth("WithinBudget", "True", "WithinLimits")
 
 

@@ -12,8 +12,8 @@ def doing(s: RunState, *, asking: bool) -> str:
         return s.end.reason
     if s.phase is RunPhase.CANCELLING:
         return f"cancel {s.cancel_stage or 'requested'}"
-    if s.deferral is not None:
-        return f"waits: {s.deferral.reason}"
+    if (why := s.pause or s.deferral) is not None:
+        return f"{'stops' if s.pausing else 'waits'}: {why.reason}"
     if s.phase is RunPhase.RUNNING:
         return _working(s, asking=asking)
     if s.phase is RunPhase.RECOVERING and s.last_loss is not None:

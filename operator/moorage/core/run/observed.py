@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moorage.api.wire import ResolvedRun, ResolvedTimeouts
+from moorage.api.wire import ResolvedLimits, ResolvedRun, ResolvedTimeouts
 from moorage.core.run.state import RunState
 
 
@@ -128,6 +128,8 @@ class Observed:
     signature: str | None = None  # J6: the gateway's word for the journal's offset and head
     untouched: bool = False  # created a moment ago and looked at by nobody: nothing stands for it
     progress_seen_at: int | None = None  # F6: when the observer first saw the journal's latest progress
+    wanted: ResolvedLimits | None = None  # the limits as the author writes them now; those in force are in `spec`
+    iterations: int | None = None  # how many are complete, by the gateway's count
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 
     @property

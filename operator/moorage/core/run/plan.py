@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from moorage.core.run.actions import Plan, Report
+from moorage.core.run.actions import Plan
 from moorage.core.run.admission import admitted, not_admitted
 from moorage.core.run.attempts import attempt, ownership, recovering
 from moorage.core.run.ending import cancelling, ended
 from moorage.core.run.observed import Observed
+from moorage.core.run.pausing import clock_ends, pausing, raising
 from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
 from moorage.core.run.waiting import classified
@@ -51,34 +52,22 @@ def _with_placements(plan: Plan, o: Observed, s: RunState) -> Plan:
     return replace(plan, actions=(*news, *plan.actions)) if news else plan
 
 
-def deadlines(o: Observed, s: RunState, now: int) -> Plan | None:
-    """C2: wall clock and deadline are EMERGENCY_STOP, absolute and terminal."""
-    for at, end in _limits(o, s):
-        if now >= at:
-            return Plan(actions=(*classified(s.effects), end), requeue_ms=1)
-    return None
-
-
-def _limits(o: Observed, s: RunState) -> list[tuple[int, Report]]:
-    """Each absolute limit of the run: when, and the record that ends it."""
-    if o.spec is None or s.admitted_at is None:
-        return []
-    found: list[tuple[int, Report]] = []
-    clock, limit = o.spec.limits.wall_clock_ms, o.spec.timeouts.deadline_ms
-    if clock is not None:
-        why = f"constraints.wallClock of {clock // 1000} s is used up"
-        found.append((s.admitted_at + clock, fail("WallClockExceeded", why)))
-    if limit is not None:
-        why = f"scheduling.deadline of {limit // 1000} s has passed"
-        found.append((o.created_at + limit, fail("DeadlineExceeded", why)))
-    return found
+def deadline(o: Observed, s: RunState, now: int) -> Plan | None:
+    """C2: it is absolute: an EMERGENCY_STOP that ends the run, wherever it stands."""
+    limit = o.spec.timeouts.deadline_ms if o.spec else None
+    if limit is None or s.admitted_at is None or now < o.created_at + limit:
+        return None
+    end = fail("DeadlineExceeded", f"scheduling.deadline of {limit // 1000} s has passed")
+    return Plan(actions=(*classified(s.effects), end), requeue_ms=1)
 
 
 def _in_time(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     """The plan, with the next deadline as the latest time to look again."""
     if s.end is not None:
         return plan
-    waits = [max(1, at - now) for at, _ in _limits(o, s)]
+    limit = o.spec.timeouts.deadline_ms if o.spec else None
+    ends = [] if limit is None or s.admitted_at is None else [o.created_at + limit]
+    waits = [max(1, at - now) for at in (*ends, *clock_ends(o, s))]
     if plan.requeue_ms is not None:
         waits.append(plan.requeue_ms)
     return replace(plan, requeue_ms=min(waits)) if waits else plan
@@ -88,7 +77,9 @@ POLICIES: tuple[Policy, ...] = (
     not_admitted,
     ended,
     cancelling,
-    deadlines,
+    deadline,
+    raising,
+    pausing,
     admitted,
     ownership,
     agent_ended,

@@ -8,12 +8,14 @@ table of phases doesn't lead raises `IllegalMove`, and the caller appends nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType
+from moorage.core.run import pauses
+from moorage.core.run.changes import NOTHING, Changes, Handler, to
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
 from moorage.core.run.rework import REWORK, reworked
 from moorage.core.run.state import (
@@ -45,13 +47,7 @@ FETCH = "git_fetch"  # the kind of what an attempt's start waits for
 REPAIRED = "JournalRepaired"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})  # statuses of a store's row (S4)
 
-CLOSING = TERMINAL | {RunPhase.CANCELLING}
-
-Changes = Mapping[str, Any]
-"""The fields of a state that are another after a record, by name."""
-Handler = Callable[[RunState, Record, Mapping[str, Any]], Changes]
-
-NOTHING: Changes = {}
+CLOSING = TERMINAL | {RunPhase.CANCELLING, RunPhase.PAUSED}
 
 
 def reduce(state: RunState, record: Record) -> RunState:
@@ -103,28 +99,22 @@ def _changes(state: RunState, record: Record) -> Changes:
 
 
 def _refuse_work(phase: RunPhase, kind: str) -> None:
-    """I5, I6: nothing follows an end but its aftermath, and no new work a cancellation."""
+    """I5, I6: nothing follows an end but its aftermath, and no new work a cancellation or a pause."""
     if phase in TERMINAL and kind not in AFTER_END:
         raise IllegalMove(phase, phase, f"{kind} after the end")
-    if phase is RunPhase.CANCELLING and kind in NEW_WORK:
-        raise IllegalMove(phase, phase, f"{kind} while the run is being cancelled")
-
-
-def _to(state: RunState, phase: RunPhase, why: str, **changes: Any) -> Changes:
-    """Move, unless the run is being cancelled: then facts are kept and the phase stays (I5)."""
-    if state.phase is not RunPhase.CANCELLING:
-        changes["phase"] = move(state.phase, phase, why)
-    return changes
+    if phase not in TERMINAL and kind in NEW_WORK:
+        why = "paused" if phase is RunPhase.PAUSED else "being cancelled"
+        raise IllegalMove(phase, phase, f"{kind} while the run is {why}")
 
 
 def _admitted(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    return _to(s, RunPhase.QUEUED, r.type, spec_hash=p["spec_hash"], admitted_at=r.recorded_at)
+    return to(s, RunPhase.QUEUED, r.type, spec_hash=p["spec_hash"], admitted_at=r.recorded_at)
 
 
 def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["epoch"] <= s.epoch:
         raise IllegalMove(s.phase, s.phase, f"epoch {p['epoch']} is not above {s.epoch}")
-    return _to(
+    return to(
         s,
         RunPhase.PROVISIONING,
         r.type,
@@ -143,6 +133,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         verifiers_interrupted=0,
         deferral=None,
         recovered=s.attempt > 0,
+        **pauses.went_on(s, r),
     )
 
 
@@ -174,7 +165,7 @@ def _fetched(s: RunState) -> Changes:
 def _agent_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     started = {"agent_started_at": s.agent_started_at or r.recorded_at, "progress_at": r.recorded_at}
     late = s.agent_end is not None  # told after its end: no way back
-    return started if late else _to(s, RunPhase.RUNNING, r.type, **started)
+    return started if late else to(s, RunPhase.RUNNING, r.type, **started)
 
 
 def _checkpoint(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -234,7 +225,7 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         raise IllegalMove(s.phase, RunPhase.VERIFYING, "the agent has not completed")
     lacks = tuple(name[:KEPT_NAME] for name in p.get("left_out", ())[:KEPT_NAMES])
     told = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
-    return _to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
+    return to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
 
 
 def _verification_started(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -252,12 +243,14 @@ def _verification_result(s: RunState, r: Record, p: Mapping[str, Any]) -> Change
 def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p.get("role") == "verifier":
         return _verifier_ended(s, p)
+    if s.phase is RunPhase.PAUSED:  # told too late: nobody waits for that attempt
+        return NOTHING
     if p.get("reason") == REWORK and s.proposal is not None and s.verification is not None:
         told = reworked(s, s.proposal, s.verification, r.epoch, r.recorded_at)
-        return _to(s, RunPhase.RECOVERING, r.type, **told)
+        return to(s, RunPhase.RECOVERING, r.type, **told)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
-    return _to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
+    return to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
 
 
 def _verifier_ended(s: RunState, p: Mapping[str, Any]) -> Changes:
@@ -279,7 +272,7 @@ def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
     effects = _keep((*s.effects, effect))
-    return _to(s, RunPhase.DELIVERING, r.type, effects=effects) if effect.kind == "git_push" else {"effects": effects}
+    return to(s, RunPhase.DELIVERING, r.type, effects=effects) if effect.kind == "git_push" else {"effects": effects}
 
 
 def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
@@ -327,7 +320,7 @@ def _effect_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         return {"deferral": deferral}
     if s.proposal is None:
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "nothing was proposed")
-    return _to(s, RunPhase.DELIVERING, r.type, deferral=deferral)
+    return to(s, RunPhase.DELIVERING, r.type, deferral=deferral)
 
 
 def _fetch_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -360,7 +353,9 @@ def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["status"] in ENDED:
         end = End(REPAIRED, f"the store says {p['status']}, the records of it are lost", None, r.recorded_at)
         return doubts | {"phase": move(s.phase, RunPhase.FAILED, r.type), "end": end}
-    return doubts | {"phase": move(s.phase, RunPhase.RECOVERING, r.type)} if s.phase in LIVE else doubts
+    if s.phase not in LIVE or s.phase is RunPhase.PAUSED:  # who is paused stays so
+        return doubts
+    return doubts | {"phase": move(s.phase, RunPhase.RECOVERING, r.type)}
 
 
 def _feared(e: Mapping[str, Any], r: Record) -> Effect:
@@ -443,6 +438,11 @@ HANDLERS: dict[str, Handler] = {
     RecordType.CANCEL_ACKNOWLEDGED.value: _cancel("acknowledged"),
     RecordType.CANCEL_QUIESCED.value: _cancel("quiesced"),
     RecordType.CANCEL_RECONCILED.value: _cancel("reconciled"),
+    RecordType.PAUSE_REQUESTED.value: pauses.pause_requested,
+    RecordType.PAUSED.value: pauses.paused,
+    RecordType.RESUME_REQUESTED.value: pauses.resume_requested,
+    RecordType.RESUMED.value: pauses.resumed,
+    RecordType.LIMITS_RAISED.value: pauses.limits_raised,
     RecordType.JOURNAL_REPAIRED.value: _repaired,
     RecordType.RUN_SUCCEEDED.value: _end(RunPhase.SUCCEEDED),
     RecordType.RUN_FAILED.value: _end(RunPhase.FAILED),
@@ -457,7 +457,7 @@ NEW_WORK = frozenset(
         RecordType.EFFECT_INTENT,
         RecordType.EFFECT_DISPATCHED,
     }
-)  # I5: what a cancelling run refuses; facts about work already begun are kept
+)  # I5: what a cancelling or paused run refuses; facts about work already begun are kept
 
 AFTER_END = frozenset(
     {

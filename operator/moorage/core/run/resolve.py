@@ -431,6 +431,7 @@ def timeouts(run: AgentRun) -> ResolvedTimeouts:
         no_progress_ms=times.no_progress.ms,
         delivery_ms=times.delivery.ms,
         settle_ms=times.settle.ms,
+        pause_ms=times.pause.ms,
         deadline_ms=deadline.ms if deadline else None,
     )
 
@@ -444,7 +445,5 @@ def retention(run: AgentRun) -> ResolvedRetention:
 
 
 def amended(admitted: ResolvedRun, run: AgentRun) -> ResolvedRun:
-    """The admitted spec with what its author may change later: retention, and a wall clock that was widened."""
-    clock = run.spec.constraints.wall_clock
-    limited = admitted.limits.model_copy(update={"wall_clock_ms": clock.ms}) if clock else admitted.limits
-    return admitted.model_copy(update={"retention": retention(run), "limits": limited})
+    """The admitted spec with what its author may change later and the journal doesn't say: its retention."""
+    return admitted.model_copy(update={"retention": retention(run)})

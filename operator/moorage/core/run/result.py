@@ -6,10 +6,9 @@ from moorage.api.wire import ResolvedRun, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
-from moorage.core.run.limits import spent
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.rework import next_round
-from moorage.core.run.state import AgentEnd, Deferral, Effect, Proposal, RunState, SandboxRef
+from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import (
     classified,
     due,
@@ -30,24 +29,16 @@ VERIFIER_SLACK_MS = 600_000  # checkout and set-up, beside the commands' own lim
 def agent_ended(o: Observed, s: RunState, now: int) -> Plan | None:
     """The run's way from its agent's last word to a verdict."""
     end = s.agent_end
-    if end is None or end.outcome == "unknown":
+    if end is None or end.outcome in {"unknown", "paused"}:
         return None
     if (settling := unsettled(s)) is not None:
         return settling
     if end.outcome != "completed":
-        return Plan(actions=(fail(*_failure(o, s, end)),))
+        why = end.message or f"the agent ended with exit code {end.exit_code}"
+        return Plan(actions=(fail(end.reason or "AgentFailed", why),))
     if s.proposal is None or o.spec is None:
         return None
     return _judge(o, s, o.spec, s.proposal, now)
-
-
-def _failure(o: Observed, s: RunState, end: AgentEnd) -> tuple[str, str]:
-    """Reason and message. A program that knows nothing of limits fails when its model is refused to it (B3)."""
-    why = end.message or f"the agent ended with exit code {end.exit_code}"
-    reached = spent(o.spec.limits, s.usage) if o.spec is not None and end.outcome == "failed" else None
-    if reached is not None:
-        return "BudgetExhausted", f"{reached.message}; then {why}"
-    return "BudgetExhausted" if end.outcome == "exhausted" else end.reason or "AgentFailed", why
 
 
 def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan:

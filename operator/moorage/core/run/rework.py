@@ -10,7 +10,6 @@ from typing import Any
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.run.actions import Report
-from moorage.core.run.limits import out_of
 from moorage.core.run.state import AttemptEnd, Checkpoint, Proposal, Rejected, RunState, Verification
 from moorage.core.run.words import attempt_ended, fail, lacking
 
@@ -20,14 +19,13 @@ UNSHRUNK = 3  # verdicts in a row whose failures got no less
 
 
 def next_round(s: RunState, spec: ResolvedRun, proposal: Proposal, verdict: Verification) -> Report:
-    """The end of this attempt, where another one may come to something; else the run's."""
+    """The end of this attempt, where another one may come to something; else the run's. Where no budget is left for
+    one, the run is paused before it begins.
+    """
     if s.rounds >= spec.acceptance_rounds:
         return fail(REWORK, lacking(s, verdict.summary), proposal.commit)
     if (why := _stuck(s, proposal)) is not None:
         return fail(NO_PROGRESS, lacking(s, f"{why}; acceptance failed: {verdict.summary}"), proposal.commit)
-    if (reached := out_of(spec.limits, s)) is not None:
-        why = f"{reached}, and acceptance failed: {verdict.summary}"
-        return fail("BudgetExhausted", lacking(s, why), proposal.commit)
     return attempt_ended(s, Role.RUNNER, REWORK, verdict.summary)
 
 

@@ -7,6 +7,7 @@ with a run (records, outputs) stays in the journal and the blob store.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moorage.core.commands.command import Command
@@ -190,6 +191,58 @@ class AttemptEnd:
     at: int
 
 
+class PauseReason(StrEnum):
+    """Why a run is stopped softly. The first two are looked at anew whenever a pass comes by; the others hold until
+    somebody asks for the run to go on.
+    """
+
+    SUSPENDED = "Suspended"  # spec.suspend
+    BUDGET = "BudgetExhausted"
+    COMMAND = "Command"
+    APPROVAL = "Approval"
+    CONSTRAINT = "Constraint"
+
+
+class PauseStage(StrEnum):
+    """How far a pause is."""
+
+    REQUESTED = "requested"  # the attempt goes on to its next safe point
+    PAUSED = "paused"
+    RESUMED = "resumed"  # the next attempt is on its way
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Q5: a stop that can be taken back. `at`: since when it is at its stage (ms, as recorded).
+
+    `limit` names the field of ResolvedLimits that was used up, where that is why. `kill` waits for no safe point (C2).
+    `released`: somebody has asked for the run to go on.
+    """
+
+    reason: str
+    by: str
+    message: str
+    at: int
+    stage: str = PauseStage.REQUESTED
+    limit: str | None = None
+    kill: bool = False
+    released: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """The run isn't stopped yet."""
+        return self.stage == PauseStage.REQUESTED
+
+
+@dataclass(frozen=True)
+class Raise:
+    """A limit that was raised after admission: the field of ResolvedLimits, its value, and in which epoch."""
+
+    limit: str
+    to: int
+    epoch: int
+
+
 @dataclass(frozen=True)
 class End:
     """The terminal record."""
@@ -248,6 +301,16 @@ class RunState:
     rejected: Rejected | None = None
     generation: int = 1  # of the journal; each repair begins one (I1)
     commands: tuple[Command, ...] = ()  # M2: all open ones and the last closed ones, oldest first
+    pause: Pause | None = None  # until the next attempt owns the run
+    pauses: int = 0  # how often it was paused
+    idle_since: int | None = None  # paused, and no attempt owns it yet
+    idle_ms: int = 0  # what earlier pauses took
+    raised: tuple[Raise, ...] = ()  # by the name of the limit
+
+    @property
+    def pausing(self) -> bool:
+        """It stops at its next safe point, and begins nothing new there."""
+        return self.pause is not None and self.pause.pending
 
     @property
     def open_effects(self) -> tuple[Effect, ...]:

@@ -26,13 +26,15 @@ from moorage.core.run.actions import Plan
 from moorage.core.run.conditions import conditions
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import RunState, Usage
+from moorage.core.run.state import PauseReason, RunState, Usage
 
 PROGRESS_MS = 10_000  # progress alone is written at most this often
 SETTLE_MS = 2_000  # what may still change by itself is held this long
 START_MS = 10_000  # a start with nothing to report is told this late: most often the agent works by then
 PASSING = frozenset({"Verifying", "Delivering"})
 ENDS = frozenset({"Succeeded", "Failed", "Cancelled"})
+GOES_ON = frozenset({"Queued", PauseReason.SUSPENDED.value, PauseReason.COMMAND.value, PauseReason.APPROVAL.value})
+"""Reasons of a paused run that nobody has to mend."""
 STATES = {"Succeeded": "Current", "Failed": "Failed", "Cancelled": "Failed"}
 _PHASES: dict[str, Phase] = {p.value: p.value for p in RunPhase}
 _NO_WORD = re.compile(r"[^A-Za-z0-9]+")
@@ -87,11 +89,14 @@ def word(text: str) -> str:
 
 
 def _kstatus(o: Observed, phase: Phase, reason: str, message: str) -> tuple[Condition, ...]:
-    """Ready, Reconciling, Stalled. A problem that only the author can mend is told as a failure."""
+    """Ready, Reconciling, Stalled. What waits for somebody to act is told as a failure, but for what somebody has
+    stopped on purpose.
+    """
     waits_for_author = phase == "Pending" and o.problem is not None and o.problem.stalled
     if phase == "Succeeded":
         return kstatus("Current", reason, message, o.generation)
-    failed = waits_for_author or phase in ENDS
+    stuck = phase == "Paused" and reason not in GOES_ON
+    failed = waits_for_author or stuck or phase in ENDS
     return kstatus("Failed" if failed else "InProgress", reason, message, o.generation)
 
 

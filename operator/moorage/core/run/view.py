@@ -20,7 +20,8 @@ from moorage.core.run.state import RunState
 class RunView:
     """One run as its gateway knows it. `heartbeat` is None when none was heard; `up_since` is the gateway's own start
     (ms), from which on it could have heard one (F4). `spec` is what was admitted, whatever the object says now (O6).
-    `signature` is the gateway's word for the state's offset and head (J6).
+    `signature` is the gateway's word for the state's offset and head (J6); `iterations` is how many are complete, which
+    an older gateway doesn't tell.
     """
 
     spec: ResolvedRun
@@ -29,6 +30,7 @@ class RunView:
     heartbeat: Heartbeat | None = None
     released: bool = False
     signature: str | None = None
+    iterations: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Report
 from moorage.core.run.observed import SandboxView
-from moorage.core.run.state import RunState
+from moorage.core.run.state import PauseReason, RunState
 
 KNOWN_OUTSIDE = frozenset(
     {"Interrupted", "NodeLost", "OwnerChanged", "OwnerLost", "Preempted", "SandboxDeleted", "VolumeUnreachable"}
@@ -58,6 +58,14 @@ def attempt_ended(s: RunState, role: str, reason: str, message: str, serial: int
 def give_up(s: RunState, reason: str, message: str) -> Report:
     """The attempt is lost though its sandbox may still run; the next epoch fences it off."""
     return attempt_ended(s, "runner", reason, message)
+
+
+def ask_to_pause(
+    s: RunState, reason: PauseReason, message: str, *, by: str, limit: str | None = None, kill: bool = False
+) -> Report:
+    """Q5: the run is to stop at its next safe point; with `kill` where it stands."""
+    payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill}
+    return report(RecordType.PAUSE_REQUESTED, payload, s.pauses, s.epoch, reason.value, *(["kill"] if kill else []))
 
 
 def lost(s: RunState, role: str, view: SandboxView | None, serial: int = 0) -> Report:

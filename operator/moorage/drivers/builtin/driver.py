@@ -25,7 +25,7 @@ from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
 from moorage.drivers.builtin.context import Compaction
 from moorage.drivers.builtin.conversation import Conversation
 from moorage.drivers.builtin.messages import MessagesConversation
-from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Retries, client
+from moorage.drivers.builtin.model import BudgetSpent, ModelClient, ModelError, Pausing, Retries, client
 from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
 from moorage.drivers.builtin.purse import Purse
 from moorage.drivers.builtin.room import NO_TOOLS, Room
@@ -51,6 +51,7 @@ class BuiltinDriver:
         steer=True,
         follow_up=True,
         native_continuation=True,
+        pauses=True,
     )
 
     def __init__(self, retries: Retries | None = None) -> None:
@@ -117,6 +118,8 @@ class _Loop:
         """None where there is another decision to make: nothing has ended, or a person has more to say (M3)."""
         if ended is not None and ended.outcome != "completed":
             return ended
+        if self.host.pausing.is_set():
+            return ended or self._paused()
         if (spent := self.purse.spent()) is not None:
             return ended or self._exhausted(spent)
         kinds: tuple[Kind, ...] = ("Steer",) if ended is None else ("Steer", "FollowUp")
@@ -164,6 +167,8 @@ class _Loop:
     async def _ask(self, iteration: int, request: Mapping[str, Any], *, billed: bool) -> Answer | Outcome:
         try:
             answer = await self.model.ask(request, iteration)
+        except Pausing:
+            return self._paused()
         except BudgetSpent as error:
             return self._exhausted(str(error))
         except ModelError as error:
@@ -299,6 +304,10 @@ class _Loop:
             await self.host.emit("CONTEXT_COMPACTED", payload, record_id=name, turn=iteration)
 
     # --- limits -------------------------------------------------------------------------------------------------------
+
+    def _paused(self) -> Outcome:
+        """Q5: between two decisions, all of the last one's work is in its safe point."""
+        return Outcome("paused", "Paused", "", self.summary)
 
     def _exhausted(self, why: str) -> Outcome:
         return Outcome("exhausted", "BudgetExhausted", why, self.summary)

@@ -39,6 +39,10 @@ class ModelError(RuntimeError):
         super().__init__(message)
 
 
+class Pausing(ModelError):
+    """The gateway grants no further request: the run stops here, and goes on later."""
+
+
 class BudgetSpent(ModelError):
     """The gateway grants no further request: a hard limit is reached."""
 
@@ -78,7 +82,7 @@ class ModelClient:
         self._sleep, self._draw, self._now = sleep, draw, now
 
     async def ask(self, body: Mapping[str, Any], turn: int) -> Answer:
-        """One decision. Raises BudgetSpent, ModelError."""
+        """One decision. Raises BudgetSpent, Pausing, ModelError."""
         deadline = self._now() + self._retries.patience_s
         attempt = 0
         while True:
@@ -130,6 +134,8 @@ def _judge(response: httpx.Response) -> _Failure:
     """A failure that may pass; raises ModelError for one that won't."""
     status, told = response.status_code, _error(response)
     said = str(told.get("message", response.text))[:MAX_SAID]
+    if said.startswith("RunPausing"):
+        raise Pausing("Paused", said)
     if said.startswith("BudgetExhausted"):
         raise BudgetSpent("BudgetExhausted", said)
     final = response.headers.get("x-should-retry") == "false"

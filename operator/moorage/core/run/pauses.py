@@ -1,0 +1,92 @@
+"""C3, Q5: the records of a pause, as the reducer takes them.
+
+asked for -> paused (no sandbox, no open effect) -> asked to go on -> resumed -> the next attempt owns the run. What an
+agent completes on the way to its safe point goes on to its verdict, and the pause comes to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.core.journal.record import Record
+from moorage.core.run.changes import NOTHING, Changes, to
+from moorage.core.run.phases import IllegalMove, RunPhase
+from moorage.core.run.state import Pause, PauseReason, PauseStage, Raise, RunState, changed
+
+PAUSABLE = frozenset(
+    {
+        RunPhase.PROVISIONING,
+        RunPhase.RUNNING,
+        RunPhase.AWAITING_APPROVAL,
+        RunPhase.AWAITING_INPUT,
+        RunPhase.RECOVERING,
+    }
+)
+"""Where an attempt works, or is about to. What an agent has completed goes on to its verdict."""
+
+
+def went_on(s: RunState, r: Record) -> Changes:
+    """A new attempt owns the run: its pause is over, unless it is only asked for."""
+    if s.pause is None:
+        return NOTHING
+    idle = max(0, r.recorded_at - s.idle_since) if s.idle_since is not None else 0
+    return {"pause": s.pause if s.pausing else None, "idle_since": None, "idle_ms": s.idle_ms + idle}
+
+
+def pause_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """The first word stands, but for one that holds longer, or that doesn't wait."""
+    if s.phase is RunPhase.CANCELLING:
+        return NOTHING
+    if s.phase not in PAUSABLE and s.phase is not RunPhase.PAUSED:
+        raise IllegalMove(s.phase, RunPhase.PAUSED, "no attempt is at work")
+    kill = bool(p.get("kill", False))
+    asked = Pause(p["reason"], p["by"], p.get("message", ""), r.recorded_at, limit=p.get("limit"), kill=kill)
+    now = s.pause
+    if now is None or now.stage == PauseStage.RESUMED:
+        return {"pause": asked}
+    if _holds(asked) and not _holds(now):
+        return {"pause": changed(asked, at=now.at, stage=now.stage, kill=now.kill or kill)}
+    return {"pause": changed(now, kill=now.kill or kill, released=False)}
+
+
+def _holds(pause: Pause) -> bool:
+    """It ends by somebody's word alone."""
+    return pause.reason not in {PauseReason.SUSPENDED, PauseReason.BUDGET}
+
+
+def paused(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """The sandbox is gone, and no effect is open."""
+    if s.phase is RunPhase.CANCELLING:
+        return NOTHING
+    if s.pause is None or not s.pausing:
+        raise IllegalMove(s.phase, RunPhase.PAUSED, "nobody has asked for it")
+    if s.open_effects:
+        raise IllegalMove(s.phase, RunPhase.PAUSED, f"effect {s.open_effects[0].effect_id} is not classified")
+    pause = changed(s.pause, stage=PauseStage.PAUSED, at=r.recorded_at)
+    idle = {"idle_since": r.recorded_at if s.idle_since is None else s.idle_since}
+    return to(s, RunPhase.PAUSED, r.type, pause=pause, pauses=s.pauses + 1, deferral=None, **idle)
+
+
+def resume_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """Also while the run is on its way to its safe point: it is paused, and goes on."""
+    if s.pause is None or s.pause.stage == PauseStage.RESUMED:
+        raise IllegalMove(s.phase, RunPhase.RECOVERING, "the run is not paused")
+    return {"pause": changed(s.pause, released=True)}
+
+
+def resumed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """Nothing holds it any more: the next attempt is on its way."""
+    if s.phase is not RunPhase.PAUSED or s.pause is None:
+        raise IllegalMove(s.phase, RunPhase.RECOVERING, "the run is not paused")
+    pause = changed(s.pause, stage=PauseStage.RESUMED, at=r.recorded_at)
+    return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None)
+
+
+def limits_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """A limit is only ever raised."""
+    found = {each.limit: each for each in s.raised}
+    for limit, value in p["limits"].items():
+        if limit not in found or found[limit].to < value:
+            found[limit] = Raise(limit, value, s.epoch)
+    return {"raised": tuple(found[name] for name in sorted(found))}

@@ -1,0 +1,197 @@
+"""Policies of the soft stop (C3, Q5) and of going on after it.
+
+asked for -> safe point -> checkpoint -> sandbox and Lease away -> Paused. A pause is neither an end nor a loss: no
+budget is reset, no attempt is used up. What holds a run is looked at anew in each pass, so that a limit that was
+raised, or a `suspend` that was taken back, is all that it takes; what a person or a rule has asked for holds until
+somebody asks for the run to go on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moorage.api.wire import ResolvedTimeouts
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
+from moorage.core.run.admission import QUEUE_RECHECK_MS
+from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
+from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, lived_ms, raises, spent
+from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
+from moorage.core.run.pauses import PAUSABLE
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.rework import REWORK
+from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
+from moorage.core.run.waiting import classified, unsettled
+from moorage.core.run.words import ask_to_pause, report
+
+SLACK_MS = 35_000  # a runner has its grace to a safe point, and then a moment for the checkpoint
+SUSPENDED = "spec.suspend is true; set it to false to let the run go on"
+EXHAUSTED = "the agent ended because a limit is used up"
+
+
+def raising(o: Observed, s: RunState, now: int) -> Plan | None:
+    """B3: a limit that its author has raised is journaled before anything follows from it."""
+    higher = _raises(o)
+    if not higher or s.phase is RunPhase.PAUSED or s.end is not None or s.admitted_at is None:
+        return None
+    return Plan(actions=(_raised(higher),), requeue_ms=1)
+
+
+def _raises(o: Observed) -> dict[str, int]:
+    return raises(o.spec.limits, o.wanted) if o.spec is not None else {}
+
+
+def _raised(higher: dict[str, int]) -> Report:
+    key = (f"{name}={to}" for name, to in higher.items())
+    return report(RecordType.LIMITS_RAISED, {"limits": higher, "by": "spec"}, *key)
+
+
+def pausing(o: Observed, s: RunState, now: int) -> Plan | None:
+    """Ask for a pause where there is cause, bring the run to its stop, keep it there, let it go on."""
+    if s.phase is RunPhase.PAUSED and s.pause is not None:
+        return _parked(o, s, s.pause, now)
+    if s.phase not in PAUSABLE or (s.agent_end is not None and s.agent_end.outcome == "completed"):
+        return None
+    cause = _cause(o, s, now)
+    if cause is not None:
+        return Plan(actions=(cause,), requeue_ms=1)
+    return _stopping(o, s, s.pause, now) if s.pause is not None and s.pausing else None
+
+
+# --- causes -----------------------------------------------------------------------------------------------------------
+
+
+def _cause(o: Observed, s: RunState, now: int) -> Report | None:
+    """What asks for a pause and hasn't been told yet, the gravest first."""
+    clock = _clock_over(o, s, now)
+    if clock is not None:
+        return None if s.pausing and s.pause and s.pause.kill else _budget(s, clock, kill=True)
+    if s.pausing:
+        return None
+    if s.agent_end is not None:
+        return _agent_exhausted(o, s, s.agent_end)
+    if s.phase is RunPhase.RECOVERING and s.last_loss is not None and s.last_loss.reason == REWORK:
+        reached = spent(o.spec.limits, s.usage, iterations=o.iterations) if o.spec else None
+        if reached is not None:  # another round could do nothing
+            return _budget(s, reached)
+    return ask_to_pause(s, PauseReason.SUSPENDED, SUSPENDED, by="spec") if o.suspend else None
+
+
+def _clock_over(o: Observed, s: RunState, now: int) -> Spent | None:
+    """C2: the wall clock is an EMERGENCY_STOP, though not the end."""
+    return clock_spent(o.spec.limits, lived_ms(s, now)) if o.spec else None
+
+
+def _agent_exhausted(o: Observed, s: RunState, end: AgentEnd) -> Report | None:
+    """The agent has ended for want of budget: by its own word, or because its model was refused to it."""
+    if end.outcome not in {"exhausted", "failed"}:
+        return None
+    spoken = o.iterations if end.outcome == "exhausted" else None  # nobody's model is refused for these
+    reached = spent(o.spec.limits, s.usage, iterations=spoken) if o.spec else None
+    if reached is not None:
+        return _budget(s, reached)
+    if end.outcome == "failed":
+        return None
+    return ask_to_pause(s, PauseReason.BUDGET, end.message or EXHAUSTED, by="driver")
+
+
+def _budget(s: RunState, reached: Spent, *, kill: bool = False) -> Report:
+    return ask_to_pause(s, PauseReason.BUDGET, reached.message, by="limits", limit=reached.limit, kill=kill)
+
+
+def clock_ends(o: Observed, s: RunState) -> list[int]:
+    """When the wall clock will be used up (ms since the epoch), where it runs and stops anything."""
+    clock = o.spec.limits.wall_clock_ms if o.spec else None
+    stops = s.pausing and s.pause is not None and s.pause.kill
+    if clock is None or s.admitted_at is None or s.phase not in PAUSABLE or stops:
+        return []
+    return [s.admitted_at + s.idle_ms + clock]
+
+
+# --- to the stop ------------------------------------------------------------------------------------------------------
+
+
+def _stopping(o: Observed, s: RunState, asked: Pause, now: int) -> Plan:
+    """Wait for the safe point, then see that nothing stands and nothing is open."""
+    times = o.spec.timeouts if o.spec else ResolvedTimeouts()
+    live = o.live_sandboxes
+    if live:
+        until = {v.uid: _patience(v, s, asked, times.pause_ms) for v in live}
+        stops = tuple(each for v in live if until[v.uid] <= now for each in _stop(v, asked, now))
+        left = [at - now for at in until.values() if at > now]
+        wait = max(1, min([STOP_POLL_MS if stops or len(left) < len(live) else times.pause_ms, *left]))
+        return Plan(actions=stops, requeue_ms=wait, reason="Pausing", message=_why(asked))
+    settling = unsettled(s)
+    if settling is not None and now < asked.at + times.pause_ms + SLACK_MS + times.settle_ms:
+        return settling
+    told = {"reason": asked.reason, "message": asked.message}
+    return Plan(actions=(*classified(s.effects), report(RecordType.PAUSED, told, s.pauses, s.epoch)), requeue_ms=1)
+
+
+def _why(asked: Pause) -> str:
+    how = "the run is stopped where it stands" if asked.kill else "the run stops at its next safe point"
+    return f"{how}: {asked.message}" if asked.message else how
+
+
+def _patience(v: SandboxView, s: RunState, asked: Pause, grace_ms: int) -> int:
+    """Until when a sandbox may stop by itself (ms since the epoch). What hasn't begun has nothing to finish."""
+    if asked.kill or v.phase is SandboxPhase.WAITING or v.epoch < s.epoch:
+        return asked.at
+    if s.agent_end is not None and v.epoch == s.epoch:
+        return s.agent_end.at + CANCEL_GRACE_MS
+    return asked.at + grace_ms + SLACK_MS
+
+
+def _stop(v: SandboxView, asked: Pause, now: int) -> tuple[StopSandbox, ...]:
+    """A runner that is late is asked by SIGTERM, and saves what it has."""
+    gently = not asked.kill and v.phase is SandboxPhase.RUNNING
+    return stop(v, now, "Paused", CANCEL_GRACE_MS if gently else 0)
+
+
+# --- paused -----------------------------------------------------------------------------------------------------------
+
+
+class Hold(NamedTuple):
+    """Why a paused run stays so."""
+
+    reason: str
+    message: str
+
+
+def _parked(o: Observed, s: RunState, pause: Pause, now: int) -> Plan:
+    """Nothing stands for it but its volume. It goes on once nothing holds it and there is a slot."""
+    higher = _raises(o)
+    raised = (_raised(higher),) if higher else ()
+    stops = tuple(each for v in o.sandboxes for each in stop(v, now, "Paused", 0))
+    lease: tuple[Action, ...] = (ReleaseLease(),) if o.lease is not None else ()
+    wait = STOP_POLL_MS if o.sandboxes else None
+    held = _held(o, s, pause, higher)
+    if held is not None:
+        return Plan((*raised, *stops, *lease), wait, held.reason, held.message)
+    if not o.slots.free:
+        why = f"it may go on, and waits for a slot: {o.slots.live} of {o.slots.limit} runs are live"
+        return Plan((*raised, *stops, *lease), wait or QUEUE_RECHECK_MS, "Queued", why)
+    goes_on = report(RecordType.RESUMED, {"reason": pause.reason}, s.pauses, s.epoch)
+    return Plan(actions=(*raised, goes_on), requeue_ms=1)
+
+
+def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hold | None:
+    """What keeps it, by what is so now; `higher` limits count already."""
+    if o.suspend:
+        return Hold(PauseReason.SUSPENDED, SUSPENDED)
+    if o.spec is None:
+        return Hold(pause.reason, pause.message)
+    limits = in_force(o.spec.limits, [Raise(name, to, s.epoch) for name, to in higher.items()])
+    reached = spent(limits, s.usage, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or 0))
+    if reached is not None:
+        return Hold(PauseReason.BUDGET, f"{reached.message}; {how_to_raise(o.spec, reached.limit)}")
+    if pause.released or pause.reason == PauseReason.SUSPENDED or _widened(s, pause, higher):
+        return None
+    return Hold(pause.reason, pause.message)
+
+
+def _widened(s: RunState, pause: Pause, higher: dict[str, int]) -> bool:
+    """The budget that was used up has something left again; one that only the agent knew of, after any raise."""
+    if pause.reason != PauseReason.BUDGET:
+        return False
+    return pause.limit is not None or bool(higher) or any(each.epoch == s.epoch for each in s.raised)
