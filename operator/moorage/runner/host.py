@@ -47,6 +47,7 @@ class RunnerHost:
         self._client, self._reporter = client, reporter
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
+        self._circles.stood(worktree.last_tree, self._used())
         self.next_iteration = assignment.next_iteration
         self.tree = worktree.last_tree
         self.busy = 0  # turns in a row that called tools, before the last one that called none

@@ -85,6 +85,10 @@ class LocalHost:
     checked: int = 0
     circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
 
+    def __post_init__(self) -> None:
+        """What stands in the tree is nothing new."""
+        self.circles.stood(_hash_of(self.tree), 0)
+
     async def emit(
         self,
         type: str,  # noqa: A002  the record's own word

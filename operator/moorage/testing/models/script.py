@@ -102,18 +102,26 @@ class Conversation(_Strict):
 
 
 class Script(_Strict):
-    """All that a stand-in says: `conversations` in their order, and `replies` for whatever fits none of them."""
+    """All that a stand-in says: `conversations` in their order, and `replies` for whatever fits none of them.
+
+    `by` says which reply comes next. `steps`: by how far the conversation is, as the request tells it. `requests`: by
+    how many different requests were answered, for agents that shorten what they send.
+    """
 
     replies: tuple[Reply, ...] = Field(min_length=1)
     conversations: tuple[Conversation, ...] = ()
+    by: Literal["steps", "requests"] = "steps"
 
     def choose(self, opening: str, done: int) -> tuple[int, Reply]:
-        """The reply after `done` steps of a conversation, and its number; past the end the last one is repeated.
+        """The reply after `done` steps, or requests, and its number; past the end the last one is repeated.
 
         A step is one answered tool call, or one answer without any.
         """
         fitting = (c.replies for c in self.conversations if c.when in opening)
         replies: Sequence[Reply] = next(fitting, self.replies)
+        if self.by == "requests":
+            number = min(done, len(replies) - 1)
+            return number, replies[number]
         for number, (end, reply) in enumerate(_ends(replies)):
             if done < end:
                 return number, reply

@@ -63,6 +63,7 @@ class StandIn:
         self.url = ""
         self._script = script
         self._asked: Counter[tuple[str, int]] = Counter()  # by the conversation's first line and the reply
+        self._numbers: dict[str, int] = {}
         log = Route("/_log", self._show_log, methods=["GET"])
         doors = [Route(path, self._door, methods=["POST"]) for path in SPEAKERS]
         count = Route("/v1/messages/count_tokens", self._count, methods=["POST"])
@@ -90,7 +91,7 @@ class StandIn:
             return JSONResponse(speaker.error(400, wrong or ""), 400)
         self.bodies.append(asked)
         opening = speaker.opening(asked)
-        number, reply = self._script.choose(opening, speaker.done(asked))
+        number, reply = self._script.choose(opening, self._done(speaker, asked))
         place = (opening.partition("\n")[0], number)
         fault = reply.fault(self._asked[place])
         self._asked[place] += 1
@@ -99,6 +100,11 @@ class StandIn:
         if status != 200 and fault is not None:
             return _refusal(speaker, fault, status)
         return _answer(speaker, asked, number, reply, fault)
+
+    def _done(self, speaker: Speaker, asked: dict[str, Any]) -> int:
+        if self._script.by == "steps":
+            return speaker.done(asked)
+        return self._numbers.setdefault(_key(asked), len(self._numbers))  # one that is asked again has its number
 
     def _note(
         self, request: Request, asked: dict[str, Any], status: int, reply: int = -1, fault: Fault | None = None
