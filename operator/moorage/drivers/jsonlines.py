@@ -39,6 +39,7 @@ from moorage.drivers.program import (
     Piece,
     Program,
     Spent,
+    Steered,
     killed,
     pieces,
     started,
@@ -218,8 +219,14 @@ class AgentListener:
         self._index = 0
         if fact.more:
             self.iterations.demand_one()
-            if self._line is not None and self._line.speech.steers:
-                await self._pass_on(self._line, "Steer")
+            await self._steered()
+
+    async def _steered(self) -> None:
+        """M3: between its calls and its next decision. A program without an ear is stopped, and goes on with it."""
+        if self._line is None and self._host.messages.waiting("Steer"):
+            raise Steered
+        if self._line is not None and self._line.speech.steers:
+            await self._pass_on(self._line, "Steer")
 
     async def _ended(self, fact: Ended) -> None:
         """The last word, unless a person has more to say to an agent that is content."""

@@ -28,6 +28,7 @@ AFTER_END_BYTES = 4 * 1024 * 1024  # more than a pipe and our buffers can hold
 SUMMARY_CAP = 4096
 OUTPUT_LIMIT = "OutputLimit"  # the last answer was cut by its length
 CIRCLING = "Circling"  # stopped to be told of a circle; whoever can't be told is never stopped for that
+STEERED = "Steered"  # the same, for what a person has to say
 
 
 class Listener(Protocol):
@@ -57,6 +58,10 @@ class Circling(Exception):
     def __init__(self, found: Finding) -> None:
         self.found = found
         super().__init__(found.facts)
+
+
+class Steered(Exception):
+    """M3: a person has something to say to a program that can't be told anything while it works."""
 
 
 class Iterations:
@@ -147,6 +152,8 @@ class Program:
             return Outcome("cancelled", "Stopped", "stopped on request", self._listener.summary, code)
         except Spent as error:
             return Outcome("exhausted", "BudgetExhausted", str(error), self._listener.summary)
+        except Steered:
+            return Outcome("failed", STEERED, "stopped to be told something", self._listener.summary)
         except Circling as error:
             reason = NO_PROGRESS if error.found.last else CIRCLING
             return Outcome("failed", reason, error.found.facts, self._listener.summary)

@@ -1,4 +1,4 @@
-"""N1, N2, N4, N6 for programs that know nothing of them: their conversation goes on with a message.
+"""N1, N2, N4, N6, M3 for programs that know nothing of them: their conversation goes on with a message.
 
 A driver that `can_go_on` is run again in the same attempt. What is asked of such a program is little: that an answer
 which was cut goes on, that facts which stand against its end are looked at, and that it leaves a circle it goes in.
@@ -13,13 +13,15 @@ from types import MappingProxyType
 
 from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide
 from moorage.core.continuation.decisions import Escalate, Nudge, Pass, Terminate
-from moorage.drivers.port import EndCheck, Outcome, Task
-from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT
+from moorage.drivers.port import EndCheck, Kind, Outcome, Task
+from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT, STEERED
 from moorage.runner.host import RunnerHost
 
 FINISHES: Mapping[tuple[str, str], Finish] = MappingProxyType(
     {("completed", "Completed"): Finish.DONE, ("failed", OUTPUT_LIMIT): Finish.CUT}
 )
+
+GO_ON = "Go on where you stopped."
 
 
 class FollowUps:
@@ -34,11 +36,15 @@ class FollowUps:
 
     async def after(self, task: Task, outcome: Outcome) -> Task | Outcome:
         """What to go on with, or how it has ended. Nothing of the program's may be alive."""
+        if outcome.reason == STEERED:
+            return self._going_on(task, await self._said("Steer") or GO_ON)
         if outcome.reason == CIRCLING:
             return await self._told(task, "nudge", "Circle", outcome.message)
         finish = FINISHES.get((outcome.outcome, outcome.reason))
         if finish is None:
             return outcome
+        if finish is Finish.DONE and self._spent() is None and (said := await self._said("Steer", "FollowUp")):
+            return self._going_on(task, said)
         return await self._stopped(task, outcome, finish)
 
     async def _stopped(self, task: Task, outcome: Outcome, finish: Finish) -> Task | Outcome:
@@ -78,8 +84,16 @@ class FollowUps:
             case Pass() | _:
                 return outcome
 
+    async def _said(self, *kinds: Kind) -> str:
+        """M3: what people have to say to an agent that has stopped, or was stopped for it."""
+        said = await self._host.messages.take(*kinds, turn=self._host.next_iteration, fresh=True)
+        return "\n\n".join(message.text for message in said)
+
     async def _told(self, task: Task, decision: str, kind: str, text: str) -> Task:
         await self._host.tell_decision(decision, kind, text)
+        return self._going_on(task, text)
+
+    def _going_on(self, task: Task, text: str) -> Task:
         iterations, tokens = self._host.used
         return replace(
             task,

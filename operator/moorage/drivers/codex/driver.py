@@ -21,7 +21,7 @@ class CodexDriver:
     """Driver `codex`."""
 
     name = "codex"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run Codex until its turn is over, a limit is reached, or we are told to stop."""

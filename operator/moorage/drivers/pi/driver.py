@@ -17,7 +17,7 @@ class PiDriver:
     """Driver `pi`."""
 
     name = "pi"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=False)
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run pi until its loop is over, a limit is reached, or we are told to stop."""
