@@ -93,20 +93,36 @@ def test_so_many_rounds_and_no_more(rounds: int) -> None:
     assert records(world.plan()) == [("RUN_FAILED", "AcceptanceFailed")]
 
 
-@pytest.mark.rule("N6")
-def test_the_same_tree_again_is_no_progress() -> None:
+def asked_to_pause(world: World) -> dict[str, Any]:
+    """What the run is paused for, instead of its next round."""
+    assert records(world.plan()) == [("ATTEMPT_ENDED", "AcceptanceFailed")]
+    world.step()
+    (asked,) = [r for r in world.plan().actions if isinstance(r, a.Report)]
+    assert asked.type == "PAUSE_REQUESTED"
+    return asked.payload
+
+
+@pytest.mark.rule("N6", "C3")
+def test_the_same_tree_again_is_no_progress_and_a_person_may_have_it_go_on() -> None:
     world = going()
     rejected(world)
     next_attempt(world)
     rejected(world)
-    (end,) = [r for r in world.plan().actions if isinstance(r, a.Report)]
-    assert (end.type, end.payload["reason"]) == ("RUN_FAILED", "NoProgress")
-    assert "proposed the same again" in end.payload["message"]
-    assert "tests failed" in end.payload["message"]
+    asked = asked_to_pause(world)
+    assert asked["reason"] == "NoProgress"
+    assert "proposed the same again" in asked["message"]
+    assert "tests failed" in asked["message"]
+    for _ in range(6):
+        world.step()
+    assert world.state.phase is RunPhase.PAUSED
+    assert world.state.epoch == 2, "and no other attempt began"
+    world.gateway.append("resume", T.RESUME_REQUESTED, {"by": "ada"}, world.state.epoch, world.now)
+    next_attempt(world)
+    assert world.state.pause is None
 
 
 @pytest.mark.rule("N6")
-def test_failures_that_get_no_less_end_it_and_fewer_go_on() -> None:
+def test_failures_that_get_no_less_pause_it_and_fewer_go_on() -> None:
     stuck, mending = going(acceptance_rounds=9), going(acceptance_rounds=9)
     for at, tree in enumerate(TREES[:3]):
         rejected(stuck, tree)
@@ -114,25 +130,32 @@ def test_failures_that_get_no_less_end_it_and_fewer_go_on() -> None:
         if at < 2:
             next_attempt(stuck)
             next_attempt(mending)
-    assert records(stuck.plan()) == [("RUN_FAILED", "NoProgress")]
-    assert records(mending.plan()) == [("ATTEMPT_ENDED", "AcceptanceFailed")]
+    assert asked_to_pause(stuck)["reason"] == "NoProgress"
+    next_attempt(mending)
 
 
 @pytest.mark.rule("N2")
 def test_an_agent_that_insisted_gets_no_further_round() -> None:
     world = going()
     rejected(world, reason="NoProgress")
-    assert records(world.plan()) == [("RUN_FAILED", "NoProgress")]
+    assert asked_to_pause(world)["message"] == "it insists; acceptance failed: tests failed"
+
+
+@pytest.mark.rule("N6", "C3")
+def test_an_agent_that_was_ended_for_its_circles_is_paused() -> None:
+    world = going()
+    end = {"outcome": "failed", "reason": "NoProgress", "message": "`bash make` was called 10 times"}
+    world.report("end", T.AGENT_FINISHED, end)
+    assert records(world.plan()) == [("PAUSE_REQUESTED", "NoProgress")]
 
 
 @pytest.mark.rule("B3", "N4")
-@pytest.mark.parametrize("limits", [ResolvedLimits(max_iterations=3), ResolvedLimits(tokens_hard=7)])
-def test_a_spent_budget_ends_it(limits: ResolvedLimits) -> None:
+@pytest.mark.parametrize("limits", [ResolvedLimits(cost_hard_micros=5), ResolvedLimits(tokens_hard=7)])
+def test_no_round_begins_on_a_spent_budget(limits: ResolvedLimits) -> None:
     world = going(limits=limits)
-    world.report("iteration", T.ITERATION_COMPLETE, {"iteration": 3, "changed": False})
-    world.report("answer", T.MODEL_RESPONSE, {"usage": {"output_tokens": 7}})
+    world.report("answer", T.MODEL_RESPONSE, {"usage": {"output_tokens": 7, "cost_micros": 5}})
     rejected(world)
-    assert records(world.plan()) == [("RUN_FAILED", "BudgetExhausted")]
+    assert asked_to_pause(world)["reason"] == "BudgetExhausted"
 
 
 @pytest.mark.rule("S1", "F2")

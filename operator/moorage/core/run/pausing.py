@@ -19,7 +19,7 @@ from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, 
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.pauses import PAUSABLE
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.rework import REWORK
+from moorage.core.run.rework import REWORK, stuck
 from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
 from moorage.core.run.waiting import classified, unsettled
 from moorage.core.run.words import ask_to_pause, report
@@ -69,17 +69,26 @@ def _cause(o: Observed, s: RunState, now: int) -> Report | None:
     if s.pausing:
         return None
     if s.agent_end is not None:
-        return _agent_exhausted(o, s, s.agent_end)
+        return _agent_stuck(s, s.agent_end) or _agent_exhausted(o, s, s.agent_end)
     if s.phase is RunPhase.RECOVERING and s.last_loss is not None and s.last_loss.reason == REWORK:
         reached = spent(o.spec.limits, s.usage, iterations=o.iterations) if o.spec else None
         if reached is not None:  # another round could do nothing
             return _budget(s, reached)
+        if (why := stuck(s)) is not None and s.pause is None:
+            return ask_to_pause(s, PauseReason.NO_PROGRESS, why, by="rules")
     return ask_to_pause(s, PauseReason.SUSPENDED, SUSPENDED, by="spec") if o.suspend else None
 
 
 def _clock_over(o: Observed, s: RunState, now: int) -> Spent | None:
     """C2: the wall clock is an EMERGENCY_STOP, though not the end."""
     return clock_spent(o.spec.limits, lived_ms(s, now)) if o.spec else None
+
+
+def _agent_stuck(s: RunState, end: AgentEnd) -> Report | None:
+    """N6: the agent went in circles and was ended for that; a person may show it the way out."""
+    if end.outcome != "failed" or end.reason != PauseReason.NO_PROGRESS:
+        return None
+    return ask_to_pause(s, PauseReason.NO_PROGRESS, end.message, by="driver")
 
 
 def _agent_exhausted(o: Observed, s: RunState, end: AgentEnd) -> Report | None:

@@ -10,22 +10,22 @@ from typing import Any
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.run.actions import Report
+from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import AttemptEnd, Checkpoint, Proposal, Rejected, RunState, Verification
 from moorage.core.run.words import attempt_ended, fail, lacking
 
 REWORK = "AcceptanceFailed"
 """Why an attempt ends that another one follows to mend its result."""
+STUCK = 512  # characters of an agent's reason that are kept
 UNSHRUNK = 3  # verdicts in a row whose failures got no less
 
 
 def next_round(s: RunState, spec: ResolvedRun, proposal: Proposal, verdict: Verification) -> Report:
-    """The end of this attempt, where another one may come to something; else the run's. Where no budget is left for
-    one, the run is paused before it begins.
+    """The end of this attempt, where there may be another one; else the run's. Where no budget is left for one, or none
+    would help, the run is paused before it begins.
     """
     if s.rounds >= spec.acceptance_rounds:
         return fail(REWORK, lacking(s, verdict.summary), proposal.commit)
-    if (why := _stuck(s, proposal)) is not None:
-        return fail(NO_PROGRESS, lacking(s, f"{why}; acceptance failed: {verdict.summary}"), proposal.commit)
     return attempt_ended(s, Role.RUNNER, REWORK, verdict.summary)
 
 
@@ -39,7 +39,7 @@ def reworked(s: RunState, proposal: Proposal, verdict: Verification, epoch: int,
     return {
         "last_loss": AttemptEnd(s.epoch, REWORK, verdict.summary, at),
         "rounds": s.rounds + 1,
-        "rejected": Rejected(proposal.commit, proposal.tree, s.failing, _unshrunk(s)),
+        "rejected": Rejected(proposal.commit, proposal.tree, s.failing, _unshrunk(s), _stuck(s, proposal)),
         "checkpoint": point,
         "agent_end": None,
         "proposal": None,
@@ -47,14 +47,22 @@ def reworked(s: RunState, proposal: Proposal, verdict: Verification, epoch: int,
     }
 
 
-def _stuck(s: RunState, proposal: Proposal) -> str | None:
+def stuck(s: RunState) -> str | None:
+    """N6: why the round that is due would come to nothing, with what failed; None where it may come to something."""
+    loss, rejected = s.last_loss, s.rejected
+    if s.phase is not RunPhase.RECOVERING or loss is None or loss.reason != REWORK or rejected is None:
+        return None
+    return f"{rejected.stuck}; acceptance failed: {loss.message}" if rejected.stuck else None
+
+
+def _stuck(s: RunState, proposal: Proposal) -> str:
     """Why no further round would help."""
     if s.agent_end is not None and s.agent_end.reason == NO_PROGRESS:
-        return s.agent_end.message or "the agent got nowhere"
+        return s.agent_end.message[:STUCK] or "the agent got nowhere"
     if s.rejected is not None and s.rejected.tree == proposal.tree:
         return "the agent was told what failed, and proposed the same again"
     times = _unshrunk(s)
-    return f"what fails has got no less in {times} verifications" if times >= UNSHRUNK else None
+    return f"what fails has got no less in {times} verifications" if times >= UNSHRUNK else ""
 
 
 def _unshrunk(s: RunState) -> int:

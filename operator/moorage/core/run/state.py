@@ -102,13 +102,14 @@ class Verification:
 @dataclass(frozen=True)
 class Rejected:
     """N4: the last proposal that acceptance failed on, and after which the agent goes on. `failing` names what failed;
-    `unshrunk` counts the verdicts in a row in which that got no less.
+    `unshrunk` counts the verdicts in a row in which that got no less; `stuck` says why no further round would help.
     """
 
     commit: str
     tree: str
     failing: tuple[str, ...] = ()
     unshrunk: int = 1
+    stuck: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ class PauseReason(StrEnum):
     COMMAND = "Command"
     APPROVAL = "Approval"
     CONSTRAINT = "Constraint"
+    NO_PROGRESS = "NoProgress"  # N6
 
 
 class PauseStage(StrEnum):
