@@ -1,8 +1,8 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, takeover, leases, worktree, restart (no cluster), runs, backlog, recovery (the real cluster),
-partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to build/bench/
-(MOORAGE_BENCH_RAW says elsewhere).
+Parts: journal, durable, takeover, leases, worktree, streams, restart (no cluster), runs, backlog, recovery (the real
+cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to
+build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from e2e.bench import backlog, durable, journal, leases, partition, recovery, restart, runs, takeover, worktree
+from e2e.bench import backlog, durable, journal, leases, partition, recovery, restart, runs, streams, takeover, worktree
 from e2e.bench.figures import Report, machine
 from e2e.bench.system import System
 from e2e.cluster.console import Console
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         "takeover": lambda: takeover.measure(console),
         "leases": lambda: leases.measure(console),
         "worktree": worktree.measure,
+        "streams": lambda: streams.measure(console),
         "restart": lambda: restart.measure(console),
         "runs": lambda: runs.measure(system()),
         "backlog": lambda: backlog.measure(system()),
