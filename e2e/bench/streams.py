@@ -299,7 +299,7 @@ def _report(found: Found) -> Report:
         figures,
         [f"each line came to each reader, and none twice: {found.lines:,} in all"],
         [
-            "Ours makes each line durable (SQLite, a file) before anybody is told of it; the bare one keeps it in memory.",
+            "Ours makes each line durable before anybody is told of it; the bare one keeps it in memory.",
             "Readers, writer and server share the cores.",
         ],
     )
