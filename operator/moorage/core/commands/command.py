@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from moorage.api.commands import CommandRequest, CommandState, Receipt
+from moorage.api.commands import CommandRequest, Receipt
 from moorage.core.journal.canonical import canonical_hash
 from moorage.core.journal.record import BlobRef
 
@@ -24,7 +24,7 @@ class Command:
     command_id: str
     type: str
     digest: str
-    state: CommandState
+    state: str  # a CommandState, as text: plain data
     offset: int
     issuer: str
     at: int
@@ -44,16 +44,8 @@ class Command:
 
     def receipt(self) -> Receipt:
         """What its author is told."""
-        return Receipt(
-            command_id=self.command_id,
-            type=self.type,
-            state=self.state,
-            reason=self.reason,
-            message=self.message,
-            offset=self.offset,
-            issuer=self.issuer,
-            at=self.at,
-        )
+        told = ("command_id", "type", "state", "reason", "message", "offset", "issuer", "at")
+        return Receipt.model_validate({name: getattr(self, name) for name in told})
 
 
 def known(commands: Iterable[Command], command_id: str) -> Command | None:
