@@ -18,11 +18,14 @@ Pack = tuple[Point, ...]
 
 _RUNNERS = (
     *("worktree/", "staging/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/"),
-    "message/",
+    *("message/", Point.PAUSE_AFTER),
 )
 _STREAM, _SNAPSHOT = (Point.MODEL_STREAM,), (Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER)
 _LETTING_GO = (Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER)
 _CANCEL = (Point.CANCEL_BEFORE, Point.CANCEL_WITHIN, Point.CANCEL_ACK_BEFORE, Point.CANCEL_ACK_AFTER)
+_PAUSE = (Point.PAUSE_BEFORE, Point.PAUSE_WITHIN, Point.PARK_BEFORE, Point.PARK_AFTER)
+_RESUME = (Point.RESUME_BEFORE, Point.RESUME_AFTER)
+_PAUSED = (Point.PAUSE_AFTER,)
 _COMMANDS = (
     (Point.COMMAND_BEFORE, Point.MESSAGE_BEFORE),
     (Point.COMMAND_AFTER, Point.MESSAGE_AFTER),
@@ -65,6 +68,13 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
         Fault.DELAY: [_COMMANDS[0] + _COMMANDS[1]],
         Fault.STOP: [_COMMANDS[0] + _COMMANDS[1]],
     },
+    "test_whatever_befalls_a_pause_it_is_finished_and_the_run_goes_on_from_there": {
+        Fault.KILL: [(point,) for point in _PAUSE + _RESUME],
+        Fault.ERROR: [_PAUSE[::2] + _RESUME[:1], _PAUSE[1::2] + _RESUME[1:]],
+        Fault.DELAY: [_PAUSE + _RESUME],
+        Fault.STOP: [_PAUSE + _RESUME],
+    },
+    "test_whatever_befalls_a_runner_that_pauses_the_run_is_paused": dict.fromkeys(Fault, (_PAUSED,)),
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
 }
 """Points in one run of each fault, by the test."""

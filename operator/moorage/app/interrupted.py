@@ -24,7 +24,7 @@ from moorage.core.run.limits import widens
 from moorage.core.run.phases import LIVE, RunPhase
 from moorage.core.run.resolve import amended
 from moorage.core.run.result import verifier_at_work, verifier_serial
-from moorage.core.run.state import RunState
+from moorage.core.run.state import PauseStage, RunState
 from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
 from moorage.store.specs import stored_spec
@@ -65,6 +65,11 @@ class Interrupted:
     def trouble(self) -> str:
         """Why this version can't go on with it; empty where it can."""
         return str(self.spec) if isinstance(self.spec, SpecUnreadable) else ""
+
+    @property
+    def how(self) -> str:
+        """Why nobody works on it."""
+        return "is paused" if self.row.status is ExecutionStatus.PAUSED else "was interrupted"
 
     @property
     def since(self) -> str:
@@ -125,6 +130,21 @@ def expired(spec: ResolvedRun, state: RunState, now: int) -> bool:
     return state.end is not None and spec.retention.ttl_ms is not None and now >= state.end.at + spec.retention.ttl_ms
 
 
+def taking_up(state: RunState, now: int) -> list[ReportedRecord]:
+    """What is told before the run is gone on with: what the dead owner had at work is lost, and who starts a paused run
+    asks for it to go on.
+    """
+    return [each for each in (lost_attempt(state, now), _going_on(state, now)) if each is not None]
+
+
+def _going_on(state: RunState, now: int) -> ReportedRecord | None:
+    if state.pause is None or state.pause.released or state.pause.stage == PauseStage.RESUMED:
+        return None
+    kind = RecordType.RESUME_REQUESTED.value
+    record_id = f"op:{kind}:{state.pauses}:{state.epoch}"
+    return ReportedRecord(record_id=record_id, type=kind, payload={"by": "run"}, recorded_at=now)
+
+
 def lost_attempt(state: RunState, now: int) -> ReportedRecord | None:
     """The record that gives up what the dead owner had at work, if that was anything.
 
@@ -167,7 +187,7 @@ def cancel_request(now: int) -> ReportedRecord:
 def offer(left: Iterable[Interrupted], now: int) -> list[str]:
     """What to tell of runs that are left as they are."""
     recent = [each for each in left if each.row.pending and now - each.row.created_at < OFFERED_MS]
-    return [f"run {each.row.name} of {each.since} was interrupted; {how_to_go_on(each)}" for each in recent]
+    return [f"run {each.row.name} of {each.since} {each.how}; {how_to_go_on(each)}" for each in recent]
 
 
 def how_to_go_on(found: Interrupted) -> str:

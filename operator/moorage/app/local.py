@@ -61,8 +61,8 @@ async def run_local(
     dsn: str | None = None,
     resolve: Resolve = resolved,
 ) -> LocalResult:
-    """Run the manifest's AgentRun to its end; Ctrl-C or SIGTERM cancels it, as `spec.cancel` would, and a second one
-    doesn't wait for that (KeyboardInterrupt).
+    """Run the manifest's AgentRun to its end, or until it is paused; Ctrl-C or SIGTERM cancels it, as `spec.cancel`
+    would, and a second one doesn't wait for that (KeyboardInterrupt).
 
     An interrupted run of the same manifest is gone on with; with `fresh` it is closed, and so is one that holds the
     branch. The end counts as told once `tell` has returned: if it never does, the same command tells it again. With
@@ -86,15 +86,26 @@ async def run_local(
         reached(Point.TOLD_BEFORE)
         tell(result)
         reached(Point.TOLD_AFTER)
-        if mine is not None:  # not sooner: a run that is done with is forgotten, and made anew by whoever asks again
-            mine.owned.done()
-        owned.done()
+        _done(result, owned, mine.owned if mine is not None else None)
     except RunRefused:  # before anything was admitted
         owned.done()
         raise
     finally:
         owned.let_go()
     return result
+
+
+def _done(result: LocalResult, new: Owned, taken: Owned | None) -> None:
+    """Not sooner: a run that is done with is forgotten, and made anew by whoever asks again. A paused one is left to
+    whoever asks for it next.
+    """
+    run = taken or new
+    if result.paused:
+        run.let_go()
+    else:
+        run.done()
+    if taken is not None:
+        new.done()
 
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------
@@ -211,11 +222,12 @@ async def _go_on(machine: Machine, asked: Manifest, found: Interrupted, owner: O
     await end_strays(machine.runs / uid)
     state = (await _view(machine, found)).state
     if state.end is None:
-        told = f"going on with run {found.row.name} of {found.since}, which was interrupted"
+        how = "was paused" if state.phase is RunPhase.PAUSED else "was interrupted"
+        told = f"going on with run {found.row.name} of {found.since}, which {how}"
         machine.listener.note(f"{told} after iteration {state.iteration}" if state.iteration else told)
-    record = interrupted.lost_attempt(state, machine.clock.now_ms())
-    if record is not None:
-        await machine.gateway.report(uid, state.epoch, [record])
+    records = interrupted.taking_up(state, machine.clock.now_ms())
+    if records:
+        await machine.gateway.report(uid, state.epoch, records)
     return await _to_its_end(machine, asked, admitted_body(asked.run, uid, TENANT, found.row.created_at), begun=True)
 
 

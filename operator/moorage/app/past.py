@@ -90,6 +90,8 @@ class Past:
     async def _phase(self, row: Execution) -> str:
         if not row.pending:
             return PHASES[row.status]
+        if row.status is ExecutionStatus.PAUSED:
+            return "Paused"
         return INTERRUPTED if await self.abandoned(row.run_uid) else "Running"
 
     async def _branch(self, uid: str) -> str | None:
@@ -129,7 +131,8 @@ class Past:
                     why = f"the process {owner.pid}, which works on it, doesn't answer: {error.message}"
                     raise RunRefused(why, "try again in a moment") from None
         if (row := await self.kept.store.get(uid)).pending:
-            why = f"{row.name} was interrupted: nobody works on it, so that nobody hears this"
+            how = "is paused" if row.status is ExecutionStatus.PAUSED else "was interrupted"
+            why = f"{row.name} {how}: nobody works on it, so that nobody hears this"
             raise RunRefused(why, "`moorage run -f` of its manifest goes on with it; `moorage doctor` names that")
         headers = {"authorization": f"Bearer {self.operator}"}
         answer = await self.client.post(f"/v1/runs/{uid}/commands", content=asked.model_dump_json(), headers=headers)

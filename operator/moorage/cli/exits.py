@@ -14,6 +14,7 @@ class Exit(IntEnum):
     NOT_FOUND = 3  # no such run, namespace, context or file
     UNREACHABLE = 4  # cluster, gateway or store can't be reached now; trying again may help
     DENIED = 5  # known, but not allowed
+    PAUSED = 6  # the run stopped where it can go on, such as at a limit
     INTERRUPTED = 130  # Ctrl-C
 
 

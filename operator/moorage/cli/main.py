@@ -18,7 +18,7 @@ from moorage.cli.render import terminal
 from moorage.cli.session import Session, Where, looking, session_of
 
 PLUGIN = "kubectl-moorage"
-EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 130 interrupted."
+EPILOG = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 denied, 6 paused, 130 interrupted."
 
 COMMANDS = (
     running.run,

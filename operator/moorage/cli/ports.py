@@ -69,6 +69,11 @@ class LocalResult:
         """Only this is exit code 0."""
         return self.phase == "Succeeded"
 
+    @property
+    def paused(self) -> bool:
+        """It can go on, and waits for somebody."""
+        return self.phase == "Paused"
+
 
 @dataclass(frozen=True)
 class LocalRun:

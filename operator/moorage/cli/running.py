@@ -25,9 +25,10 @@ def run(
     output: Format = Output.TEXT,
     state: State = None,
 ) -> None:
-    """Run an AgentRun on this machine, without a cluster; exit code 0 only if it succeeded.
+    """Run an AgentRun on this machine, without a cluster; exit code 0 only if it succeeded, 6 where it is paused.
 
-    Where an earlier `run` of the same manifest was interrupted, this goes on with it.
+    Where an earlier `run` of the same manifest was interrupted, or paused at a limit that is raised now, this goes on
+    with it.
     """
     session = session_of(ctx)
     if session.where and session.where.names_cluster:
@@ -44,8 +45,9 @@ def run(
             why = f"{result.name} is {result.phase}, and that can't be written here: {error.strerror}"
             raise CliError(why, "the same command tells it again") from None
 
-    if not wait(_run(session, file, state_folder(session, state or outer), tell, fresh=fresh)).succeeded:
-        raise typer.Exit(Exit.FAILED)
+    result = wait(_run(session, file, state_folder(session, state or outer), tell, fresh=fresh))
+    if not result.succeeded:
+        raise typer.Exit(Exit.PAUSED if result.paused else Exit.FAILED)
 
 
 def _demand_there(file: Path) -> None:

@@ -25,6 +25,7 @@ KEPT_MS = 60_000  # a run that has ended is shown for so long
 REFRESH_S = 0.5  # of a terminal
 LOOK_S = 2.0  # for runs that nobody pushes on, which tell nobody so
 INTERRUPTED = "Interrupted"
+PAUSED = "Paused"
 COLUMNS = {
     "NAMESPACE": 12,
     "NAME": 20,
@@ -110,7 +111,12 @@ async def _fed(screen: Screen, namespace: Watched) -> None:
 
 async def _standing(namespace: Watched, run: RunNow) -> RunNow:
     """Runs of this machine may have lost their owner, of which no gateway knows."""
-    if run.ended_at is None and namespace.abandoned is not None and await namespace.abandoned(run.uid):
+    if (
+        run.ended_at is None
+        and run.phase != PAUSED
+        and namespace.abandoned is not None
+        and await namespace.abandoned(run.uid)
+    ):
         return run.model_copy(update={"phase": INTERRUPTED, "doing": "nobody works on it", "tokens_per_minute": 0})
     return run
 

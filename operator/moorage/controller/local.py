@@ -168,7 +168,10 @@ class LocalRun:
         return await self._gatherer.resolve(self._objects.body)
 
     async def run(self, *, begun: bool = False) -> AgentRunStatus:
-        """Until the status says how it ended. `begun`: an earlier process has worked on it. Raises Left."""
+        """Until the status says how it ended, or that it is paused. `begun`: an earlier process has worked on it.
+
+        Raises Left.
+        """
         self._operator.run_changed(None if begun else "ADDED", self._objects.body)
         jobs = [
             asyncio.create_task(self._operator.queue.run()),
@@ -208,5 +211,10 @@ class LocalRun:
 
     def _status(self, status: AgentRunStatus) -> None:
         self._told(status)
-        if status.phase in ENDS or status.phase == "Pending":
+        if status.phase in ENDS or status.phase == "Pending" or _parked(status):
             self._ended.set()
+
+
+def _parked(status: AgentRunStatus) -> bool:
+    """It waits for a person, for whom nobody keeps a process."""
+    return status.phase == "Paused" and status.reason != "Queued"

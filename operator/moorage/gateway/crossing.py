@@ -15,6 +15,7 @@ CROSSINGS: Mapping[str, tuple[Point, Point]] = MappingProxyType(
         RecordType.RUN_SUCCEEDED.value: _TERMINAL,
         RecordType.RUN_FAILED.value: _TERMINAL,
         RecordType.RUN_CANCELLED.value: _TERMINAL,
+        RecordType.PAUSE_REQUESTED.value: (Point.PAUSE_BEFORE, Point.PAUSE_WITHIN),
         RecordType.PAUSED.value: (Point.PARK_BEFORE, Point.PARK_AFTER),
         RecordType.RESUMED.value: (Point.RESUME_BEFORE, Point.RESUME_AFTER),
     }

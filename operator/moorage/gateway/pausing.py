@@ -15,7 +15,6 @@ from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone
 from moorage.gateway.signals import rung_within
-from moorage.points import Point, reached
 
 HELD = {PauseReason.SUSPENDED.value: "spec.suspend is true: set it to false"}
 
@@ -47,10 +46,8 @@ class Pauses:
         demand_pausable(run.state)
         if not is_news(run.state, reason, kill=kill):
             return False
-        reached(Point.PAUSE_BEFORE)
         draft = self.request_draft(run, reason, message, by=by, limit=limit, kill=kill)
         await self._ledger.append(run, None, [draft], lambda now: demand_pausable(now.state))
-        reached(Point.PAUSE_WITHIN)
         return True
 
     def request_draft(

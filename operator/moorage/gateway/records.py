@@ -47,6 +47,7 @@ OPERATOR_SAYS = frozenset(
         T.EFFECT_RECONCILED,
         T.PAUSE_REQUESTED,
         T.PAUSED,
+        T.RESUME_REQUESTED,
         T.RESUMED,
         T.LIMITS_RAISED,
         T.RUN_SUCCEEDED,

@@ -134,7 +134,9 @@ def _stopping(o: Observed, s: RunState, asked: Pause, now: int) -> Plan:
     if settling is not None and now < asked.at + times.pause_ms + SLACK_MS + times.settle_ms:
         return settling
     told = {"reason": asked.reason, "message": asked.message}
-    return Plan(actions=(*classified(s.effects), report(RecordType.PAUSED, told, s.pauses, s.epoch)), requeue_ms=1)
+    paused = report(RecordType.PAUSED, told, s.pauses, s.epoch)
+    held = _held(o, s, asked, {}) or Hold(asked.reason, asked.message)
+    return Plan((*classified(s.effects), paused), requeue_ms=1, reason=held.reason, message=held.message)
 
 
 def _why(asked: Pause) -> str:
@@ -191,7 +193,7 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
     if o.spec is None:
         return Hold(pause.reason, pause.message)
     limits = in_force(o.spec.limits, [Raise(name, to, s.epoch) for name, to in higher.items()])
-    reached = spent(limits, s.usage, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or 0))
+    reached = spent(limits, s.usage, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or pause.at))
     if reached is not None:
         return Hold(PauseReason.BUDGET, f"{reached.message}; {how_to_raise(o.spec, reached.limit)}")
     if pause.released or pause.reason == PauseReason.SUSPENDED or _widened(s, pause, higher):
