@@ -13,6 +13,7 @@ from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.models.prices import Reserve
 from moorage.core.models.protocol import Protocol
+from moorage.gateway.headers import without
 from moorage.gateway.ledger import Run
 from moorage.gateway.settings import GatewaySettings
 
@@ -108,6 +109,13 @@ class Kept:
     def content(self) -> bytes:
         """All that was kept."""
         return bytes(self._data)
+
+    def without(self, credential: Mapping[str, str]) -> Kept:
+        """The same, that credential left out."""
+        kept = Kept(self._limit)
+        kept.add(without(self.content(), credential))
+        kept.over = kept.over or self.over
+        return kept
 
 
 def left(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:

@@ -110,7 +110,7 @@ class Exchange:
         headers = returned(answer.headers, decoded=True) | left(self._caller.run, model, self._ask)
         if told.good and told.content_type.startswith(EVENT_STREAM):
             return await self._streamed(answer, told, headers)
-        return await self._whole(answer, told, headers)
+        return await self._whole(answer, told, headers, credential)
 
     def _unreached(self, told: Answered, *, hopeless: bool = False) -> Unanswered:
         """No byte of an answer has come. Who was silent for as long as anybody may be isn't asked again."""
@@ -249,8 +249,10 @@ class Exchange:
         if not noted:
             raise Cut(problem)
 
-    async def _whole(self, answer: httpx.Response, told: Answered, headers: Mapping[str, str]) -> Response | Unanswered:
-        """An answer in one piece: read, noted, then passed on."""
+    async def _whole(
+        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
+    ) -> Response | Unanswered:
+        """An answer in one piece: read, noted, then passed on. A refusal is passed on without the credential."""
         problem = None
         try:
             async for chunk in answer.aiter_bytes():
@@ -258,6 +260,8 @@ class Exchange:
         except httpx.HTTPError as error:
             problem = type(error).__name__
         finally:
+            if not told.good:
+                self._kept = self._kept.without(credential)
             problem = problem or ("TooLarge" if self._kept.over else None)
             reading = self._protocol.read(self._kept.content()) if told.good else Reading()
             ended = Answered(told.status, told.content_type, problem, told.billed)

@@ -37,6 +37,7 @@ NOT_FORWARDED = frozenset(
 )
 """T3: also what makes a host take a request for another one than its first line says."""
 NOT_FORWARDED_STARTS = ("x-moorage-", "x-forwarded-", "cf-")
+HIDDEN = b"[the credential]"
 NOT_RETURNED = frozenset({"connection", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"})
 
 
@@ -56,3 +57,10 @@ def returned(headers: httpx.Headers, *, decoded: bool = False) -> dict[str, str]
     kept_back = NOT_RETURNED | {"content-type"} | ({"content-encoding"} if decoded else frozenset())
     told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
     return {name: value for name, value in told if name not in kept_back}
+
+
+def without(content: bytes, credential: Mapping[str, str]) -> bytes:
+    """T2: what was answered without the credential that had gone out: some say in a refusal what they refuse."""
+    for value in credential.values():
+        content = content.replace(value.removeprefix("Bearer ").encode("latin-1"), HIDDEN)
+    return content

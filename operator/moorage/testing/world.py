@@ -32,6 +32,7 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.clock import SystemClock
+from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.record import Record
 from moorage.gateway.settings import GatewaySettings
 from moorage.procfs import below, processes
@@ -62,8 +63,12 @@ class World:
         script: Script | None = None,
         settings: GatewaySettings | None = None,
         hosts: Mapping[str, str] | None = None,
+        password: str = PASSWORD,
+        model_key: str = MODEL_KEY,
+        content_keys: ContentKeys | None = None,
     ) -> None:
         self.root = root
+        self.password, self.model_key, self._content_keys = password, model_key, content_keys
         self._settings, self._hosts = settings, hosts
         self.model = StandIn(script) if script else None
         self.gateway: LocalGateway
@@ -76,7 +81,7 @@ class World:
 
     async def __aenter__(self) -> World:
         (self.root / "srv").mkdir(parents=True)
-        self.remote = self._stack.enter_context(GitServer(self.root / "srv", "ada", PASSWORD))
+        self.remote = self._stack.enter_context(GitServer(self.root / "srv", "ada", self.password))
         await asyncio.to_thread(self._seed)
         if self.model:
             await self._stack.enter_async_context(self.model.serving())
@@ -107,9 +112,16 @@ class World:
         store = SqliteStore(self.root / "moorage.db")
         self._serving.push_async_callback(store.close)
         blobs = FileBlobs(self.root / "blobs", SystemClock().now_ms)
-        self.gateway = LocalGateway(self.root, store=store, blobs=blobs, settings=self._settings, hosts=self._hosts)
-        self.gateway.secrets.give(TENANT, "git", username="ada", password=PASSWORD)
-        self.gateway.secrets.give(TENANT, "model", apiKey=MODEL_KEY)
+        self.gateway = LocalGateway(
+            self.root,
+            store=store,
+            blobs=blobs,
+            settings=self._settings,
+            hosts=self._hosts,
+            content_keys=self._content_keys,
+        )
+        self.gateway.secrets.give(TENANT, "git", username="ada", password=self.password)
+        self.gateway.secrets.give(TENANT, "model", apiKey=self.model_key)
         await self._serving.enter_async_context(self.gateway)
         self.url = await self._serving.enter_async_context(listening(self.gateway, self._port))
         self._port = int(self.url.rpartition(":")[2])
