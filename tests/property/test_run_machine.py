@@ -25,6 +25,7 @@ class RunMachine(RuleBasedStateMachine):
         acceptance=st.booleans(),
         push=st.booleans(),
         attempts=st.integers(1, 4),
+        rounds=st.integers(0, 2),
         limits=st.builds(
             ResolvedLimits,
             tokens_hard=st.none() | st.integers(1, 20),
@@ -32,7 +33,7 @@ class RunMachine(RuleBasedStateMachine):
             wall_clock_ms=st.none() | st.integers(1, 4_000_000),
         ),
     )
-    def begin(self, acceptance: bool, push: bool, attempts: int, limits: ResolvedLimits) -> None:
+    def begin(self, acceptance: bool, push: bool, attempts: int, rounds: int, limits: ResolvedLimits) -> None:
         base = a_spec()
         assert base.delivery is not None
         self.world = World(
@@ -40,6 +41,7 @@ class RunMachine(RuleBasedStateMachine):
                 acceptance=base.acceptance if acceptance else (),
                 delivery=base.delivery.model_copy(update={"push": push}),
                 max_attempts=attempts,
+                acceptance_rounds=rounds,
                 limits=limits,
             )
         )
@@ -206,6 +208,14 @@ class RunMachine(RuleBasedStateMachine):
             assert not self.world.report(self.fresh(), T.MODEL_REQUEST, {})
 
     @invariant()
+    def rounds_are_bounded_and_each_has_a_verdict_against_it(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        state, history = self.world.state, self.world.gateway.history
+        against = [r for r in history if r.type == T.VERIFICATION_RESULT and r.payload and not r.payload["passed"]]
+        assert state.rounds <= min(self.world.spec.acceptance_rounds, len(against))
+
+    @invariant()
     def success_has_its_evidence(self) -> None:
         if not hasattr(self, "world") or self.world.state.phase is not RunPhase.SUCCEEDED:
             return
@@ -243,7 +253,7 @@ class RunMachine(RuleBasedStateMachine):
         assert all(v.ended for v in self.world.pods.values())
 
 
-TestRunMachine = pytest.mark.rule("S2", "S3", "I2", "I4", "I6", "F1", "C3")(RunMachine.TestCase)
+TestRunMachine = pytest.mark.rule("S2", "S3", "I2", "I4", "I6", "F1", "C3", "N4")(RunMachine.TestCase)
 TestRunMachine.settings = settings(
     max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

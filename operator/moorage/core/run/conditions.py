@@ -10,6 +10,7 @@ from moorage.core.run.actions import Plan
 from moorage.core.run.limits import Spent, lived_ms, spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
+from moorage.core.run.rework import REWORK
 from moorage.core.run.state import Effect, PauseReason, RunState
 from moorage.core.run.waiting import named
 
@@ -146,6 +147,9 @@ def _accepted(o: Observed, s: RunState) -> Condition:
     verdict = s.verification
     if o.spec is not None and not o.spec.acceptance:
         return _truth("Accepted", "Unknown", "NothingAsked", "the run has no acceptance commands")
+    if verdict is None and s.rejected is not None:
+        why = f"not on {s.rejected.commit}; attempt {s.rounds + 1} of {_most(o, s)} at it goes on from there"
+        return _truth("Accepted", "False", REWORK, why)
     if verdict is None or verdict.problem is not None:
         return _truth("Accepted", "Unknown", "NotVerified", (verdict.problem or "") if verdict else "")
     if not verdict.passed:
@@ -153,6 +157,11 @@ def _accepted(o: Observed, s: RunState) -> Condition:
     if not verdict.isolated:
         return _truth("Accepted", "True", "Unisolated", "the commands had no sandbox of their own: reported only")
     return _truth("Accepted", "True", "Verified", f"acceptance passed on {verdict.commit}")
+
+
+def _most(o: Observed, s: RunState) -> int:
+    """Attempts that there may be at a result that is accepted."""
+    return 1 + (o.spec.acceptance_rounds if o.spec is not None else s.rounds)
 
 
 def _delivered(o: Observed, s: RunState, told: Plan) -> Condition:
