@@ -50,6 +50,8 @@ class Point(StrEnum):
     MODEL_STREAM = "model/stream"  # a part of the answer is about to be passed on
     MODEL_WITHIN = "model/within"  # the answer is here and isn't journaled
     MODEL_AFTER = "model/after"
+    STREAM_BEFORE = "stream/before"  # a reader is to be told of events
+    STREAM_AFTER = "stream/after"  # they are sent, and nobody knows whether they came
     INTENT_BEFORE = "intent/before"
     INTENT_AFTER = "intent/after"
     PUSH_BEFORE = "push/before"  # journaled as dispatched, nothing sent

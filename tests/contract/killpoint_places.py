@@ -2,8 +2,8 @@
 
 `HERE` are the points that the small job of `moorage.testing.benches` passes: it meets the faults there, over either
 store, at several points in one run (`packs`). Its agent doesn't stream, nothing of a run that succeeds is kept, its
-journal is short, nobody asks anything of it, and it has one gateway: what that leaves out has tests of its own
-(`ELSEWHERE`).
+journal is short, nobody asks anything of it or watches it, and it has one gateway: what that leaves out has tests of
+its own (`ELSEWHERE`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ _COMMANDS = (
     (Point.COMMAND_BEFORE, Point.MESSAGE_BEFORE),
     (Point.COMMAND_AFTER, Point.MESSAGE_AFTER),
 )
+_FOLLOWED = (Point.STREAM_BEFORE, Point.STREAM_AFTER)
 _SHARED = (
     *(Point.KEEP_BEFORE, Point.KEEP_WITHIN, Point.KEEP_AFTER),
     *(Point.FOLLOW_BEFORE, Point.FOLLOW_WITHIN, Point.FOLLOW_AFTER),
@@ -75,6 +76,7 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
         Fault.STOP: [_PAUSE + _RESUME],
     },
     "test_whatever_befalls_a_runner_that_pauses_the_run_is_paused": dict.fromkeys(Fault, (_PAUSED,)),
+    "test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes_once": dict.fromkeys(Fault, (_FOLLOWED,)),
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
 }
 """Points in one run of each fault, by the test."""

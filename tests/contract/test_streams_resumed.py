@@ -5,22 +5,25 @@ Real processes, SIGKILLed at moments that the reader's own progress chooses.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_killed import Patient, Service, running
+from tests.contract.killpoint_places import elsewhere
+from tests.gateway_killed import Killed, Patient, Service, meeting, running
 from tests.gateway_script import resolved, told
 
 from moorage.api.sse import Event
 from moorage.cli.evidence import Evidence
 from moorage.cli.following import Following
+from moorage.points import Point
 from moorage.runner.watch import background
 from moorage.testing.gateway import OPERATOR_TOKEN
 from moorage.testing.gitserver import GitServer
+from moorage.testing.killpoints import Fault, Shot, fired
 
 pytestmark = pytest.mark.timeout(180)  # processes are started anew, a few times
 
@@ -134,3 +137,24 @@ async def test_a_follower_of_two_gateways_has_what_either_was_told_whichever_is_
             once_each(await seen(stream.events(), kill))
         assert (one.kills, other.kills) == (1, 1)
         await stream.client.aclose()
+
+
+@pytest.mark.rule("K1", "M4")
+@pytest.mark.parametrize(
+    ("fault", "points"), elsewhere("test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes_once")
+)
+async def test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes_once(
+    tmp_path: Path, upstream: GitServer, fault: Fault, points: Sequence[Point]
+) -> None:
+    gateway, trace = Killed(tmp_path), tmp_path / "trace"
+    shots = [Shot(point, number, fault) for point in points for number in (1, 9)]
+    try:
+        async with meeting(gateway, trace, shots):
+            await begun(gateway.port, upstream)
+            stream = following(gateway.port, [])
+            async with background(writes([gateway.port])):
+                once_each(await seen(stream.events(), nothing))
+            await stream.client.aclose()
+    finally:
+        await gateway.kill()
+    assert all(fired(trace, shot) for shot in shots)

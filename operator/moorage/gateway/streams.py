@@ -25,6 +25,7 @@ from moorage.gateway.gate import Gate, GatewayDeps
 from moorage.gateway.http import CUTS, query_flag, query_int
 from moorage.gateway.ledger import Run
 from moorage.gateway.tail import MOST_LINES, tail
+from moorage.points import Point, reached
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 Admit = Callable[[], Awaitable[object]]
@@ -44,8 +45,10 @@ class EventStream(StreamingResponse):
         try:
             async with aclosing(self._events) as events:
                 async for chunk in events:
+                    reached(Point.STREAM_BEFORE)
                     async with asyncio.timeout(self._patience_s):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    reached(Point.STREAM_AFTER)
         except TimeoutError:
             self._cut("slow")
         except CUTS:
