@@ -1,0 +1,132 @@
+"""Where a driver is put to the test: a folder, a host that keeps little and waits briefly, and a program that poses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorage.api.wire import ResolvedLimits
+from moorage.drivers.port import Child, Driver, Outcome
+from moorage.runner.processes import send
+from moorage.testing.drivers.pose import Subject
+from moorage.testing.host import LocalHost, task_for
+from moorage.testing.leftovers import running
+
+SAID_BYTES = 1 << 20
+HURRY_S = 1.0
+LIMIT_S = 50.0
+LOOK_S = 0.02
+
+
+class CheckpointRefused(Exception):
+    """As a host raises it that isn't the owner any more."""
+
+
+@dataclass
+class StageHost(LocalHost):
+    """Keeps the last of what is said and counts the rest, and gives programs that are to stop a second at most.
+
+    `refuse_at` is the iteration whose safe point it refuses.
+    """
+
+    size: int = 0
+    refuse_at: int | None = None
+    graces: list[float] = field(default_factory=list)
+
+    async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
+        """Count it, and keep the last of it."""
+        self.size += len(data)
+        self.said += data
+        del self.said[:-SAID_BYTES]
+
+    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
+        """Count an iteration, or refuse to."""
+        if iteration == self.refuse_at:
+            raise CheckpointRefused
+        return await super().safe_point(iteration, usage)
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes | None = None,
+        talk: bool = False,
+    ) -> Child:
+        """A program that knows where its goal is, as under the runner."""
+        told = {"MOORAGE_GOAL_FILE": str(self.tree.parent / "goal.txt"), **(env or {})}
+        return _Hurried(await super().spawn(argv, env=told, cwd=cwd, stdin=stdin, talk=talk), self.graces)
+
+
+class _Hurried:
+    """A child whose grace is cut short; `graces` keeps what was asked for."""
+
+    def __init__(self, child: Child, graces: list[float]) -> None:
+        self._child, self._graces = child, graces
+        self.pid, self.stdout, self.stderr = child.pid, child.stdout, child.stderr
+        self.say, self.end_input = child.say, child.end_input
+        self.wait, self.close = child.wait, child.close
+
+    async def stop(self, grace: float) -> None:
+        """See the port."""
+        self._graces.append(grace)
+        await self._child.stop(min(grace, HURRY_S))
+
+
+class Stage:
+    """One driver, in a folder of its own."""
+
+    def __init__(self, folder: Path, subject: Subject) -> None:
+        self.subject, self._folder = subject, folder
+        (folder / "tree").mkdir()
+        self.host = StageHost(folder / "tree")
+
+    async def play(
+        self,
+        script: str | None,
+        *,
+        goal: str = "make the tests pass",
+        next_iteration: int = 1,
+        limit: int | None = None,
+    ) -> Outcome:
+        """How the driver says that a program ended which did so; with None there is no program."""
+        programs = self._folder / "bin"
+        if script is not None:
+            self.subject.write(programs, script)
+        agent = self.subject.agent(str(programs) if script is None else f"{programs}:{os.environ['PATH']}")
+        limits = ResolvedLimits(max_iterations=limit)
+        task = task_for(self.host, agent, limits=limits, goal=goal, next_iteration=next_iteration)
+        driver: Driver = self.subject.driver()
+        async with asyncio.timeout(LIMIT_S):
+            return await driver.run(task, self.host)
+
+    async def played_until(self, name: str, script: str) -> Outcome:
+        """The same of one that is told to stop once it has left the file `name` in the tree."""
+        working = asyncio.create_task(self.play(script))
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not (self.tree / name).exists():  # noqa: ASYNC110  another process makes it
+                    await asyncio.sleep(LOOK_S)
+            self.host.stopping.set()
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    @property
+    def tree(self) -> Path:
+        """The worktree."""
+        return self.host.tree
+
+    def left(self) -> list[int]:
+        """Processes of the agent's that are alive."""
+        return running(self._folder)
+
+    def clear(self) -> None:
+        """End whatever is alive."""
+        send(self.left(), signal.SIGKILL)
