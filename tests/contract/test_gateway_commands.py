@@ -285,3 +285,51 @@ async def test_a_receipt_that_the_state_has_forgotten_is_found_in_the_journal(ga
     assert (got["state"], got["offset"]) == ("Delivered", (await operator.types()).index("COMMAND_ACCEPTED"))
     refused(await gateway.operator.post(DOOR, json=command(name="c0", text="other")), 409, "CommandIdTaken")
     assert await waiting(runner) == []
+
+
+async def paused(operator: Operator) -> None:
+    """As the operator ends a pause: nothing stands any more."""
+    await ok(
+        await operator.report(1, "PAUSED", {"reason": "Command", "message": ""}, str(len(await operator.records())))
+    )
+
+
+@pytest.mark.rule("M2", "Q5")
+async def test_a_run_is_paused_and_goes_on_by_commands(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    assert (await receipt(gateway, "Resume", "r0"))["reason"] == "NotPaused"
+    assert (await receipt(gateway, "Pause", "p1"))["state"] == "Accepted"
+    assert (await operator.types())[-2:] == ["COMMAND_ACCEPTED", "PAUSE_REQUESTED"]
+    assert (await ok(await runner.get("/v1/self/orders?after=0")))["stop"] == "pause"
+    await paused(operator)
+    assert (await receipt(gateway, "Pause", "p1"))["state"] == "Done"
+    again = await receipt(gateway, "Pause", "p2")
+    assert (again["state"], again["reason"]) == ("Done", "AlreadyPaused")
+    assert (await receipt(gateway, "Steer", "s1"))["state"] == "Accepted"
+    assert (await receipt(gateway, "Checkpoint", "k1"))["state"] == "Done"
+    assert (await receipt(gateway, "Resume", "r1"))["state"] == "Accepted"
+    await ok(await operator.report(1, "RESUMED", {"reason": "Command"}))
+    assert (await receipt(gateway, "Resume", "r1"))["state"] == "Done"
+    assert (await receipt(gateway, "Resume", "r2"))["reason"] == "NotPaused"
+
+
+@pytest.mark.rule("Q5")
+async def test_what_the_spec_holds_no_command_lets_go_on(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    asked = {"reason": "Suspended", "by": "spec", "message": ""}
+    await ok(await operator.report(1, "PAUSE_REQUESTED", asked))
+    await paused(operator)
+    held = await receipt(gateway, "Resume", "r1")
+    assert (held["state"], held["reason"]) == ("Rejected", "Suspended")
+    assert (await receipt(gateway, "Pause", "p1"))["reason"] == "AlreadyPaused"  # and holds from now on
+    assert (await receipt(gateway, "Resume", "r2"))["state"] == "Accepted"
+
+
+async def test_an_agent_that_is_done_before_its_safe_point_is_not_paused(gateway, upstream, tmp_path) -> None:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN))
+    runner = await agent_at_work(gateway, operator)
+    await receipt(gateway, "Pause", "p1")
+    await ok(await runner.post("/v1/self/result", json=result(None)))
+    got = await receipt(gateway, "Pause", "p1")
+    assert (got["state"], got["reason"]) == ("Expired", "AgentFinished")
+    assert (await receipt(gateway, "Pause", "p2"))["reason"] == "AgentFinished"

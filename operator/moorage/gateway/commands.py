@@ -18,15 +18,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, ResolveRequest
-from moorage.core.commands.admission import Abilities, Accepted, Decision, Rejected, decide
+from moorage.core.commands.admission import Accepted, Decision, Rejected, decide
 from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, digest_of, known
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.journal.record import BlobRef, Draft, Record, RecordType
-from moorage.core.run.state import Effect
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import Effect, PauseReason
 from moorage.gateway.errors import Invalid, Refusal, Unavailable
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import answer, read_model
 from moorage.gateway.ledger import Ledger, Overtaken, Run
+from moorage.gateway.pausing import Pauses, demand_pausable, is_news
 from moorage.gateway.resolve import Settling, chosen, demand_unsettled
 from moorage.points import Point, reached
 from moorage.store.errors import DuplicateMismatch
@@ -91,7 +93,8 @@ class CommandsRoom:
     """For the operator."""
 
     def __init__(self, gate: Gate) -> None:
-        self._gate, self._ledger, self._settling = gate, gate.ledger, Settling(gate)
+        self._gate, self._ledger = gate, gate.ledger
+        self._settling, self._pauses = Settling(gate), Pauses(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The door."""
@@ -119,13 +122,36 @@ class CommandsRoom:
         return await self._admit(run, taking)
 
     def _decider(self, run: Run, asked: CommandRequest) -> Callable[[Run], Decision]:
-        can: Abilities = self._gate.deps.abilities(run.spec.agent.driver)
-        return lambda now: decide(asked, now.state, can)
+        """By the run's state, and then by what only this door knows."""
+        can = self._gate.deps.abilities(run.spec.agent.driver)
+        further = {"Pause": pausable, "Resume": self._resumable}.get(asked.type)
+
+        def decided(now: Run) -> Decision:
+            decision = decide(asked, now.state, can)
+            if further is None or isinstance(decision, Rejected):
+                return decision
+            try:
+                return further(now)
+            except Refusal as refused:
+                return Rejected(refused.reason, refused.message)
+
+        return decided
+
+    def _resumable(self, run: Run) -> Decision:
+        """Raise Refusal where no word lets it go on."""
+        self._pauses.demand_resumable(run)
+        return Accepted()
 
     def _begun(self, run: Run, asked: CommandRequest) -> list[Draft]:
-        """X1: a cancel begins with the record that accepts it."""
-        if asked.type == "Cancel" and run.state.cancel_stage is None:
-            return [self._ledger.observed(RecordType.CANCEL_REQUESTED, {"reason": "user"}, "command")]
+        """X1, Q5: what is asked begins with the record that accepts it."""
+        who = asked.issuer or "somebody"
+        match asked.type:
+            case "Cancel" if run.state.cancel_stage is None:
+                return [self._ledger.observed(RecordType.CANCEL_REQUESTED, {"reason": "user"}, "command")]
+            case "Pause" if is_news(run.state, PauseReason.COMMAND):
+                return [self._pauses.request_draft(run, PauseReason.COMMAND, f"paused by {who}", by=who)]
+            case "Resume" if run.state.pause is not None and not run.state.pause.released:
+                return [self._pauses.resume_draft(run, by=who)]
         return []
 
     async def _admit(self, run: Run, taking: Taking) -> Receipt:
@@ -146,7 +172,7 @@ class CommandsRoom:
 
     async def _append(self, run: Run, taking: Taking, decision: Decision) -> Receipt:
         def unchanged(now: Run) -> None:
-            if taking.known(now) is not None or taking.decide(now) != decision:
+            if taking.known(now) is not None or not _alike(taking.decide(now), decision):
                 raise Changed
 
         drafts = taking.drafts(self._ledger, run, decision)
@@ -183,6 +209,19 @@ def record_id(command_id: str) -> str:
     """The id of the record that admits or rejects a command; a long one is hashed."""
     plain = f"command:{command_id}"
     return plain if len(plain) <= MAX_ID else f"command:{hashlib.sha256(command_id.encode()).hexdigest()}"
+
+
+def pausable(run: Run) -> Decision:
+    """Raise Refusal where no attempt works and none waits to."""
+    demand_pausable(run.state)
+    return Accepted("AlreadyPaused" if run.state.phase is RunPhase.PAUSED else "")
+
+
+def _alike(one: Decision, other: Decision) -> bool:
+    """The same decision, in whatever words: some tell the time."""
+    if isinstance(one, Rejected) or isinstance(other, Rejected):
+        return isinstance(one, Rejected) and isinstance(other, Rejected) and one.reason == other.reason
+    return one == other
 
 
 def _first(earlier: Callable[[Run], Decision], then: Decision) -> Callable[[Run], Decision]:

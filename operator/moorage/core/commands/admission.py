@@ -1,7 +1,8 @@
 """Whether a command is taken on (M2): an ordered chain of small policies for each type; the first that has a say
 decides. What no policy refuses is accepted.
 
-Pure: what is decided follows from the run's state and from what its driver can do.
+Pure: what is decided follows from the run's state and from what its driver can do. What else a door knows (whether a
+budget lets a run go on, what an effect is known as) it decides after that.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _agent_hears(_: CommandRequest, s: RunState, __: Abilities) -> Decision | No
     """An agent that has said its last word hears nothing more."""
     over = s.phase in {RunPhase.VERIFYING, RunPhase.DELIVERING}
     ended = s.agent_end is not None and s.agent_end.outcome in {"completed", "failed", "cancelled"}
-    if not over and not ended:
+    if not over and (not ended or s.phase is RunPhase.PAUSED):
         return None
     return Rejected(
         "AgentFinished", "the agent has stopped for good, and its result is on its way: make a new AgentRun"
@@ -102,6 +103,10 @@ def _has_safe_points(_: CommandRequest, __: RunState, can: Abilities) -> Decisio
     return Rejected("NoSafePoint", "the run's driver has no safe point before its end, and its end is one anyway")
 
 
+def _stands_already(_: CommandRequest, s: RunState, __: Abilities) -> Decision | None:
+    return Accepted("SafePoint") if s.phase is RunPhase.PAUSED else None
+
+
 def _nothing_to_approve(_: CommandRequest, __: RunState, ___: Abilities) -> Decision | None:
     return Rejected("NothingToApprove", "nothing in this run waits for an approval")
 
@@ -110,7 +115,7 @@ _LIVE: tuple[Policy, ...] = (_not_ahead, _not_ended, _not_cancelling)
 POLICIES: Mapping[str, tuple[Policy, ...]] = {
     "Steer": (*_LIVE, _can_steer, _agent_hears),
     "FollowUp": (*_LIVE, _can_follow_up, _agent_hears),
-    "Checkpoint": (*_LIVE, _has_safe_points, _agent_hears),
+    "Checkpoint": (*_LIVE, _has_safe_points, _stands_already, _agent_hears),
     "Approve": (*_LIVE, _nothing_to_approve),
     "Reject": (*_LIVE, _nothing_to_approve),
     "Pause": _LIVE,

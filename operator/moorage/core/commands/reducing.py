@@ -13,6 +13,7 @@ from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase
 from moorage.core.run.state import RunState
 
 Changes = Mapping[str, Any]
+ENDED_BY = {RecordType.PAUSED.value: "Pause", RecordType.RESUMED.value: "Resume"}
 
 
 def accepted(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -61,6 +62,11 @@ def after(s: RunState, r: Record, phase: RunPhase) -> tuple[Command, ...]:
 def _closed(c: Command, r: Record, phase: RunPhase) -> Command | None:
     if c.type == "Checkpoint" and r.type == RecordType.ITERATION_COMPLETE:
         return replace(c, state="Done", reason="SafePoint", message=f"iteration {(r.payload or {}).get('iteration')}")
+    if c.type == ENDED_BY.get(r.type):
+        return replace(c, state="Done", reason=c.type)
+    if c.type == "Pause" and phase in {RunPhase.VERIFYING, RunPhase.DELIVERING}:
+        why = "the agent was done before its next safe point"
+        return replace(c, state="Expired", reason="AgentFinished", message=why)
     if phase not in TERMINAL:
         return None
     if c.type == "Cancel":
