@@ -1,5 +1,6 @@
 """N4: an agent says that it is done, in a real runner against a real gateway: checked, told, verified, gone on with."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -169,3 +170,39 @@ async def test_a_real_agent_goes_on_where_its_answer_was_cut(make, driver, tmp_p
     assert "Go on exactly where it stopped" in asked(world, 1)
     assert (await run.state())["agent_end"]["outcome"] == "completed"
     assert await delivered(world, run) == "two"
+
+
+@pytest.mark.rule("N2", "N4")
+@pytest.mark.parametrize("driver", ["codex", "pi"])
+async def test_a_real_agent_that_only_repeats_itself_does_not_use_up_the_quota(make, driver, tmp_path):
+    world = await make(asks_for(driver, "echo 2 > a.txt"), Reply(text="Done."))
+    env = {"PATH": path_with(driver, tmp_path / "bin")}
+    often = ResolvedContinuation(check_rounds=20)
+    run = await world.admit(agent=agent(world, driver, often, env=env), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    end = (await run.state())["agent_end"]
+    assert (end["outcome"], end["reason"]) == ("completed", "NoProgress")
+    assert "FAIL: a.txt says one" in end["message"]
+    assert world.model
+    assert len(world.model.log) == 4, "its own two requests, and one for each time that it was told"
+
+
+@pytest.mark.rule("N6")
+@pytest.mark.parametrize("driver", ["codex", "pi"])
+async def test_a_real_agent_that_goes_in_circles_is_told_the_facts_and_then_ended(make, driver, tmp_path):
+    world = await make(*[asks_for(driver, "cat a.txt")] * 30)
+    env = {"PATH": path_with(driver, tmp_path / "bin")}
+    run = await world.admit(agent=agent(world, driver, env=env), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    end = (await run.state())["agent_end"]
+    assert (end["outcome"], end["reason"]) == ("failed", "NoProgress")
+    assert "was called 10 times" in end["message"]
+    assert world.model
+    told = [at for at, body in enumerate(world.model.bodies) if "was called 5 times" in json.dumps(body)]
+    assert told, "in its own conversation"
+    decisions = await run.content("CONTINUATION_DECIDED")
+    assert [(d["decision"], d["kind"]) for d in decisions] == [("nudge", "Circle")]
+    assert (await run.state())["usage"]["tool_calls"] == 10
+    assert sandbox.left() == []
