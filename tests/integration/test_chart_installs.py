@@ -21,6 +21,9 @@ from e2e.cluster.shell import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NO_CRDS = ("--set", "crds.install=false")
+POLICIES = [f"{kind}admissionpolicy" for kind in ("validating", "mutating")]
+CLUSTERS = ("clusterrole", "clusterrolebinding", *POLICIES, *(f"{each}binding" for each in POLICIES))
+"""What a release has that lies in no namespace."""
 CHART = Path(__file__).resolve().parents[2] / "charts" / "moorage"
 
 
@@ -81,7 +84,7 @@ def helm(api_server: ApiServer) -> Iterator[Helm]:
     helm = in_namespace(api_server)
     yield helm
     api_server.kubectl("delete", "namespace", helm.namespace, "--wait=false")
-    api_server.kubectl("delete", "clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/part-of=moorage")
+    api_server.kubectl("delete", ",".join(CLUSTERS), "-l", "app.kubernetes.io/part-of=moorage")
 
 
 def kinds(server: ApiServer) -> list[str]:

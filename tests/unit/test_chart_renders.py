@@ -513,6 +513,34 @@ def test_teams_get_rights_through_the_built_in_roles(helm: str) -> None:
     assert not any("status" in resource for rule in edit["rules"] for resource in rule["resources"])
 
 
+@pytest.mark.rule("T6", "T7")
+def test_commands_are_admitted_by_right_but_in_namespaced_mode(helm: str) -> None:
+    def policies(*values: str) -> tuple[set[str], str | None]:
+        objects = render(helm, values)
+        spec = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]
+        env = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+        found = {each["kind"] for each in objects if "AdmissionPolicy" in each["kind"]}
+        return found, env.get("MOORAGE_COMMAND_AUTHORITY")
+
+    checked = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    stamped = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+    assert policies() == (checked, "ValidatingAdmissionPolicy")  # nobody to be asked what it serves
+    assert policies("rbac.commands.stampIssuer=v1beta1") == (checked | stamped, "ValidatingAdmissionPolicy")
+    assert policies("rbac.commands.policy=false") == (set(), None)
+    assert policies(*NAMESPACED) == (set(), None)
+
+
+def test_nobody_may_approve_by_the_way(helm: str) -> None:
+    objects = render(helm)
+    roles = {each["metadata"]["name"]: each for each in of_kind(objects, "ClusterRole")}
+    approving = {
+        name for name, role in roles.items() if any("agentruns/approve" in rule["resources"] for rule in role["rules"])
+    }
+    assert approving == {"moorage-approver"}
+    labels = roles["moorage-approver"]["metadata"]["labels"]
+    assert [name for name in labels if "aggregate" in name] == ["rbac.authorization.k8s.io/aggregate-to-admin"]
+
+
 def test_a_reader_may_mint_tokens_of_the_reader_account_only(helm: str) -> None:
     evidence = named(render(helm), "ClusterRole", "moorage-evidence")
     (minting,) = [rule for rule in evidence["rules"] if rule["resources"] == ["serviceaccounts/token"]]
