@@ -320,3 +320,53 @@ async def test_a_pruned_journal_is_a_gap_and_its_end_is_told(gateway, upstream, 
     gap, last = await whole(gateway.operator, LOGS)
     assert json.loads(gap.data) == {"reason": "Pruned", "first": 0, "last": gap.id}
     assert (last.kind, json.loads(last.data)["phase"]) == ("end", "Failed")
+
+
+STRANGE = (
+    {},
+    {"text": 5},
+    {"text": None, "data": "no base64"},
+    {"data": "ab=c="},
+    {"dropped": "x", "text": "kept"},
+    {"dropped": -5},
+    {"dropped": 2**53 - 1},
+    {"stream": {"a": [1]}, "text": "a\r\n\n\u2028\x00data: x"},
+    {"stream": "x" * 10_000, "text": ""},
+    {"stream": "stderr", "text": "y" * (6 << 20)},
+    {"text": "last"},
+)
+
+
+@pytest.mark.rule("J12")
+async def test_whatever_a_sandbox_calls_output_ends_no_stream(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    for number, payload in enumerate(STRANGE):
+        await ok(await runner.post("/v1/self/records", json=told("AGENT_OUTPUT", payload, str(number))))
+    following = asyncio.create_task(whole(gateway.operator, LOGS))
+    await end(operator)
+    found = await following
+    assert written(found) == b"kept" + b"a\r\n\n\xe2\x80\xa8\x00data: x" + b"y" * (6 << 20) + b"last"
+    assert {json.loads(event.data)["stream"] for event in found if event.kind == "output"} == {"stdout", "stderr"}
+    assert [json.loads(event.data)["size"] for event in found if event.kind == "gap"] == [0, 2**53 - 1]
+    assert written(await whole(gateway.operator, f"{LOGS}?tail=1")).endswith(b"last")
+
+
+@pytest.mark.rule("M4")
+async def test_a_feed_that_fails_cuts_its_readers_and_the_next_one_serves_them(gateway, upstream, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    await say(runner, b"one\n")
+
+    async def broken(*_: object) -> object:
+        raise RuntimeError("unforeseen")
+
+    following = asyncio.create_task(resumed(gateway.operator, LOGS))
+    await asyncio.wait_for(until(lambda: gateway.deps.metrics.streams.labels("logs-stream")._value.get() == 1), 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(Outputs, "payload", broken)
+        await say(runner, b"two\n", start=1)
+        cuts = gateway.deps.metrics.stream_cuts.labels("logs-stream", "failed")
+        await asyncio.wait_for(until(lambda: cuts._value.get() > 0), 50)
+    await end(operator)
+    assert written(await following) == b"one\ntwo\n"

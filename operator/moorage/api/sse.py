@@ -18,8 +18,8 @@ from dataclasses import dataclass
 MEDIA_TYPE = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
 HEARTBEAT = b": \n\n"
-MAX_EVENT = 4 * 1024 * 1024
-"""Bytes; ours are shorter: a record is at most 1 MiB, a chunk of output 32 KiB before its escapes."""
+MAX_EVENT = 16 * 1024 * 1024
+"""Bytes. No event of ours is longer: a chunk of output is mostly 32 KiB, and 8 MiB is all that a sandbox may report."""
 
 
 class BadStream(ValueError):

@@ -14,6 +14,8 @@ from typing import Literal
 
 from moorage.api.wire import Wire
 
+Stream = Literal["stdout", "stderr", "moorage"]
+
 
 class StreamKind(StrEnum):
     """Names of events."""
@@ -33,7 +35,7 @@ class Output(Wire):
 
     at: int
     epoch: int
-    stream: str
+    stream: Stream
     text: str | None = None
     data: str | None = None
 

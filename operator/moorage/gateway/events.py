@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
 from moorage.api.sse import Event
-from moorage.api.streaming import Gap, Output, StreamEnd, StreamKind
+from moorage.api.streaming import Gap, Output, Stream, StreamEnd, StreamKind
 from moorage.core.journal.export import record_line
 from moorage.core.journal.record import Record, RecordType, Stored, decode
 from moorage.core.run.state import RunState
@@ -82,24 +81,28 @@ class Outputs:
 
 
 def _said(record: Record, payload: Mapping[str, Any]) -> Event | None:
-    dropped = payload.get("dropped")
-    if isinstance(dropped, int):
+    """What a sandbox reported may have any shape: what is no output is passed over."""
+    dropped = dropped_bytes(payload)
+    if dropped is not None:
         return gap_event(Gap(reason="Dropped", first=record.seq, last=record.seq, size=dropped))
-    text, data = payload.get("text"), payload.get("data")
-    if not isinstance(text, str) and not isinstance(data, str):
-        return None
-    output = Output(
-        at=record.recorded_at,
-        epoch=record.epoch,
-        stream=str(payload.get("stream", "stdout")),
-        text=text if isinstance(text, str) else None,
-        data=None if isinstance(text, str) else data,
-    )
-    return output_event(record, output)
+    written = output_bytes(payload)
+    return output_event(record, written, payload.get("stream")) if written else None
 
 
-def output_event(record: Record, output: Output) -> Event:
+def dropped_bytes(payload: Mapping[str, Any]) -> int | None:
+    """Of a mark, how much is missing there; None where the payload is none."""
+    dropped = payload.get("dropped")
+    return max(0, dropped) if isinstance(dropped, int) else None
+
+
+def output_event(record: Record, written: bytes, stream: object) -> Event:
     """One chunk of output."""
+    known: Stream = next((name for name in get_args(Stream) if name == stream), "stdout")
+    output = Output(at=record.recorded_at, epoch=record.epoch, stream=known)
+    try:
+        output = output.model_copy(update={"text": written.decode()})
+    except UnicodeDecodeError:
+        output = output.model_copy(update={"data": base64.b64encode(written).decode()})
     return Event(StreamKind.OUTPUT, output.model_dump_json(exclude_none=True).encode(), record.seq)
 
 
@@ -109,8 +112,8 @@ def output_bytes(payload: Mapping[str, Any]) -> bytes:
     if isinstance(text, str):
         return text.encode("utf-8", "replace")
     try:
-        return base64.b64decode(data) if isinstance(data, str) else b""
-    except binascii.Error:
+        return base64.b64decode(data, validate=True) if isinstance(data, str) else b""
+    except ValueError:  # no base64
         return b""
 
 

@@ -14,17 +14,12 @@ from contextlib import aclosing, asynccontextmanager
 
 from moorage.api.sse import HEARTBEAT, Event
 from moorage.api.streaming import Gap, StreamKind
-from moorage.core.journal.errors import JournalError
-from moorage.gateway.errors import Refusal
 from moorage.gateway.events import Source, end_event, gap_event
 from moorage.gateway.gate import Gate
 from moorage.gateway.http import Cut
 from moorage.gateway.ledger import Run
 from moorage.gateway.ring import Place, Ring
 from moorage.gateway.signals import Bell, rung_within
-from moorage.store.errors import StoreError
-
-FAILURES = (StoreError, JournalError, Refusal)
 
 
 class Feed:
@@ -35,28 +30,33 @@ class Feed:
         self.ring = Ring(run.state.offset + 1, gate.deps.settings.stream_ring_bytes)
         self.bell = Bell()
         self.end: Event | None = None
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.readers = 0
         self._gate, self._run = gate, run
         self._work = asyncio.create_task(self._read_on())
+        self._work.add_done_callback(self._over)
 
     async def close(self) -> None:
         """Nobody follows any more."""
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
 
-    async def _read_on(self) -> None:
-        """Until the run has ended. What fails is told to the readers, who come back with their cursors."""
-        try:
-            while self.end is None:
-                rung = self._run.bell.arm()
-                await self._read()
-                self.bell.ring()
-                if self.end is None:
-                    await rung_within(rung, self._gate.deps.settings.keep_alive_ms)
-        except FAILURES as error:
+    def _over(self, work: asyncio.Task[None]) -> None:
+        """What failed is told to the readers, who come back with their cursors."""
+        error = None if work.cancelled() else work.exception()
+        if error is not None:
             self.failure = error
+            self._gate.deps.log.warning("feed_failed", run_uid=self._run.uid, reason=type(error).__name__)
             self.bell.ring()
+
+    async def _read_on(self) -> None:
+        """Until the run has ended."""
+        while self.end is None:
+            rung = self._run.bell.arm()
+            await self._read()
+            self.bell.ring()
+            if self.end is None:
+                await rung_within(rung, self._gate.deps.settings.keep_alive_ms)
 
     async def _read(self) -> None:
         """The end counts once all records before it are in the ring."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections import deque
 from contextlib import aclosing
 
-from moorage.api.streaming import Gap, Output
+from moorage.api.streaming import Gap
 from moorage.core.journal.record import Record, RecordType, decode
-from moorage.gateway.events import Outputs, Source, gap_event, output_bytes, output_event
+from moorage.gateway.events import Outputs, Source, dropped_bytes, gap_event, output_bytes, output_event
 
 MOST_LINES = 100_000
 LOOKED_BACK = 4_096
@@ -52,7 +51,7 @@ async def _chunks(source: Source) -> tuple[deque[Record], int]:
 async def _written(outputs: Outputs, record: Record) -> bytes:
     """Nothing where it is a gap."""
     payload = await outputs.payload(record) or {}
-    return b"" if "dropped" in payload else output_bytes(payload)
+    return output_bytes(payload) if dropped_bytes(payload) is None else b""
 
 
 def _after(written: bytes, ends: int) -> bytes:
@@ -65,12 +64,4 @@ def _after(written: bytes, ends: int) -> bytes:
 
 def _rest(record: Record, written: bytes) -> bytes:
     """The end of a chunk as its event."""
-    if not written:
-        return b""
-    stream = str((record.payload or {}).get("stream", "stdout"))
-    try:
-        output = Output(at=record.recorded_at, epoch=record.epoch, stream=stream, text=written.decode())
-    except UnicodeDecodeError:
-        data = base64.b64encode(written).decode()
-        output = Output(at=record.recorded_at, epoch=record.epoch, stream=stream, data=data)
-    return output_event(record, output).encoded()
+    return output_event(record, written, (record.payload or {}).get("stream")).encoded() if written else b""
