@@ -1,4 +1,4 @@
-"""Who may ask what of a run: the chart's admission policies in a real API server, for people with and without rights."""
+"""Who may ask what of a run: the chart's admission policies in a real API server, with and without rights."""
 
 import json
 import time
