@@ -80,6 +80,7 @@ class Doors:
     asked: list[str] = field(default_factory=list)
     said: list[dict[str, str]] = field(default_factory=list)
     streams: list[list[Event]] = field(default_factory=list)
+    spent: dict[str, Any] = field(default_factory=dict)
 
     def app(self) -> Starlette:
         run = "/v1/runs/{uid}/{door}"
@@ -88,6 +89,7 @@ class Doors:
                 Route(run, self._answer, methods=["GET", "POST"]),
                 Route(f"{run}/stream", self._stream),
                 Route("/v1/namespaces/local/runs/stream", self._runs),
+                Route("/v1/namespaces/local/usage", self._usage),
             ]
         )
 
@@ -104,6 +106,12 @@ class Doors:
         self.asked.append(str(request.url).removeprefix("http://gateway"))
         told = self.streams.pop(0)
         return Response(b"".join(each.encoded() for each in told), media_type=MEDIA_TYPE)
+
+    async def _usage(self, request: Request) -> Response:
+        self.asked.append(str(request.url).removeprefix("http://gateway"))
+        if self.status != 200:
+            return JSONResponse({"reason": "Refused", "message": "because"}, self.status)
+        return JSONResponse({"namespace": "local", **self.spent})
 
     def events(self, door: str) -> list[Event]:
         """What there is of a stream."""

@@ -136,6 +136,7 @@ class Budget(RuleBasedStateMachine):
         assert used.tokens == sum(total(usage) for usage in self.billed)
         assert used.cost_micros == sum(usage["cost_micros"] for usage in self.billed)
         assert used.model_requests == self.asked
+        assert list(self.facts.days.values()) == ([used] if self.asked else []), "and of its days"
         assert set(self.facts.asked) == set(self.sent)
 
     @invariant()

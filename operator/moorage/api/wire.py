@@ -503,6 +503,29 @@ class Released(Wire):
     refs: int
 
 
+class DayUsage(Wire):
+    """B3: what a namespace's models took on one day (UTC, `2026-11-30`), in so many runs."""
+
+    day: str
+    runs: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_micros: int = 0
+    model_requests: int = 0
+    model_retries: int = 0
+
+
+class NamespaceUsage(Wire):
+    """Days with any usage, oldest first. `unread`: runs whose journals can't be read, and whose usage is missing."""
+
+    namespace: str
+    days: tuple[DayUsage, ...] = ()
+    unread: int = 0
+
+
 class ErrorBody(Wire):
     """Every refusal: a stable reason and what to do."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import commanding, listing, proving, reading, replaying, resolving, running, top, watching
+from moorage.cli import commanding, listing, proving, reading, replaying, resolving, running, top, usage, watching
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -24,6 +24,7 @@ COMMANDS = (
     running.run,
     watching.logs,
     top.top,
+    usage.usage,
     reading.timeline,
     reading.diff,
     proving.verify,

@@ -43,6 +43,7 @@ from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
+from moorage.gateway.spending import SpendingRoom
 from moorage.gateway.streams import Streaming, StreamsRoom
 from moorage.gateway.tunnel import TunnelRoom
 from moorage.gateway.underway import UnderWay
@@ -78,6 +79,7 @@ def app_of(gate: Gate) -> Starlette:
         SandboxRoom(gate, bases),
         GitRoom(gate),
         ModelRoom(gate, questions),
+        SpendingRoom(gate),
         EgressRoom(gate, calls),
         TunnelRoom(gate, under_way),
         HealthRoom(gate),

@@ -16,10 +16,15 @@ from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, Record, RecordType
 from moorage.core.models.prices import Reserve
+from moorage.core.run.reducer import add_usage
+from moorage.core.run.state import Usage
 
 FACTS_VERSION = 5
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
+KEPT_DAYS = 62
+"""Days with any spending: two months of them."""
+DAY_MS = 86_400_000
 KEPT_INTENTS = 16
 MOST_TRIES = 3
 """R6: so many attempts act on one decision. Where all of them died at it, the model hears of that and decides anew."""
@@ -99,6 +104,7 @@ class Facts:
     senders: tuple[Sender, ...] = ()  # of effects that aren't closed
     failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
+    days: Mapping[int, Usage] = field(default_factory=lambda: MappingProxyType({}))  # B3: what models took
 
     def intent(self, effect_id: str) -> Intent | None:
         """The push of that effect."""
@@ -109,6 +115,20 @@ class Facts:
         asked = [a for a in self.answers.values() if a.question.turn == self.turn and a.question.content is not None]
         last = asked[-1] if asked else None
         return last if last and last.epoch < epoch and len(last.had) < MOST_TRIES else None
+
+
+def day_of(ms: int) -> int:
+    """The day, in UTC, as a number that rises by one at midnight."""
+    return ms // DAY_MS
+
+
+def _spent(f: Facts, r: Record, more: Mapping[str, int]) -> Facts:
+    """B3: charged to the day of the record that says so, whatever day it was asked on. The newest days are kept."""
+    day = day_of(r.recorded_at)
+    days = {**f.days, day: add_usage(f.days.get(day, Usage()), more)}
+    for old in sorted(days)[:-KEPT_DAYS]:
+        del days[old]
+    return replace(f, days=MappingProxyType(days))
 
 
 def fold(facts: Facts, record: Record) -> Facts:
@@ -188,12 +208,14 @@ def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     told = p.get("reserved", {})
     reserve = Reserve(*(told.get(name, 0) for name in ("input_tokens", "output_tokens", "cost_micros")))
     question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, content, reserve, p.get("gateway"))
+    f = _spent(f, r, {"model_retries" if "retry_of" in p else "model_requests": 1})
     return replace(f, asked=_newest({**f.asked, str(r.request_id): question}))
 
 
 def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     if p.get("replayed"):
         return _had_again(f, str(r.request_id), r.epoch)
+    f = _spent(f, r, p.get("usage") or {})
     request_id = str(r.request_id)
     question = f.asked.get(request_id)
     content = (r.attachments or {}).get("content")
@@ -240,7 +262,7 @@ def _segment(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
 
 def _repaired(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     """I1: pushes whose records were dropped can still be asked for. Iterations whose ends were count as complete."""
-    f = replace(f, completed=max(f.completed, r.turn or 0))
+    f = _spent(replace(f, completed=max(f.completed, r.turn or 0)), r, p["usage"])
     for effect in p["effects"]:
         f = _intent(f, r, effect) if effect["kind"] == "git_push" else f
     return f
