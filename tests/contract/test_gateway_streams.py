@@ -19,6 +19,7 @@ from moorage.gateway.events import Outputs, Source
 from moorage.gateway.feeds import Feeds
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.settings import GatewaySettings
+from moorage.store.errors import StoreUnavailable
 from moorage.testing.gateway import LocalGateway
 
 LOGS, TIMELINE = "/v1/runs/u1/logs/stream", "/v1/runs/u1/timeline/stream"
@@ -359,7 +360,7 @@ async def test_a_feed_that_fails_cuts_its_readers_and_the_next_one_serves_them(g
     await say(runner, b"one\n")
 
     async def broken(*_: object) -> object:
-        raise RuntimeError("unforeseen")
+        raise StoreUnavailable("its disk is away")
 
     following = asyncio.create_task(resumed(gateway.operator, LOGS))
     await asyncio.wait_for(until(lambda: gateway.deps.metrics.streams.labels("logs-stream")._value.get() == 1), 50)
