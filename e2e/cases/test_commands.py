@@ -1,4 +1,4 @@
-"""A builtin agent in gVisor is spoken to while it works: by kubectl, by the program, twice, and without the right to."""
+"""A builtin agent in gVisor is spoken to at work: by kubectl, by the program, twice, and without the right to."""
 
 import json
 from collections.abc import Callable
