@@ -1,17 +1,19 @@
 """Killed, failing, held up and stopped on the way to a pause and back from it."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.contract.commanded_run import commanded
+import yaml
 from tests.contract.killpoint_places import elsewhere
-from tests.contract.killpoints.test_killpoints_commands import woken
 from tests.contract.killpoints.test_killpoints_endings import KILLED, Armed
 from tests.contract.local_machine import Machine
 
 from moorage.cli.exits import Exit
 from moorage.points import Point
 from moorage.testing.killpoints import Fault
+from moorage.testing.models import Reply, Script, StandIn
+from moorage.testing.models.script import Usage
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,15 +49,37 @@ def test_whatever_befalls_a_pause_it_is_finished_and_the_run_goes_on_from_there(
 async def test_whatever_befalls_a_runner_that_pauses_the_run_is_paused(
     machine: Machine, fault: Fault, points: Sequence[Point]
 ) -> None:
-    async with commanded(machine) as run:
+    """An agent that knows nothing of limits, and doesn't go when its model is refused to it."""
+    async with StandIn(
+        Script(replies=(Reply(text="Yes.", usage=Usage(input_tokens=10, output_tokens=1)),) * 9)
+    ).serving() as model:
+        asking(machine, model, hard=5)
         armed = Armed(machine, fault, points)
-        async with woken(armed):
-            process = await run.begun()
-            assert (await run.said("pause", "steps"))[0] == 0
-            run.go()
-            assert (await run.ended(process))["phase"] == "Paused"
+        assert await asyncio.to_thread(armed.ended, machine.start()) == Exit.PAUSED
         assert armed.met
+        assert machine.told("PAUSE_REQUESTED", "BudgetExhausted") == machine.told("PAUSED", '"type":"PAUSED"') == 1
         assert machine.told("ATTEMPT_ENDED") == 0
         machine.armed = {}
-        assert (await run.ended(machine.start()))["phase"] == "Succeeded"
-        assert len(run.heard()) == 2
+        asking(machine, model, hard=1000)
+        code, result, err = await asyncio.to_thread(machine.run)
+        assert (code, result["phase"]) == (0, "Succeeded"), err
+        assert machine.told("MODEL_RESPONSE", '"complete":true') == 2
+
+
+def asking(machine: Machine, model: StandIn, hard: int) -> None:
+    """A manifest whose agent asks its model once in each of two iterations, and waits for ever where it is refused."""
+    said = '{"model":"stand-in","max_tokens":1,"messages":[{"role":"user","content":"?"}]}'
+    ask = f"curl -sf -o answer.json $ANTHROPIC_BASE_URL/v1/messages -H content-type:application/json -d '{said}'"
+    tell = """echo '{"moorage": {"event": "iteration"}}'"""
+    agent = f"test -e first || {{ {ask}; touch first; {tell}; }}; {ask} || sleep 600; touch second; {tell}"
+    machine.write(agent=agent, check="test -e second", constraints={"tokens": {"hard": hard}}, timeouts={"pause": "1s"})
+    body = yaml.safe_load(machine.manifest.read_text())
+    body["spec"]["agent"]["model"] = {"providerRef": {"name": "models"}, "name": "stand-in"}
+    provider = {"protocol": "anthropic-messages", "baseURL": model.url}
+    models = {
+        "apiVersion": body["apiVersion"],
+        "kind": "ModelProvider",
+        "metadata": {"name": "models"},
+        "spec": provider,
+    }
+    machine.manifest.write_text(yaml.safe_dump_all([models, body]))
