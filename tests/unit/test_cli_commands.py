@@ -176,10 +176,12 @@ def test_a_run_that_delivered_nothing_names_no_branch(program: Program, manifest
     assert "branch  " not in program.text
 
 
-@pytest.mark.parametrize("phase", ["Failed", "Cancelled", "Paused"])
-def test_only_success_is_exit_code_zero(program: Program, manifest: Path, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "code"), [("Failed", Exit.FAILED), ("Cancelled", Exit.FAILED), ("Paused", Exit.PAUSED)]
+)
+def test_only_success_is_exit_code_zero(program: Program, manifest: Path, phase: str, code: Exit) -> None:
     program.composition.result = LocalResult("tidy", UID, phase, "AcceptanceFailed", "tests: exit 1")
-    assert program("run", "-f", str(manifest)) == Exit.FAILED
+    assert program("run", "-f", str(manifest)) == code
     assert f"{phase}  AcceptanceFailed: tests: exit 1" in program.text
 
 
