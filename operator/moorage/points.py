@@ -78,6 +78,9 @@ class Point(StrEnum):
     CHECKPOINT_AFTER = "checkpoint/after"  # on the volume, not yet in the gateway
     SAFE_POINT_BEFORE = "safe-point/before"  # in the gateway, not yet counted
     SAFE_POINT_AFTER = "safe-point/after"
+    END_CHECK_BEFORE = "end-check/before"  # the agent says that it is done
+    END_CHECK_WITHIN = "end-check/within"  # the commands have ended beside its worktree, nobody was told
+    END_CHECK_AFTER = "end-check/after"  # journaled, the agent hasn't heard it
     PROPOSAL_BEFORE = "proposal/before"
     PROPOSAL_AFTER = "proposal/after"
     RESULT_BEFORE = "result/before"

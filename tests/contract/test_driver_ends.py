@@ -75,12 +75,10 @@ async def test_the_first_done_fails_acceptance_is_told_the_facts_and_the_second_
     for fact in ("Acceptance `tests` failed", "ended with exit code 3", "FAIL: a.txt says one"):
         assert fact in told
     checks = await run.content("COMPLETION_CHECKED")
-    assert [(c["round"], c["ok"]) for c in checks] == [(1, False), (2, True)]
+    assert [(c["round"], c["status"]) for c in checks] == [(1, "objected"), (2, "clear")]
     decisions = await run.content("CONTINUATION_DECIDED")
     assert [(d["decision"], d["kind"], d["iteration"]) for d in decisions] == [("nudge", "PreComplete", 2)]
-    assert all(
-        r.payload and "objection" not in r.payload for r in await run.records() if r.type == "COMPLETION_CHECKED"
-    )
+    assert all(r.payload and "text" not in r.payload for r in await run.records() if r.type == "COMPLETION_CHECKED")
     state = await run.state()
     assert (state["phase"], state["agent_end"]["summary"]) == ("Verifying", "Really done.")
     assert await delivered(world, run) == "two"
@@ -107,7 +105,7 @@ async def test_what_a_check_leaves_is_not_delivered_and_what_the_agent_ignores_h
     run = await world.admit(agent=agent(world), acceptance=(leaves, CHECK))
     sandbox = await run.start()
     assert await sandbox.ended() == 0
-    assert [c["ok"] for c in await run.content("COMPLETION_CHECKED")] == [True]
+    assert [c["status"] for c in await run.content("COMPLETION_CHECKED")] == ["clear"]
     assert not (sandbox.tree / "left.txt").exists()
     assert await delivered(world, run) == "two"
     assert "left.txt" not in git(world.remote.root / "shop.git", "ls-tree", "--name-only", BRANCH)
@@ -206,3 +204,14 @@ async def test_a_real_agent_that_goes_in_circles_is_told_the_facts_and_then_ende
     assert [(d["decision"], d["kind"]) for d in decisions] == [("nudge", "Circle")]
     assert (await run.state())["usage"]["tool_calls"] == 10
     assert sandbox.left() == []
+
+
+@pytest.mark.rule("N4", "V3")
+async def test_a_check_that_cannot_be_made_stands_against_nothing(make):
+    world = await make(bash('echo two > a.txt; rm -rf "$TMPDIR"; echo > "$TMPDIR"'), Reply(text="Done."))
+    run = await world.admit(agent=agent(world), acceptance=(CHECK,))
+    sandbox = await run.start()
+    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    (check,) = await run.content("COMPLETION_CHECKED")
+    assert (check["status"], check["checks"]) == ("unchecked", []), "something stands in its place"
+    assert await delivered(world, run) == "two"

@@ -231,10 +231,11 @@ def _drift(p: Payload) -> str:
 
 
 def _checked(p: Payload) -> str:
-    found = "nothing stands against it" if p.get("ok") else "something stands against it"
+    found = FOUND.get(str(p.get("status")), "that could not be done")
     return f"the agent's end was checked in its own sandbox: {found}"
 
 
+FOUND = {"clear": "nothing stands against it", "objected": "something stands against it"}
 TOLD = {"nudge": "the agent is told to go on", "terminate": "the agent is ended"}
 
 

@@ -8,7 +8,7 @@ word is the isolated verification's (V3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from moorage.api.wire import Assignment, CheckResult
 from moorage.core.continuation.checks import Changes, Checked, failing_set, objection
 from moorage.drivers.port import EndCheck
 from moorage.drivers.watching import Circles
+from moorage.points import Point, reached
 from moorage.runner.checking import run_check, without_model
 from moorage.runner.report import Reporter, plain
 from moorage.runner.watch import background
 from moorage.workspace.beside import beside, changes
+from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.worktree import RunWorktree
 
 FOLDER = "end-check"
@@ -38,18 +40,25 @@ class Completion:
         self._done = 0
 
     async def check(self, circles: Circles) -> EndCheck:
-        """What stands against the end; nothing once the rounds are used up. Raises WorkspaceError."""
+        """What stands against the end; nothing once the rounds are used up, or where it can't be found out."""
         if self._done >= self._rounds:
             return EndCheck()
         self._done += 1
-        changed, present = await changes(self._worktree)
-        async with background(self._alive()):
-            results = [result async for result in self._results()]
+        reached(Point.END_CHECK_BEFORE)
+        try:
+            async with background(self._alive()):
+                seen = await changes(self._worktree)
+                results = [result async for result in self._results()]
+        except (WorkspaceError, OSError) as error:  # no room for a second checkout, say: that is no fault of the work
+            await self._tell((), "unchecked", plain(f"{type(error).__name__}: {error}"))
+            return EndCheck()
+        reached(Point.END_CHECK_WITHIN)
         checked = [_checked(result) for result in results]
         if checked:
             circles.verified(failing_set(checked))
-        told = objection(checked, Changes(changed, present), change_asked=change_asked(self._assignment))
-        await self._tell(results, told)
+        told = objection(checked, Changes(*seen), change_asked=change_asked(self._assignment))
+        await self._tell(results, "objected" if told else "clear", plain(told or ""))
+        reached(Point.END_CHECK_AFTER)
         return EndCheck(told, proved=bool(checked) and all(check.how is None for check in checked))
 
     async def _results(self) -> AsyncIterator[CheckResult]:
@@ -66,13 +75,13 @@ class Completion:
             self._reporter.progress += 1
             await asyncio.sleep(ALIVE_S)
 
-    async def _tell(self, results: list[CheckResult], told: str | None) -> None:
+    async def _tell(self, results: Sequence[CheckResult], status: str, text: str) -> None:
         payload: dict[str, Any] = {
             "round": self._done,
-            "ok": told is None,
+            "status": status,
             "commit": self._worktree.last,
             "checks": [result.model_dump(mode="json", exclude={"output"}) for result in results],
-            "objection": plain(told) if told else None,
+            "text": text,
         }
         await self._reporter.emit("COMPLETION_CHECKED", payload, record_id=f"COMPLETION_CHECKED:{self._done}")
 

@@ -64,7 +64,7 @@ def _paths(told: bytes) -> frozenset[str]:
 
 def _remove(*folders: Path) -> None:
     """All of them, also where a command took the right to write from a folder of its own."""
-    for folder in folders:
+    for folder in (each for each in folders if os.path.lexists(each)):
         shutil.rmtree(folder, onerror=lambda _do, path, _why: _force(Path(path)))
 
 
