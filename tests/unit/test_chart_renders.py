@@ -358,12 +358,20 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
         (("tenancy.namespaces={Team_A}",), "namespaces"),
         (("rbac.readers[0].kind=Robot", "rbac.readers[0].name=x"), "kind"),
         (("gateway.logLevel=loud",), "logLevel"),
+        (("sandbox.drivers={Our_Driver}",), "drivers"),
     ],
 )
 def test_the_schema_refuses_and_names_what_is_wrong(helm: str, values: tuple[str, ...], said: str) -> None:
     done = template(helm, values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_drivers_of_somebody_elses_reach_admission(helm: str) -> None:
+    assert environment(render(helm), "operator")["MOORAGE_SANDBOX_DRIVERS"] in {None, ""}
+    assert environment(render(helm, ("sandbox.drivers={ours,other}",)), "operator")["MOORAGE_SANDBOX_DRIVERS"] == (
+        "ours,other"
+    )
 
 
 def test_an_older_kubernetes_is_refused(helm: str) -> None:

@@ -440,12 +440,14 @@ def test_settings_come_from_the_charts_variables() -> None:
         "MOORAGE_WATCH_NAMESPACES": "a, b",
         "MOORAGE_MAX_LIVE_RUNS": "7",
         "MOORAGE_SANDBOX_RUNTIME_CLASS": "",
+        "MOORAGE_SANDBOX_DRIVERS": "ours,other",
         "KUBERNETES_SERVICE_HOST": "fd00::1",
         "KUBERNETES_SERVICE_PORT": "443",
     }
     found = OperatorSettings.from_environment(ENV | more)
     assert (found.watch_namespaces, found.max_live_runs, found.probe) == (("a", "b"), 7, "[fd00::1]:443")
     assert (found.defaults.image, found.defaults.runtime_class) == ("base:1", None)
+    assert found.drivers == ("ours", "other")
     with pytest.raises(KeyError, match="MOORAGE_NAMESPACE"):
         OperatorSettings.from_environment({k: v for k, v in ENV.items() if k != "MOORAGE_NAMESPACE"})
 

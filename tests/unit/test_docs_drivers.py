@@ -33,7 +33,7 @@ REAL_AGENTS = (
 
 
 def test_each_installed_driver_has_a_page() -> None:
-    assert sorted(page.stem for page in PAGES.glob("*.md")) == sorted(known())
+    assert sorted({page.stem for page in PAGES.glob("*.md")} - {"writing-one"}) == sorted(known())
 
 
 def test_every_variable_that_an_agent_gets_is_on_the_page(tmp_path) -> None:

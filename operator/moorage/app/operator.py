@@ -64,7 +64,7 @@ async def operate(
                 metrics=metrics,
                 log=log,
                 chance=Random(),  # noqa: S311  jitter, not a secret
-                drivers=frozenset(known()),
+                drivers=frozenset({*known(), *settings.drivers}),
             )
             await await_definitions(api, log)
             sandboxes = sandboxes or await sandbox_settings(api, settings)

@@ -46,6 +46,9 @@ class OperatorSettings:
     pull_secrets: tuple[str, ...] = ()
     """Names of image pull secrets, in the runs' namespaces."""
 
+    drivers: tuple[str, ...] = ()
+    """Names of drivers that sandbox images have beside those that are installed here: they are never started here."""
+
     command_authority: str = "claimed"
     """What vouches for a RunCommand's issuer, journaled with each (O8): the chart's admission policy, or nothing."""
 
@@ -79,6 +82,7 @@ class OperatorSettings:
             max_live_runs=int(env.get("MOORAGE_MAX_LIVE_RUNS") or 20),
             pull_policy=env.get("MOORAGE_SANDBOX_PULL_POLICY") or "IfNotPresent",
             pull_secrets=_list(env.get("MOORAGE_SANDBOX_PULL_SECRETS", "")),
+            drivers=_list(env.get("MOORAGE_SANDBOX_DRIVERS", "")),
             command_authority=env.get("MOORAGE_COMMAND_AUTHORITY") or "claimed",
             probe=_probe(env),
             workers=int(env.get("MOORAGE_WORKERS") or 16),

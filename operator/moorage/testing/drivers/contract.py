@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,11 +57,11 @@ class DriverContract:
     subject: ClassVar[Subject]
 
     @pytest.fixture
-    def stage(self, tmp_path: Path) -> Iterator[Stage]:
+    async def stage(self, tmp_path: Path) -> AsyncIterator[Stage]:
         """Where the driver is put to the test; nothing of it outlives the test."""
         made = Stage(tmp_path, self.subject)
         yield made
-        made.clear()
+        await made.clear()
 
     # --- what is told -------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class StageHost(LocalHost):
     size: int = 0
     refuse_at: int | None = None
     graces: list[float] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
 
     async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
         """Count it, and keep the last of it."""
@@ -60,7 +61,9 @@ class StageHost(LocalHost):
     ) -> Child:
         """A program that knows where its goal is, as under the runner."""
         told = {"MOORAGE_GOAL_FILE": str(self.tree.parent / "goal.txt"), **(env or {})}
-        return _Hurried(await super().spawn(argv, env=told, cwd=cwd, stdin=stdin, talk=talk), self.graces)
+        child = await super().spawn(argv, env=told, cwd=cwd, stdin=stdin, talk=talk)
+        self.children.append(child)
+        return _Hurried(child, self.graces)
 
 
 class _Hurried:
@@ -127,6 +130,9 @@ class Stage:
         """Processes of the agent's that are alive."""
         return running(self._folder)
 
-    def clear(self) -> None:
-        """End whatever is alive."""
+    async def clear(self) -> None:
+        """End whatever is alive, and let go of it."""
         send(self.left(), signal.SIGKILL)
+        for child in self.host.children:
+            await child.wait()
+            child.close()
