@@ -8,8 +8,10 @@ import yaml
 from tests.cli_program import Program, manifest, program
 
 from moorage.api.sse import Event
+from moorage.api.streaming import RunNow
 from moorage.cli import following
 from moorage.cli.exits import Exit
+from moorage.cli.top import Screen
 
 __all__ = ["manifest", "program"]  # fixtures
 
@@ -96,3 +98,27 @@ def test_watching_prints_each_change_once_until_the_gateway_is_gone_for_good(
     program.composition.doors.streams = [first, []]
     assert program("top", "--watch", "-o", "json") == Exit.UNREACHABLE
     assert [json.loads(line)["tokens"] for line in program.text.splitlines()] == [4210, 5000]
+
+
+def now(name: str, **changes: Any) -> RunNow:
+    return RunNow.model_validate_json(run(name, **changes).data)
+
+
+def test_runs_that_wait_are_shown_until_a_gateway_tells_of_them_or_they_are_gone() -> None:
+    screen = Screen()
+    screen.wait("local", [now("first", phase="Queued"), now("second", phase="Queued")])
+    screen.wait("other", [now("third", phase="Queued", namespace="other")])
+    assert [each.name for each in screen.shown()] == ["first", "second", "third"]
+    screen.known.add("uid-first")
+    screen.take(now("first", phase="Running"))
+    screen.wait("local", [now("first", phase="Queued")])
+    assert [(each.name, each.phase) for each in screen.shown()] == [("first", "Running"), ("third", "Queued")]
+
+
+def test_one_that_has_ended_is_shown_for_a_minute() -> None:
+    screen = Screen()
+    screen.take(now("over", phase="Failed", ended_at=NOW))
+    screen.take(now("live", now=NOW + 60_000))
+    assert {each.name for each in screen.shown()} == {"over", "live"}
+    screen.take(now("live", now=NOW + 60_001))
+    assert {each.name for each in screen.shown()} == {"live"}

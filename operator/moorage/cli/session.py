@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from moorage.api.streaming import RunNow
 from moorage.cli.evidence import Evidence, no_reason, runs_of
 from moorage.cli.exits import CliError, Exit, NotFound
 from moorage.cli.following import Following
@@ -178,10 +179,13 @@ async def _on_machine(session: Session, where: Where, run: str) -> AsyncIterator
 
 @dataclass(frozen=True)
 class Watched:
-    """A namespace whose runs can be watched. `abandoned`: whether nobody pushes a run of it on that has not ended."""
+    """A namespace whose runs can be watched. `waiting` are runs that no gateway knows yet; `abandoned`: whether nobody
+    pushes a run of it on that has not ended.
+    """
 
     name: str
     following: Following
+    waiting: Callable[[], Awaitable[list[RunNow]]] | None = None
     abandoned: Callable[[str], Awaitable[bool]] | None = None
 
 
@@ -197,7 +201,7 @@ async def watched(session: Session, where: Where, *, everywhere: bool, follow: b
 
     target = Target(where.kubeconfig, where.context, where.namespace, where.system_namespace)
     async with streams(target, session.terminal.note, everywhere=everywhere, follow=follow) as found:
-        yield [Watched(name, following) for name, following in found]
+        yield [Watched(*each) for each in found]
 
 
 @contextlib.asynccontextmanager
@@ -207,7 +211,7 @@ async def _watched_machine(session: Session, where: Where, *, follow: bool) -> A
         raise NotFound(f"no run was ever made here: {folder} doesn't exist", "name a namespace to look on a cluster")
     async with past_runs(session, folder) as local:
         stream = runs_of(local.client, local.namespace, no_reason, session.terminal.note, follow=follow)
-        yield Watched(local.namespace, stream, local.abandoned)
+        yield Watched(local.namespace, stream, abandoned=local.abandoned)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from moorage.cli.timeline import bounded, rfc3339
 
 KEPT_MS = 60_000  # a run that has ended is shown for so long
 REFRESH_S = 0.5  # of a terminal
-LOOK_S = 2.0  # for runs that nobody pushes on, which tell nobody so
+LOOK_S = 5.0  # between two looks at what no stream tells
 INTERRUPTED = "Interrupted"
 PAUSED = "Paused"
 COLUMNS = {
@@ -63,6 +63,7 @@ def top(
         async with watched(session, where, everywhere=everywhere, follow=watch) as namespaces:
             if not watch:
                 await asyncio.gather(*(_fed(screen, each) for each in namespaces))
+                await asyncio.gather(*(_looked_after(screen, each) for each in namespaces))
                 _tell(terminal, screen.shown(), output, everywhere=everywhere)
                 return
             in_place = output is Output.TEXT and terminal.out.is_terminal
@@ -78,10 +79,13 @@ def top(
 
 @dataclass
 class Screen:
-    """What is known of the runs. `changed` is set whenever that is more than before; `fresh` are the runs it was of."""
+    """What is known of the runs. `changed` is set whenever that is more than before; `fresh` are the runs it was of;
+    `known` are those that a gateway told of.
+    """
 
     runs: dict[str, RunNow] = field(default_factory=dict)
     fresh: list[RunNow] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, run: RunNow) -> None:
@@ -91,6 +95,17 @@ class Screen:
         if before is None or before.model_copy(update={"now": run.now}) != run:
             self.fresh.append(run)
             self.changed.set()
+
+    def wait(self, namespace: str, runs: Sequence[RunNow]) -> None:
+        """These wait for their admission, and nobody else does."""
+        still = {run.uid for run in runs}
+        for uid in [uid for uid, run in self.runs.items() if run.namespace == namespace]:
+            if uid not in self.known | still:
+                del self.runs[uid]
+                self.changed.set()
+        for run in runs:
+            if run.uid not in self.known:
+                self.take(run)
 
     def shown(self) -> list[RunNow]:
         """Those that spend most come first; ended ones go after a while."""
@@ -106,7 +121,9 @@ async def _fed(screen: Screen, namespace: Watched) -> None:
     async with aclosing(namespace.following.events()) as events:
         async for event in events:
             if event.kind == StreamKind.RUN:
-                screen.take(await _standing(namespace, RunNow.model_validate_json(event.data)))
+                run = RunNow.model_validate_json(event.data)
+                screen.known.add(run.uid)
+                screen.take(await _standing(namespace, run))
 
 
 async def _standing(namespace: Watched, run: RunNow) -> RunNow:
@@ -122,11 +139,17 @@ async def _standing(namespace: Watched, run: RunNow) -> RunNow:
 
 
 async def _looked_after(screen: Screen, namespace: Watched) -> None:
-    """Nobody tells of an owner's death."""
+    """What no gateway tells: that an owner has died, and which runs wait for their admission."""
+    for run in list(screen.runs.values()) if namespace.abandoned is not None else ():
+        screen.take(await _standing(namespace, run))
+    if namespace.waiting is not None:
+        screen.wait(namespace.name, await namespace.waiting())
+
+
+async def _kept_looked_after(screen: Screen, namespace: Watched) -> None:
     while True:
+        await _looked_after(screen, namespace)
         await asyncio.sleep(LOOK_S)
-        for run in list(screen.runs.values()):
-            screen.take(await _standing(namespace, run))
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
@@ -143,8 +166,7 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
 def _feeding(screen: Screen, namespaces: Iterable[Watched]) -> Iterator[Coroutine[Any, Any, None]]:
     for each in namespaces:
         yield _fed(screen, each)
-        if each.abandoned is not None:
-            yield _looked_after(screen, each)
+        yield _kept_looked_after(screen, each)
 
 
 async def _shown_live(terminal: Terminal, screen: Screen, *, everywhere: bool) -> None:
