@@ -75,6 +75,8 @@ def test_a_log_is_followed_over_the_death_of_the_sandbox_and_of_the_gateway_each
     )
     assert eventually(lambda: "first 5" in written(logs.told()), within_s=120), logs.err.read_text()
     assert "talk" in moorage("top", "-n", tenant.namespace)
+    everywhere = [line.split()[:3] for line in moorage("top", "-A").splitlines()]
+    assert [tenant.namespace, "talk", "Running"] in everywhere
     pod = tenant.sandbox("talk")["metadata"]["name"]
     tenant.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
     assert eventually(lambda: "second 5" in written(logs.told()), within_s=180), logs.err.read_text()

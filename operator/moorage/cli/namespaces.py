@@ -12,7 +12,7 @@ from moorage.api.names import API_VERSION
 from moorage.api.streaming import RunNow
 from moorage.cli.cluster import READING, Cluster, Renewed, Target, asked, connected, failure, reached, reader_token
 from moorage.cli.evidence import runs_of
-from moorage.cli.exits import Denied, Unreachable
+from moorage.cli.exits import Denied, NotFound, Unreachable
 from moorage.cli.following import Following
 from moorage.core.run.phases import RunPhase
 from moorage.sandbox.kube import Body, path_of
@@ -31,7 +31,7 @@ async def streams(target: Target, note: Note, *, everywhere: bool, follow: bool)
         for name in await _with_runs(cluster) if everywhere else [cluster.namespace]:
             try:
                 stream = await stack.enter_async_context(_stream(replace(cluster, namespace=name), note, follow))
-            except Denied as error:
+            except (Denied, NotFound) as error:  # one that is being deleted isn't there for all purposes
                 if not everywhere:
                     raise
                 note(f"{name} is left out: {error.message}")
