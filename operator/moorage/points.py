@@ -73,6 +73,9 @@ class Point(StrEnum):
     WORKTREE_AFTER = "worktree/after"
     STAGE_BEFORE = "staging/before"  # the tree stands still
     STAGE_WITHIN = "staging/within"  # its files are in our index, no tree of them is written
+    STATE_WITHIN = (
+        "checkpoint-state/within"  # the tree is staged and the conversation's files are objects; no commit is
+    )
     CHECKPOINT_BEFORE = "checkpoint/before"
     CHECKPOINT_WITHIN = "checkpoint/within"  # its commit is written, no ref names it
     CHECKPOINT_AFTER = "checkpoint/after"  # on the volume, not yet in the gateway

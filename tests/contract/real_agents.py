@@ -15,6 +15,8 @@ from e2e.cluster.images import ASKED_IMAGES
 from e2e.cluster.npm import installed, present
 from e2e.cluster.paths import cache_root
 from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.runner.relay import Relay
+from moorage.testing.host import LocalHost
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
 from moorage.testing.serving import listening
@@ -89,8 +91,15 @@ def run(agent: str, *commands: str, text: str = "") -> Reply:
 
 
 @contextlib.asynccontextmanager
-async def model_door(*replies: Reply) -> AsyncIterator[tuple[str, StandIn]]:
-    """A stand-in where the runner's relay has the model door; the URL is the relay's."""
+async def model_door(host: LocalHost, *replies: Reply) -> AsyncIterator[tuple[str, StandIn]]:
+    """A stand-in where the gateway has the model door, behind a relay that holds requests for the host; its URL."""
     model = StandIn(Script(replies=replies))
+    token = host.tree.parent / "token"
+    token.write_text("the run's")
     async with listening(Starlette(routes=[Mount("/model", app=model.app)])) as url:
-        yield url, model
+        relay = Relay(url, token, host.hold)
+        await relay.start()
+        try:
+            yield relay.url, model
+        finally:
+            await relay.stop()

@@ -299,10 +299,11 @@ async def test_one_that_sleeps_for_ever_can_be_cancelled(posing):
     assert (await run.state())["agent_end"]["outcome"] == "cancelled"
 
 
-@pytest.mark.parametrize("agent", ["codex", "pi"])  # for which the driver writes there
-async def test_a_home_that_an_earlier_attempt_has_ruined_is_told(posing, agent):
+@pytest.mark.rule("R3")
+async def test_a_home_that_an_earlier_attempt_has_ruined_is_put_aside(posing, agent):
     run = await posing("say(END)")
     home = run.volume / ".moorage" / "agent" / "home"
     home.mkdir(parents=True)
     (home / f".{agent}").write_text("no folder")
-    assert await ended(run) == ("failed", "CommandNotStarted")
+    assert await ended(run) == ("completed", "Completed")
+    assert (run.volume / ".moorage" / "aside" / "1" / "home" / f".{agent}").read_text() == "no folder"

@@ -90,7 +90,7 @@ async def record(agent: str, name: str, replies: Sequence[Reply]) -> None:
         (tree / "a.txt").write_text("one\n")
         host = RecordingHost(tree, record=Path(folder) / "out")
         path = path_with(agent, Path(folder) / "bin")
-        async with model_door(*replies) as (url, _):
+        async with model_door(host, *replies) as (url, _):
             outcome = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
         said = MUCH.sub(rb"\1}}", host.record.read_bytes())  # lists all that it can do
         said = said.replace(str(tree).encode(), TREE).replace(folder.encode(), b"/volume")

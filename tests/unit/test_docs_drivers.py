@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from moorage.drivers.acp import driver as acp
 from moorage.drivers.builtin import driver as builtin
 from moorage.drivers.builtin import model, tools
 from moorage.drivers.command import LINE_CAP, CommandDriver
-from moorage.drivers.port import Guarantees
+from moorage.drivers.port import Guarantees, State
 from moorage.drivers.program import FINAL_GRACE_S, FINAL_STOP_S, PIPE_GRACE_S, STOP_GRACE_S
 from moorage.drivers.registry import known, load
 from moorage.drivers.telling import RESULT_CHARACTERS
@@ -104,10 +105,13 @@ def test_guarantees_are_those_that_the_drivers_declare() -> None:
         "codex",
         "pi",
     ]
-    assert {name: load(name).guarantees for name in ("codex", "pi")} == dict.fromkeys(
-        ("codex", "pi"),
-        Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True),
-    )
+    told = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
+    for name, page in (("claude-code", CLAUDE_CODE), ("codex", CODEX), ("pi", PI)):
+        guarantees = load(name).guarantees
+        assert replace(guarantees, state=State()) == told
+        assert guarantees.state.paths
+        assert all(f"`~/{path}`" in page for path in guarantees.state.paths + guarantees.state.derived)
+    assert {load(name).guarantees.state for name in ("acp", "command", "builtin")} == {State()}
 
 
 @pytest.mark.parametrize(("page", "agent"), [(CLAUDE_CODE, "claude-code"), (CODEX, "codex"), (PI, "pi")])

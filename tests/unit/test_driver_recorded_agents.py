@@ -1,17 +1,19 @@
 """What the drivers of real agents make of what those agents printed (tests/recorded), however the bytes are cut."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.api.wire import ResolvedAgent
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.codex.events import CodexEvents
-from moorage.drivers.facts import Dialect
-from moorage.drivers.jsonlines import LINE_CAP, AgentListener
+from moorage.drivers.facts import Answered, Asked, Dialect, Settled
+from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Launch
 from moorage.drivers.pi.events import PiEvents
 from moorage.drivers.port import Outcome
 from moorage.drivers.sessions import Conversation
@@ -63,16 +65,75 @@ def host(tmp_path: Path) -> LocalHost:
     return LocalHost(tmp_path / "tree")
 
 
+PATHS = {"codex": "/model/v1/responses"} | dict.fromkeys(("claude-code", "pi"), "/model/v1/messages")
+
+
+def request(agent: str, calls: int) -> bytes:
+    """What it asks its model after so many calls, as much of it as tells that they are over."""
+    ids = [f"c{n}" for n in range(calls)]
+    if agent != "codex":
+        results = [{"type": "tool_result", "tool_use_id": each} for each in ids]
+        return json.dumps({"messages": [{"role": "user", "content": results}]}).encode()
+    asked = [{"type": "function_call", "name": "exec_command", "call_id": each} for each in ids]
+    return json.dumps(
+        {"input": [*asked, *({"type": "function_call_output", "call_id": each} for each in ids)]}
+    ).encode()
+
+
+def decisions(agent: str, said: bytes) -> Iterator[tuple[bytes, int]]:
+    """What it prints, cut where it asks its model again, each with the number of calls that are over by then."""
+    told, under_way, over, part = dialect(agent), set[str](), 0, b""
+    for line in said.splitlines(keepends=True):
+        part += line
+        event = parsed(line)
+        facts = told.facts(event) or ()
+        under_way |= decided(event) | {fact.call for fact in facts if isinstance(fact, Asked)}
+        ended = {fact.call for fact in facts if isinstance(fact, Answered)}
+        under_way -= ended
+        over += len(ended)
+        turned = any(isinstance(fact, Settled) and fact.more for fact in facts)
+        if turned or (agent != "pi" and ended and not under_way):
+            yield part, over
+            part = b""
+    yield part, 0
+
+
+def decided(event: Mapping[str, Any]) -> set[str]:
+    """The calls of a decision that Claude Code tells as a whole."""
+    content = event["message"].get("content") if event.get("type") == "assistant" else None
+    return {part["id"] for part in content or () if part["type"] == "tool_use"}
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) and isinstance(event.get("type"), str) else {}
+
+
 async def heard(host: LocalHost, agent: str, said: bytes, *, size: int = 1 << 16) -> Outcome:
-    """The outcome of a program that prints so, in pieces of `size` bytes, and exits with 0."""
+    """The outcome of a program that prints so, in pieces of `size` bytes, asks where it did, and exits with 0."""
 
     async def chunks() -> AsyncIterator[bytes]:
-        for at in range(0, len(said), size):
-            yield said[at : at + size]
+        await host.hold.ask(PATHS[agent], request(agent, 0))
+        for part, over in decisions(agent, said):
+            for at in range(0, len(part), size):
+                yield part[at : at + size]
+            if over:
+                await host.hold.ask(PATHS[agent], request(agent, over))
 
     task = task_for(host, ResolvedAgent(driver=agent))
-    listener = AgentListener(task, host, dialect(agent), Conversation(task.home, agent).remember)
-    await listener.hear(chunks())
+    remember = Conversation(task.home, agent).remember
+    asked = iter([frozenset[str]()])  # at first none; after that, whatever it asks with
+    kept = frozenset(f"c{n}" for n in range(99))
+    launch = Launch((), {}, b"", dialect(agent), remember, lambda: next(asked, kept))
+    with host.held() as requests:
+        listener = AgentListener(task, host, launch, requests)
+        attending = asyncio.create_task(listener.attend())
+        await listener.hear(chunks())
+        attending.cancel()
+        await asyncio.wait({attending})
     return listener.judge(0)
 
 

@@ -394,16 +394,22 @@ class Orders(Wire):
 
 
 class CheckpointReport(Wire):
-    """P2, P5: pushed already; counted when the gateway has seen the objects synced. One per changed iteration."""
+    """P2, P5: pushed already; counted when the gateway has seen the objects synced. One per changed iteration.
+
+    `changed`: there is a new checkpoint; `tree_changed`: not only of the agent's conversation (None: an older runner,
+    which keeps none). `held_ms`: P6, how long a request of the agent's to its model has waited for this safe point.
+    """
 
     epoch: int
     iteration: int = Field(ge=1)
     changed: bool
+    tree_changed: bool | None = None
     commit: Sha | None = None
     tree: Sha | None = None
     left_out: tuple[str, ...] = ()
     recorded_at: int
     usage: dict[str, int] = {}
+    held_ms: int | None = Field(default=None, ge=0)
 
 
 class ResultReport(Wire):

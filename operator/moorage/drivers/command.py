@@ -63,6 +63,10 @@ class _Listener:
         async for data in stderr:
             await self._host.output("stderr", data)
 
+    async def attend(self) -> None:
+        """Nothing of it waits for us: what it asks a model says nothing of where it stands."""
+        await asyncio.Event().wait()
+
     def judge(self, code: int) -> Outcome:
         """By the exit code."""
         if code == 0:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.telling import ToolResult
 
 
@@ -50,8 +51,17 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a decision came to, where that is told before its calls are over."""
+
+    usage: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Settled:
-    """No tool runs and the model has all results: a safe point. `more`: another decision follows."""
+    """No tool runs, as far as the program tells, and `usage` is what was used and not told yet. `more`: another
+    decision follows, whose request is the safe point (P6); where none comes our way, and at the end, this is it.
+    """
 
     usage: Mapping[str, int]
     more: bool
@@ -92,7 +102,7 @@ class Wanted:
     call: str = ""
 
 
-Fact = Began | Said | Noted | Asked | Answered | Settled | Trouble | Ended | Reply | Wanted
+Fact = Began | Said | Noted | Asked | Answered | Used | Settled | Trouble | Ended | Reply | Wanted
 Say = Callable[[bytes], Awaitable[None]]
 
 
@@ -103,6 +113,9 @@ class Dialect(Protocol):
         """Nothing where it says nothing new; None where it isn't known. Raises nothing, whatever the shape: a field
         that is missing or of another type is as good as empty. Of an overlong line there is the `type` alone.
         """
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        """Of how many of the calls whose results it brings to its model the program tells that they are over."""
 
 
 class Server(Protocol):

@@ -9,11 +9,13 @@ and a success is none where the model had just refused the key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.facts import (
     Answered,
     Asked,
@@ -28,9 +30,11 @@ from moorage.drivers.facts import (
     Server,
     Settled,
     Trouble,
+    Used,
     Wanted,
 )
-from moorage.drivers.port import Child, Host, Kind, Outcome, Task
+from moorage.drivers.holding import STOPPING, carried, decides, refuse
+from moorage.drivers.port import Child, Held, Host, Kind, Outcome, Task
 from moorage.drivers.program import (
     FINAL_GRACE_S,
     OUTPUT_LIMIT,
@@ -45,12 +49,14 @@ from moorage.drivers.program import (
     started,
 )
 from moorage.drivers.telling import Place, Telling
-from moorage.drivers.untrusted import mapping, read
+from moorage.drivers.untrusted import added, mapping, read
 
 MARK = b"{"
 LINE_CAP = 4 * 1024 * 1024
 MAX_OPEN = 256  # tool calls at once; a real agent has a few
 MESSAGE_CAP = 2_000
+LAG_S = 5.0  # how far an agent's words and its own files may be behind what it asks
+LOOK_S = 0.02
 OVERLAP = 128  # bytes of stderr that are looked at twice, since what is sought may be cut
 TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
 REFUSED = re.compile(r"\b401\b|authentication_error", re.IGNORECASE)  # in a failure's own words
@@ -73,13 +79,18 @@ class Speech:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the program is started and understood. `remember` takes the conversation's name."""
+    """How the program is started and understood. `remember` takes the conversation's name; `results` tells the calls
+    whose results its conversation holds by now, where that is known; `nested`: a tool may be an agent of its own, whose
+    requests end no iteration while its call is under way.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     stdin: bytes
     dialect: Dialect
     remember: Callable[[str], None]
+    results: Callable[[], frozenset[str]] | None = None
+    nested: bool = False
     speech: Speech | None = None
     final_grace_s: float = FINAL_GRACE_S
 
@@ -90,13 +101,18 @@ async def drive(task: Task, host: Host, launch: Launch) -> Outcome:
         Iterations(task, host).demand_one()
     except Spent as error:
         return Outcome("exhausted", "BudgetExhausted", str(error))
+    with host.held() as requests:  # until nothing of it is left: one that is refused would go on without us
+        return await _driven(task, host, launch, requests)
+
+
+async def _driven(task: Task, host: Host, launch: Launch, requests: AsyncIterator[Held]) -> Outcome:
     speech = launch.speech
     child = await started(host, launch.argv, launch.env, launch.stdin, talk=speech is not None)
     if isinstance(child, Outcome):
         return child
     server = speech.server(child) if speech and speech.server else None
     line = Line(child.say, speech, server) if speech else None
-    listener = AgentListener(task, host, launch.dialect, launch.remember, line)
+    listener = AgentListener(task, host, launch, requests, line)
     goodbye = speech.goodbye if speech else bytes
     try:
         return await Program(host, child, listener, goodbye=goodbye, final_grace_s=launch.final_grace_s).run()
@@ -118,12 +134,16 @@ class AgentListener:
     """Implements program.Listener: facts to the journal and the log, safe points as they come."""
 
     def __init__(
-        self, task: Task, host: Host, dialect: Dialect, remember: Callable[[str], None], line: Line | None = None
+        self, task: Task, host: Host, launch: Launch, requests: AsyncIterator[Held], line: Line | None = None
     ) -> None:
         self.summary, self.final = "", asyncio.Event()
-        self._line = line
+        self._requests, self._line = requests, line
         self.iterations = Iterations(task, host, told=True)
-        self._host, self._dialect, self._remember, self._telling = host, dialect, remember, Telling(host)
+        self._host, self._launch, self._telling = host, launch, Telling(host)
+        self._seen = set(self._results())  # the calls whose results the model knows of
+        self._usage: dict[str, int] = {}  # of the iteration that is under way
+        self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
+        self._asks = False  # its model by way of us
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
         self._index = 0  # of the next call within its iteration
         self._end: Ended | None = None
@@ -157,18 +177,20 @@ class AgentListener:
         if piece.kind == "text":
             return None
         event = _event(piece)
-        return None if event is None else self._dialect.facts(event)
+        return None if event is None else self._launch.dialect.facts(event)
 
     async def _take(self, fact: Fact) -> None:
         match fact:
             case Began():
-                self._remember(fact.session)
+                self._launch.remember(fact.session)
             case Said() | Noted():
                 await self._said(fact)
             case Asked():
                 await self._asked(fact)
             case Answered():
                 await self._answered(fact)
+            case Used():
+                self._usage = added(self._usage, fact.usage)
             case Settled():
                 await self._settled(fact)
             case Trouble():
@@ -214,19 +236,24 @@ class AgentListener:
         if (known := self._open.pop(fact.call, None)) is not None:
             await self._telling.answered(*known, fact.result.capped())
 
-    async def _settled(self, fact: Settled) -> None:
-        await self.iterations.complete(fact.usage, more=fact.more)
-        self._index = 0
-        if fact.more:
-            self.iterations.demand_one()
-            await self._steered()
+        self._heard += 1
+        self._news.set()
 
-    async def _steered(self) -> None:
-        """M3: between its calls and its next decision. A program without an ear is stopped, and goes on with it."""
-        if self._line is None and self._host.messages.waiting("Steer"):
-            raise Steered
-        if self._line is not None and self._line.speech.steers:
+    async def _settled(self, fact: Settled) -> None:
+        self._usage = added(self._usage, fact.usage)
+        if not fact.more:
+            await self._complete(more=False)
+        elif not self._asks:
+            await self._go_on()
+        if fact.more and self._line is not None and self._line.speech.steers:
             await self._pass_on(self._line, "Steer")
+
+    async def _go_on(self, held: Held | None = None, *, conversation: bool = True) -> None:
+        """A safe point, after which another decision follows if it may."""
+        await self._complete(more=True, held=held, conversation=conversation)
+        self.iterations.demand_one()
+        if self._line is None and self._host.messages.waiting("Steer"):
+            raise Steered  # M3: without an ear it is stopped before its next decision, and goes on with the message
 
     async def _ended(self, fact: Ended) -> None:
         """The last word, unless a person has more to say to an agent that is content."""
@@ -244,6 +271,57 @@ class AgentListener:
         if said:
             await line.say(line.speech.message("\n\n".join(message.text for message in said)))
         return bool(said)
+
+    # --- safe points --------------------------------------------------------------------------------------------------
+
+    async def attend(self) -> None:
+        """P6: whatever it asks its model waits here, and what ends an iteration waits for its safe point."""
+        async for request in self._requests:
+            if self._host.stopping.is_set():
+                refuse(request, "Stopping", STOPPING)
+            else:
+                await self._before(request)
+                request.pass_on()
+
+    async def _before(self, request: Held) -> None:
+        """Take a safe point where the request carries a result for the first time, or where nobody can tell and a call
+        is over.
+        """
+        results = carried(request)
+        self._asks = self._asks or decides(request)
+        fresh = [each for each in results or () if each.call not in self._seen]
+        calls = {each.call for each in fresh}
+        within = self._launch.nested and bool(self._open.keys() - calls)
+        begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
+        if (fresh and begun and not within) or (results is None and self._heard):
+            agrees = await self._caught_up(fresh)
+            await self._go_on(request, conversation=agrees and results is not None)
+        self._seen |= calls
+
+    async def _complete(self, *, more: bool, held: Held | None = None, conversation: bool = True) -> None:
+        usage, self._usage = self._usage, {}
+        await self.iterations.complete(usage, more=more, held=held, conversation=conversation)
+        self._index = self._heard = 0
+
+    async def _caught_up(self, results: Sequence[Carried]) -> bool:
+        """Wait, for as long as it may lag, until it has told what it did, and kept what it asks: whether it has kept
+        it. It waits for us meanwhile, and tells and keeps by threads of its own.
+        """
+        due, calls = self._launch.dialect.telling(results), {each.call for each in results}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAG_S):
+                while self._heard < due:
+                    self._news.clear()
+                    await self._news.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAG_S):
+                while self._launch.results and not calls <= await asyncio.to_thread(self._results):  # noqa: ASYNC110  a file of its own
+                    await asyncio.sleep(LOOK_S)
+                return True
+        return False
+
+    def _results(self) -> frozenset[str]:
+        return self._launch.results() if self._launch.results else frozenset()
 
     # --- how it ended -------------------------------------------------------------------------------------------------
 

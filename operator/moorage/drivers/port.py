@@ -8,7 +8,8 @@ host is the runner's side: facts go up (`emit`), safe points are taken (`safe_po
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,6 +18,16 @@ from moorage.api.wire import ResolvedAgent, ResolvedLimits
 from moorage.core.continuation.loops import Finding
 
 Ending = Literal["completed", "failed", "cancelled", "exhausted", "paused", "unknown"]
+
+
+@dataclass(frozen=True)
+class State:
+    """P2: where a program keeps its conversation, relative to HOME: `paths`, files or folders, are put into checkpoints
+    and back with the tree. `derived`: what the program makes of them by itself, and would contradict them after that.
+    """
+
+    paths: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,11 +46,28 @@ class Guarantees:
     """Q5: it ends as `paused` by itself at its next safe point, once `Host.pausing` is set. Any other is stopped by the
     runner, after its next safe point or when its grace is over.
     """
+    state: State = State()
 
     @property
     def can_go_on(self) -> bool:
         """N1: after its program has stopped, `run` with `Task.go_on_with` goes on with the same conversation."""
         return self.resume == "session" and not self.native_continuation
+
+
+class Held(Protocol):
+    """P6: a request of the agent's to its model, which waits at the runner. `path` begins with /model/; `body` is None
+    where it passes as a stream; `since` is monotonic, in seconds.
+    """
+
+    path: str
+    body: bytes | None
+    since: float
+
+    def pass_on(self) -> None:
+        """It may leave."""
+
+    def refuse(self, answer: bytes) -> None:
+        """It never leaves; `answer` is what the agent hears."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +189,23 @@ class Host(Protocol):
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote; kept as chunked artifacts, bounded, never a record each."""
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
-        """Checkpoint the tree if it changed, then count the iteration as complete (P2, P5). Returns the tree's hash.
+    async def safe_point(
+        self,
+        iteration: int,
+        usage: Mapping[str, int] | None = None,
+        *,
+        held: Held | None = None,
+        conversation: bool = True,
+    ) -> str:
+        """Checkpoint the tree and the driver's state paths if they changed, then count the iteration as complete (P2,
+        P5). Returns the tree's hash.
 
-        Every process of the agent's stands still (SIGSTOP) while the picture is taken.
+        Every process of the agent's stands still (SIGSTOP) while the picture is taken. `held`: the request that waits
+        for it. `conversation`: False where the state paths are known not to agree with the tree, and are left out.
         """
+
+    def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
+        """P6: while it is entered, each request to the model waits until it is passed on or refused."""
 
     async def check_end(self) -> EndCheck:
         """N4: what stands against the end that the agent has just said, at its last safe point. No process of its may

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.continuation.loops import Finding
-from moorage.drivers.port import Child, Host, Outcome, Task
+from moorage.drivers.port import Child, Held, Host, Outcome, Task
 
 READ = 64 * 1024
 STOP_GRACE_S = 25.0
@@ -43,6 +43,9 @@ class Listener(Protocol):
 
     async def hear_errors(self, stderr: AsyncIterator[bytes]) -> None:
         """Take stderr to its end."""
+
+    async def attend(self) -> None:
+        """Whatever else it does while the program lives; ends by its cancellation. Raises as `hear`."""
 
     def judge(self, code: int) -> Outcome:
         """How it ended, after all output; the exit code is negative for a signal."""
@@ -84,9 +87,16 @@ class Iterations:
         if not self.left:
             raise Spent(f"all {self._limit} iterations are used up")
 
-    async def complete(self, usage: Mapping[str, int] | None = None, *, more: bool = True) -> None:
+    async def complete(
+        self,
+        usage: Mapping[str, int] | None = None,
+        *,
+        more: bool = True,
+        held: Held | None = None,
+        conversation: bool = True,
+    ) -> None:
         """Take the safe point that counts one. Raise Circling, where another one follows."""
-        await self._host.safe_point(self.next, usage)
+        await self._host.safe_point(self.next, usage, held=held, conversation=conversation)
         self.next += 1
         self._used += 1
         found = self._host.circle() if more else None
@@ -132,10 +142,13 @@ class Program:
         tasks = [asyncio.create_task(each) for each in readers]
         events = (self._host.stopping, self._listener.final)
         told, said = (asyncio.create_task(event.wait()) for event in events)
+        attending = asyncio.create_task(self._listener.attend())
         # a reader that failed (a refused checkpoint, a fence, a spent limit) ends it with its own error
         life: asyncio.Future[Any] = asyncio.gather(*tasks)
         try:
-            await asyncio.wait({life, told, said}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({life, told, said, attending}, return_when=asyncio.FIRST_COMPLETED)
+            if attending.done():
+                attending.result()
             if not life.done() and not told.done():
                 self._child.end_input()
                 await asyncio.wait({life, told}, timeout=self._final_grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -159,9 +172,9 @@ class Program:
             return Outcome("failed", reason, error.found.facts, self._listener.summary)
         finally:
             await self._child.stop(0)
-            for each in (told, said, *tasks):
+            for each in (told, said, attending, *tasks):
                 each.cancel()
-            await asyncio.gather(told, said, life, *tasks, return_exceptions=True)
+            await asyncio.gather(told, said, attending, life, *tasks, return_exceptions=True)
             self._child.close()
 
     async def _part(self, *ends: asyncio.Future[Any]) -> None:

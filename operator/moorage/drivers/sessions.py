@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.drivers.port import Outcome, Task
@@ -49,7 +50,12 @@ class Conversation:
     """Which conversation a driver's program had in an earlier attempt on this volume."""
 
     def __init__(self, home: Path, driver: str) -> None:
-        self._file = home / FOLDER / f"{driver}-session"
+        self._file = home / self.place(driver)
+
+    @staticmethod
+    def place(driver: str) -> str:
+        """Where its name is kept, relative to HOME."""
+        return f"{FOLDER}/{driver}-session"
 
     def remember(self, name: str) -> None:
         """Keep its name; one that is none is not kept, and neither is one that the volume has no room for."""
@@ -66,6 +72,35 @@ class Conversation:
         return name if NAME.fullmatch(name) else None
 
 
+@dataclass(frozen=True)
+class Transcript:
+    """The files in which a program keeps its conversations, a JSON object a line. `mark` stands in a line that holds a
+    tool's result, and `call` finds the id of its call there.
+    """
+
+    home: Path
+    pattern: str
+    mark: bytes
+    call: re.Pattern[bytes]
+
+    def holds(self, conversation: str) -> bool:
+        """There is a file of that conversation, whose name ends with its own."""
+        return any(path.stem.endswith(conversation) for path in self.home.glob(self.pattern))
+
+    def results(self) -> frozenset[str]:
+        """The calls whose results are in them. A folder or pipe in their place has none."""
+        lines = [line for path in self.home.glob(self.pattern) for line in _lines(path) if self.mark in line]
+        return frozenset(found.decode("utf-8", "replace") for line in lines for found in self.call.findall(line))
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Whole lines alone."""
+    try:
+        return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    except OSError:
+        return []
+
+
 def _head(path: Path, size: int = 128) -> bytes:
     """The first bytes of what may be anything: a pipe that nobody writes to has none, and is not waited for."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -75,11 +110,10 @@ def _head(path: Path, size: int = 128) -> bytes:
         os.close(opened)
 
 
-def opening(task: Task, *, resumed: bool) -> str:
+def opening(task: Task, *, resumed: bool, together: bool = True) -> str:
     """What the program is told: what its conversation goes on with, where it has just stopped (N1); else the goal, and
-    in a recovered attempt what is known of the earlier ones (R4).
-
-    A conversation that goes on may be ahead of the worktree, which stands at the last safe point.
+    in a recovered attempt what is known of the earlier ones (R4). `together`: a conversation that goes on stands at the
+    worktree's own safe point (P2); else it may be ahead of that.
     """
     if task.go_on_with is not None:
         return task.go_on_with if resumed else f"{task.goal}\n\n{task.go_on_with}"
@@ -87,12 +121,15 @@ def opening(task: Task, *, resumed: bool) -> str:
         return task.goal
     handoff = f"\n\n<handoff>\n{task.handoff}\n</handoff>" if task.handoff else ""
     if resumed:
-        return f"{AGAIN}{handoff}\n\nThe goal is still:\n{task.goal}"
+        return f"{AGAIN if together else APART}{handoff}\n\nThe goal is still:\n{task.goal}"
     return f"{task.goal}{handoff}\nLook at the worktree first, then go on from there."
 
 
 AGAIN = (
+    "Another attempt at the same work begins. The worktree and this conversation are both as they were at the last safe"
+    " point: what was decided after it is not known here, and not done. Go on from there."
+)
+APART = (
     "Another attempt at the same work begins. The worktree stands at its last safe point, which may be older than what"
-    " you remember."
-    " Look at the files before you go on, and do again what isn't there."
+    " you remember. Look at the files before you go on, and do again what isn't there."
 )

@@ -52,3 +52,8 @@ def counts(usage: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]
     """Tokens by our names, from theirs (`names`: theirs to ours); what is no count, or 0, is left out."""
     found = {ours: number(usage.get(theirs)) for theirs, ours in names.items()}
     return {name: n for name, n in found.items() if n is not None and n > 0}
+
+
+def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The sum of two counts, by name."""
+    return {**one, **{name: one.get(name, 0) + count for name, count in other.items()}}

@@ -272,11 +272,13 @@ def _left_out(body: CheckpointReport | ResultReport, count: int) -> dict[str, An
 
 
 def _iteration(caller: Caller, body: CheckpointReport) -> Draft:
-    payload = {
+    payload: dict[str, Any] = {
         "iteration": body.iteration,
-        "changed": body.changed,
+        "changed": body.changed if body.tree_changed is None else body.tree_changed,
         "usage": body.usage,
     }
+    if body.held_ms is not None:
+        payload["held_ms"] = body.held_ms
     return _told(caller, RecordType.ITERATION_COMPLETE, f"iteration:{body.iteration}", body.recorded_at, payload)
 
 

@@ -39,19 +39,21 @@ def header(head: bytes, name: bytes) -> bytes | None:
     return next((value.strip() for found, _, value in lines if found.lower() == name), None)
 
 
-def length(head: bytes) -> int | None:
+def length(head: bytes, most: int = MAX_KEPT) -> int | None:
     """How many bytes follow, where that is told and is few enough to be kept."""
     told = header(head, b"content-length")
     if told is None or not told.isdigit() or len(told) > 9:
         return None
-    return size if (size := int(told)) <= MAX_KEPT else None
+    return size if (size := int(told)) <= most else None
 
 
-async def kept_body(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
-    """The request's body; None where it has to pass as a stream."""
+async def kept_body(
+    head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int = MAX_KEPT
+) -> bytes | None:
+    """The request's body; None where it has to pass as a stream, as one of more than `most` bytes has."""
     if header(head, b"transfer-encoding") is not None:
         return None
-    size = 0 if header(head, b"content-length") is None else length(head)
+    size = 0 if header(head, b"content-length") is None else length(head, most)
     if size and header(head, b"expect") is not None:
         writer.write(CONTINUE)
     return None if size is None else await reader.readexactly(size)

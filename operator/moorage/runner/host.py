@@ -6,18 +6,21 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from moorage.api.wire import Assignment, CheckpointReport
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
-from moorage.drivers.port import Child, EndCheck
+from moorage.drivers.port import Child, EndCheck, Held
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
 from moorage.runner.completion import Completion, change_asked
+from moorage.runner.hold import Hold
 from moorage.runner.mailbox import Mailbox
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
@@ -38,13 +41,15 @@ class RunnerHost:
         assignment: Assignment,
         worktree: RunWorktree,
         paths: AgentPaths,
+        *,
+        hold: Hold,
     ) -> None:
         self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
         self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
-        self._client, self._reporter = client, reporter
+        self._client, self._reporter, self._hold = client, reporter, hold
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
         self._circles.stood(worktree.last_tree, self._used())
@@ -88,20 +93,33 @@ class RunnerHost:
         self._reporter.progress += 1
         self.log.add(stream, data)
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
+    def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
+        """P6: the relay holds what the agent asks its model."""
+        return self._hold.requests()
+
+    async def safe_point(
+        self,
+        iteration: int,
+        usage: Mapping[str, int] | None = None,
+        *,
+        held: Held | None = None,
+        conversation: bool = True,
+    ) -> str:
         """P2, P5: the objects first, then the record that counts them."""
         with standing_still():
-            taken = await self._worktree.checkpoint(iteration, self._assignment.epoch)
+            taken = await self._worktree.checkpoint(iteration, self._assignment.epoch, conversation=conversation)
         await self._client.patiently(lambda: self._worktree.push_checkpoint(taken))
         report = CheckpointReport(
             epoch=self._assignment.epoch,
             iteration=iteration,
             changed=taken.changed,
+            tree_changed=taken.tree_changed,
             commit=taken.commit if taken.changed else None,
             tree=taken.tree if taken.changed else None,
             left_out=tuple(str(entry.path) for entry in taken.left_out[:MAX_LEFT_OUT]),
             recorded_at=now_ms(),
             usage=dict(usage or {}),
+            held_ms=None if held is None else round((time.monotonic() - held.since) * 1000),
         )
         await self._client.checkpoint(report)
         reached(Point.SAFE_POINT_AFTER)
@@ -168,12 +186,17 @@ def iterations_used(assignment: Assignment) -> int:
     return assignment.next_iteration - 1 if told is None else told
 
 
+def home_on(volume: Path) -> Path:
+    """The agent's HOME."""
+    return volume / ".moorage" / "agent" / "home"
+
+
 class AgentPaths:
     """W6: HOME, TMPDIR and caches of the agent's own, on the volume and outside the tree."""
 
     def __init__(self, volume: Path, relay_url: str, dummy_key: str, *, proxied: bool = False) -> None:
         own = volume / ".moorage" / "agent"
-        self.home, self.tmp, self.cache = own / "home", own / "tmp", own / "cache"
+        self.home, self.tmp, self.cache = home_on(volume), own / "tmp", own / "cache"
         self.goal, self.remaining = own / "goal.txt", own / "remaining.json"
         self._relay_url, self._dummy_key, self._proxied = relay_url, dummy_key, proxied
 

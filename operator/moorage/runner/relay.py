@@ -20,10 +20,12 @@ from uuid import uuid4
 
 from moorage.runner.egress import BROKEN, ask, kept_body
 from moorage.runner.exchange import connect
+from moorage.runner.hold import MAX_BODY, Hold
 from moorage.runner.tunnel import carry
 
 EGRESS = "/egress/"
-PREFIXES = ("/model/", "/git/", EGRESS)
+MODEL = "/model/"
+PREFIXES = (MODEL, "/git/", EGRESS)
 PROXIED = "http://"
 PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
 MAX_HEAD = 64 * 1024
@@ -44,14 +46,16 @@ DROPPED = frozenset(
     }
 )
 NO_GATEWAY = (b"502 Bad Gateway", b"the gateway can't be reached; try again")
-REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+NO_RETRY = b"x-should-retry: false\r\n"
+REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
 class Relay:
-    """Listens on 127.0.0.1; `url` is where."""
+    """Listens on 127.0.0.1; `url` is where. `hold`: model requests wait there, where somebody listens to it (P6)."""
 
-    def __init__(self, gateway: str, token_file: Path) -> None:
+    def __init__(self, gateway: str, token_file: Path, hold: Hold | None = None) -> None:
         self._gateway, self._token_file = gateway, token_file
+        self.hold = hold or Hold()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.url = ""
@@ -98,13 +102,28 @@ class Relay:
             return await _refuse(reader, writer, b"404 Not Found", b"only /model/, /git/ and http://HOST/ lead out")
         if path.startswith(EGRESS) and (body := await kept_body(head, reader, writer)) is not None:
             return await self._ask(partial(rewrite, head, path, call=uuid4().hex), body, reader, writer)
+        held = path.startswith(MODEL) and head.startswith(b"POST ") and self.hold.listened
+        return await (self._held if held else self._passed_on)(head, path, reader, writer)
+
+    async def _held(self, head: bytes, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Wait for the driver's word, and then for nobody who is gone: that were a decision which nobody hears."""
+        body = await kept_body(head, reader, writer, MAX_BODY)
+        if refused := await self.hold.ask(path, body):
+            await _refuse(reader, writer, b"403 Forbidden", refused, NO_RETRY)
+        elif not reader.at_eof():
+            await self._passed_on(head, path, reader, writer, body or b"")
+
+    async def _passed_on(
+        self, head: bytes, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = b""
+    ) -> None:
+        """To the gateway, with what was read of the body, and whatever follows both ways."""
         token = await self._token()
         try:
             up_reader, up_writer = await connect(self._gateway)
         except OSError:
             return await _refuse(reader, writer, *NO_GATEWAY)
         try:
-            up_writer.write(rewrite(head, path, token))
+            up_writer.write(rewrite(head, path, token) + body)
             await _both_ways(reader, up_writer, up_reader, writer)
         finally:
             up_writer.close()
@@ -177,9 +196,13 @@ def rewrite(head: bytes, path: str, token: bytes, call: str | None = None) -> by
     return b"\r\n".join([first, *ours, *named, *kept]) + b"\r\n\r\n"
 
 
-async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: bytes, message: bytes) -> None:
-    """Answer, and hear the client out for a moment: bytes left unread reset the connection, and the answer with it."""
-    writer.write(REFUSED % (status, len(message), message))
+async def _refuse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: bytes, message: bytes, more: bytes = b""
+) -> None:
+    """Answer, `more` among its headers, and hear the client out for a moment: bytes left unread reset the connection,
+    and the answer with it.
+    """
+    writer.write(REFUSED % (status, more, len(message), message))
     writer.write_eof()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from moorage.api.wire import Assignment, Orders, ResultReport
 from moorage.core.continuation.chain import NO_PROGRESS
-from moorage.drivers.port import Driver, Outcome, Recorded, Task
+from moorage.drivers.port import Driver, Outcome, Recorded, State, Task
 from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
@@ -22,7 +22,7 @@ from moorage.runner.client import Fenced, GatewayClient, GatewayError
 from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
 from moorage.runner.followups import FollowUps
-from moorage.runner.host import AgentPaths, RunnerHost, iterations_used
+from moorage.runner.host import AgentPaths, RunnerHost, home_on, iterations_used
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
@@ -30,6 +30,7 @@ from moorage.runner.report import Reporter, now_ms, plain
 from moorage.runner.settings import RunnerSettings
 from moorage.runner.watch import Watch, background
 from moorage.workspace.errors import ContentRefused, DiskFull, WorkspaceError
+from moorage.workspace.statefiles import StateFiles
 from moorage.workspace.worktree import Drift, Proposal, RunWorktree, WorktreeOptions
 
 DUMMY_KEY = "moorage-dummy"
@@ -154,13 +155,22 @@ class Work:
                 sparse=git.sparse,
                 submodules=git.submodules,
                 alternates=self.settings.alternates,
+                state=self._state(),
             ),
         )
+
+    def _state(self) -> StateFiles:
+        """P2: what the driver's program keeps in HOME. Of a driver that isn't there `_drive` tells."""
+        try:
+            state = load(self.assignment.agent.driver).guarantees.state
+        except UnknownDriver:
+            state = State()
+        return StateFiles(home_on(self.settings.volume), state.paths, state.derived)
 
     async def _attempt(self, worktree: RunWorktree, watch: Watch) -> None:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY, proxied=bool(self.assignment.egress))
         paths.prepare(self.assignment.goal)
-        host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths)
+        host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths, hold=self.relay.hold)
         host.tell_remaining()
         async with background(host.log.pump(), host.messages.follow(watch.mail)):
             await self._tell_start(worktree)

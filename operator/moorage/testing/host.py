@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
 from moorage.core.continuation.loops import Finding, Thresholds
-from moorage.drivers.port import Child, EndCheck, Kind, Message, Recorded, Task
+from moorage.drivers.port import Child, EndCheck, Held, Kind, Message, Recorded, Task
 from moorage.drivers.watching import Circles
+from moorage.runner.hold import Hold
 from moorage.runner.processes import spawn
 
 
@@ -68,7 +70,8 @@ class GivenMessages:
 
 @dataclass
 class LocalHost:
-    """Implements drivers.port.Host over a folder `tree`; `iterations` and `usage` are its safe points.
+    """Implements drivers.port.Host over a folder `tree`; `iterations`, `usage` and `conversations` are its safe points.
+    Where a relay has its `hold`, that holds the agent's requests.
 
     `ends` is what stands against the agent's ends, one after the other; `checked` counts how often that was asked.
     """
@@ -84,6 +87,8 @@ class LocalHost:
     ends: list[EndCheck] = field(default_factory=list)
     checked: int = 0
     circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
+    hold: Hold = field(default_factory=Hold)
+    conversations: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """What stands in the tree is nothing new."""
@@ -107,8 +112,20 @@ class LocalHost:
         """Keep what the agent wrote."""
         self.said += data
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
+    def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
+        """What waits in `hold`, to which a relay may lead."""
+        return self.hold.requests()
+
+    async def safe_point(
+        self,
+        iteration: int,
+        usage: Mapping[str, int] | None = None,
+        *,
+        held: Held | None = None,  # noqa: ARG002  the port's signature
+        conversation: bool = True,
+    ) -> str:
         """Count an iteration."""
+        self.conversations.append(conversation)
         self.iterations.append(iteration)
         self.usage.append(dict(usage or {}))
         tree = await asyncio.to_thread(_hash_of, self.tree)

@@ -71,14 +71,14 @@ def write_commit(repo: Path, tree: str, parents: Iterable[str], message: str, id
         lines.append(f"{who} {name} <{email}> {at}")
     text = message.replace("\0", "").rstrip("\n")
     body = ("\n".join(lines) + f"\n\n{text}\n").encode("utf-8", "surrogateescape")
-    return _write_object(repo / "objects", b"commit", body)
+    return write_object(repo, b"commit", body)
 
 
-def _write_object(objects: Path, kind: bytes, body: bytes) -> str:
+def write_object(repo: Path, kind: bytes, body: bytes) -> str:
     """A loose object, under its name once it is whole."""
     whole = b"%b %d\0%b" % (kind, len(body), body)
     name = hashlib.sha1(whole, usedforsecurity=False).hexdigest()
-    path = objects / name[:2] / name[2:]
+    path = repo / "objects" / name[:2] / name[2:]
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         fresh = path.with_name(f"tmp_obj_{os.getpid()}")

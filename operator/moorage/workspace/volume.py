@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from moorage.workspace.statefiles import StateFiles
 
 DEFAULT_CAP = 256 << 20
 # What killed git processes left: locks, half-written objects. None of them lives where the volume's lock is held.
@@ -22,7 +24,8 @@ _LEFTOVERS = ("index.lock", "repo.git/**/*.lock", "repo.git/objects/pack/tmp_*",
 @dataclass(frozen=True, slots=True)
 class WorktreeOptions:
     """How much to bring. `alternates`: a repository on the same disk to borrow objects from, never pruned (local runs).
-    `submodules`: go on although there are some, their folders left empty."""
+    `submodules`: go on although there are some, their folders left empty. `state`: where the agent's program keeps its
+    conversation, which goes with the tree."""
 
     depth: int | None = None
     filter: str | None = None
@@ -30,6 +33,7 @@ class WorktreeOptions:
     submodules: bool = False
     alternates: Path | None = None
     size_cap_bytes: int = DEFAULT_CAP
+    state: StateFiles = field(default_factory=StateFiles)
 
 
 @dataclass(frozen=True, slots=True)

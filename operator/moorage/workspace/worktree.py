@@ -33,20 +33,22 @@ from moorage.workspace.locks import lock
 from moorage.workspace.plumbing import attach, batch, names, read_ref, recorded_head, tree_of, write_commit, write_ref
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
+from moorage.workspace.statefiles import INDEX, TITLE, read_index, recorded_state, trailer
 from moorage.workspace.volume import Volume, WorktreeOptions, write_sparse
 
 __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "WorktreeOptions"]
 
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
-_BASE, _LAST, _HEAD = "refs/moorage/base", "refs/moorage/last", "refs/moorage/head"
+_BASE, _LAST, _HEAD, _STATE = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state"))
 _BAD_OBJECT = re.compile(r"object ([0-9a-f]{40,64}): (\w+: [^;)]*)")  # as fsck tells it
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A picture of the tree at a safe point. `changed` False: the commit is the last one, and nothing was written."""
+    """A picture of the tree, and of the program's conversation, at a safe point. `changed` False: the commit is the
+    last one, and nothing was written. `tree_changed` False: what was written is of the conversation alone."""
 
     iteration: int
     epoch: int
@@ -55,6 +57,7 @@ class Checkpoint:
     parent: str
     changed: bool
     left_out: tuple[LeftOut, ...] = ()
+    tree_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class RunWorktree:
     last_tree: str = ""
     base_tree: str = ""
     head: str = ""
+    state: str | None = None
+    state_tree: str | None = None
     drift: Drift | None = None
     lfs_pointers: tuple[str, ...] = ()
     _staged: bool = field(default=False, repr=False)
@@ -156,28 +161,44 @@ class RunWorktree:
             "GIT_CONFIG_VALUE_0": "*",
         }
 
-    async def checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None = None) -> Checkpoint:
-        """Staged, unstaged and untracked files as a commit on the last checkpoint; ignored files are left out."""
+    async def checkpoint(
+        self, iteration: int, epoch: int, size_cap_bytes: int | None = None, *, conversation: bool = True
+    ) -> Checkpoint:
+        """Staged, unstaged and untracked files as a commit on the last checkpoint; ignored files are left out. With it
+        the program's conversation, unless that is known not to be of the same moment."""
         async with self._busy:
-            return await self._checkpoint(iteration, epoch, size_cap_bytes)
+            return await self._checkpoint(iteration, epoch, size_cap_bytes, conversation=conversation)
 
-    async def _checkpoint(self, iteration: int, epoch: int, size_cap_bytes: int | None) -> Checkpoint:
+    async def _checkpoint(
+        self, iteration: int, epoch: int, size_cap_bytes: int | None, *, conversation: bool
+    ) -> Checkpoint:
         reached(Point.STAGE_BEFORE)
         left = await self._stage(size_cap_bytes)
         reached(Point.STAGE_WITHIN)
         tree = await self.shadow.write_tree() if self._staged else self.last_tree
         self._staged = tree != self.last_tree
-        if not self._staged:
+        state_tree, beyond = self.options.state.keep(self.volume.repo) if conversation else (None, ())
+        reached(Point.STATE_WITHIN)
+        left += beyond
+        if not self._staged and state_tree == self.state_tree:
             return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
-        parent, head = self.last, await self._agent_head() or self.head
-        message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head)
+        parent, head, moved = self.last, await self._agent_head() or self.head, self._staged
+        state = self._state_commit(state_tree)
+        message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head) + trailer(state)
         reached(Point.CHECKPOINT_BEFORE)
-        commit = self._commit(tree, dict.fromkeys([parent, head]), message)
+        commit = self._commit(tree, dict.fromkeys([parent, head, *([state] if state else [])]), message)
         reached(Point.CHECKPOINT_WITHIN)
         self._set_last(commit, tree, head)
+        self.state, self.state_tree = state, state_tree
         reached(Point.CHECKPOINT_AFTER)
         self._staged = False
-        return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left))
+        return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left), moved)
+
+    def _state_commit(self, tree: str | None) -> str | None:
+        """What a checkpoint has as one more parent; that of an unchanged conversation is the last one's."""
+        if tree is None or tree == self.state_tree:
+            return self.state if tree else None
+        return self._commit(tree, (), TITLE)
 
     async def push_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Bring a checkpoint to the gateway; when this returns it is synced there (P5). Raises Refused, …"""
@@ -274,6 +295,27 @@ class RunWorktree:
         if self.head != self.last and await self._tree(self.head) != self.last_tree:
             await self._in_tree().run("reset", "--quiet", "--mixed", self.head)
 
+    async def _restore_state(self) -> None:
+        """Put the program's conversation at the last checkpoint's too: none where that holds none. What stood there is
+        moved aside."""
+        index: dict[str, bytes] = {}
+        if self.state is not None:
+            files = self.options.state
+            told = {path: ids for path, ids in (await self._state_index(self.state)).items() if files.covers(path)}
+            wanted = dict.fromkeys(each for ids in told.values() for each in ids)
+            answer = (await self._bare().run("cat-file", "--batch", stdin=_lines(wanted))).stdout
+            chunks = dict(batch(answer))
+            index = {path: b"".join(chunks[each] for each in ids) for path, ids in told.items()}
+        self.options.state.put_back(index, self.volume.aside(self.epoch) / "home")
+
+    async def _state_index(self, state: str) -> dict[str, list[str]]:
+        """Which chunks make which file; the commit is fetched where a shallow fetch ended above it. Raises Corrupt."""
+        if not await self._commit_at(state):
+            await self._fetch({_STATE: state})
+        asked = _lines([f"{state}:{INDEX}", f"{state}^{{tree}}"])
+        (_, index), (self.state_tree, _) = batch((await self._bare().run("cat-file", "--batch", stdin=asked)).stdout)
+        return read_index(index)
+
     async def _take_over_or_afresh(self, resume: str | None) -> None:
         try:
             await self._take_over(resume)
@@ -294,6 +336,7 @@ class RunWorktree:
             self.drift = await self.save_drift(self.epoch)
         reached(Point.WORKTREE_WITHIN)
         await self._restore()
+        await self._restore_state()
         reached(Point.WORKTREE_AFTER)
         self.lfs_pointers = await self._lfs() if attributed else ()
 
@@ -332,6 +375,7 @@ class RunWorktree:
         if head != self.base and not await self._commit_at(head):  # a shallow fetch ends above it
             await self._fetch({_HEAD: head})
         self._set_last(start, tree_of(commit), head)
+        self.state, self.state_tree = recorded_state(commit) if resumed else None, None
         return b".gitattributes" in names(at_start, id_bytes)
 
     async def _index_for_existing(self) -> None:
@@ -383,8 +427,13 @@ class RunWorktree:
         """The agent's HEAD where it builds on the base, else the base."""
         head = await self._agent_head()
         if head and await self.shadow.git.test("merge-base", "--is-ancestor", self.base, head):
-            return head
+            return self.base if await self._holds_state(head) else head
         return self.base
+
+    async def _holds_state(self, head: str) -> bool:
+        """It was made on a checkpoint of ours: with it a conversation would be delivered."""
+        roots = ("--max-parents=0", "--format=%s", head, "--not", self.base)
+        return head != self.base and TITLE in (await self.shadow.git.text("log", *roots)).splitlines()
 
     async def _move_aside(self, left: list[LeftOut], epoch: int) -> list[str]:
         paths = [entry.raw for entry in left]
@@ -433,6 +482,10 @@ def _no(out: Output) -> WorkspaceError:
 def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str:
     facts = f"Moorage-Run: {run}\nMoorage-Epoch: {epoch}\nMoorage-Iteration: {iteration}\nMoorage-Head: {head}\n"
     return f"{title}\n\n{facts}"
+
+
+def _lines(words: Iterable[str]) -> bytes:
+    return "".join(f"{word}\n" for word in words).encode()
 
 
 def _identity(author: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from moorage.core.models import usage
-from moorage.core.models.protocol import Asked, Protocol, tokens
-from moorage.core.models.reading import Reading, inner
+from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
+from moorage.core.models.reading import Reading, inner, items
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -55,6 +55,17 @@ def _take(reading: Reading, event: Mapping[str, Any]) -> None:
             reading.complete = True
 
 
+def _carried(asked: Asked) -> list[Carried]:
+    parts = [part for message in items(asked, "messages") for part in items(message, "content")]
+    names = {str(part.get("id")): part.get("name") for part in parts if part.get("type") == "tool_use"}
+    told = [part for part in parts if part.get("type") == "tool_result"]
+    return [
+        each
+        for part in told
+        for each in carried(part.get("tool_use_id"), names.get(str(part.get("tool_use_id"))), part.get("content"))
+    ]
+
+
 def _entry(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": EPOCH}
 
@@ -80,4 +91,5 @@ MESSAGES = Protocol(
     cap=_cap,
     counting="/v1/messages/count_tokens",
     versioned={"anthropic-version": "2023-06-01"},
+    carried=_carried,
 )

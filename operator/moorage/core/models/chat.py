@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from moorage.core.models import openai, usage
-from moorage.core.models.protocol import Asked, Protocol, tokens
+from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
 from moorage.core.models.reading import Reading, inner, items
 
 DONE = b"[DONE]"
@@ -48,6 +48,20 @@ def _cap(asked: Asked) -> int | None:
     """Of the two names for it, servers go by one or the other."""
     told = [most for name in ("max_completion_tokens", "max_tokens") if (most := tokens(asked.get(name))) is not None]
     return max(told) * (tokens(asked.get("n")) or 1) if told else None
+
+
+def _carried(asked: Asked) -> list[Carried]:
+    messages = items(asked, "messages")
+    calls = [call for message in messages for call in items(message, "tool_calls")]
+    names = {str(call.get("id")): inner(call, "function").get("name") for call in calls}
+    told = [message for message in messages if message.get("role") == "tool"]
+    return [
+        each
+        for message in told
+        for each in carried(
+            message.get("tool_call_id"), names.get(str(message.get("tool_call_id"))), message.get("content")
+        )
+    ]
 
 
 def sent(asked: Asked, body: bytes) -> bytes:
@@ -92,4 +106,5 @@ CHAT = Protocol(
     end=DONE,
     sent=sent,
     said=without_usage,
+    carried=_carried,
 )

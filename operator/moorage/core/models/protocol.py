@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,18 @@ import orjson
 from moorage.core.models.reading import Reading, StreamReader, Take
 
 Asked = Mapping[str, Any]
+CARRIED_TEXT = 256
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The result of a tool call that a request brings back to the model: the call's id, its tool where that is told,
+    and the beginning of the result where it is text.
+    """
+
+    call: str
+    tool: str = ""
+    text: str = ""
 
 
 def as_asked(_: Asked, body: bytes) -> bytes:
@@ -21,6 +33,11 @@ def as_asked(_: Asked, body: bytes) -> bytes:
 def as_said(rest: bytes) -> bytes:
     """The end of an answer as it came."""
     return rest
+
+
+def nothing_carried(_: Asked) -> Sequence[Carried]:
+    """No tools."""
+    return ()
 
 
 def all_here(_: Asked) -> None:
@@ -38,7 +55,8 @@ class Protocol:
     sent: the body that leaves, of what was asked. said: the end of a streamed answer as the agent gets it, where that
     wasn't the body that it had sent. elsewhere: what a request has that lets more happen at the provider than its own
     body and its own answer tell, and what to do instead; such a one isn't passed on. counting: path at which tokens are
-    counted without asking the model. versioned: headers that a request needs and that no agent has written.
+    counted without asking the model. versioned: headers that a request needs and that no agent has written. carried:
+    the tool results in a request, oldest first.
     """
 
     name: str
@@ -56,6 +74,7 @@ class Protocol:
     elsewhere: Callable[[Asked], str | None] = all_here
     counting: str | None = None
     versioned: Mapping[str, str] = field(default_factory=dict)
+    carried: Callable[[Asked], Sequence[Carried]] = nothing_carried
 
     def reader(self) -> StreamReader:
         """For one streamed answer."""
@@ -70,6 +89,13 @@ class Protocol:
         reading = self.whole(answer) if isinstance(answer, dict) else Reading()
         reading.characters = len(body)
         return reading
+
+
+def carried(call: object, tool: object, text: object) -> Iterator[Carried]:
+    """One result, where its call has an id."""
+    if isinstance(call, str) and call:
+        tool, text = (value if isinstance(value, str) else "" for value in (tool, text))
+        yield Carried(call, tool, text[:CARRIED_TEXT])
 
 
 def tokens(value: object) -> int | None:

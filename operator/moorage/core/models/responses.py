@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.core.models import openai, usage
-from moorage.core.models.protocol import Asked, Protocol, tokens
+from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
 from moorage.core.models.reading import Reading, inner, items
 
 ENDS = frozenset({"completed", "incomplete"})
@@ -64,6 +64,18 @@ def _refers(item: Asked) -> bool:
     return item.get("type") == "item_reference" or (item.get("type") is None and "id" in item and "role" not in item)
 
 
+def _carried(asked: Asked) -> list[Carried]:
+    """Each kind of tool has a kind of item for its calls and one for their outputs, with one id."""
+    told = items(asked, "input")
+    names = {str(item.get("call_id")): item.get("name") for item in told if str(item.get("type")).endswith("_call")}
+    outputs = [item for item in told if str(item.get("type")).endswith("_call_output")]
+    return [
+        each
+        for item in outputs
+        for each in carried(item.get("call_id"), names.get(str(item.get("call_id"))), item.get("output"))
+    ]
+
+
 RESPONSES = Protocol(
     name="openai-responses",
     path="/v1/responses",
@@ -75,4 +87,5 @@ RESPONSES = Protocol(
     entry=openai.entry,
     cap=_cap,
     elsewhere=elsewhere,
+    carried=_carried,
 )

@@ -45,6 +45,7 @@ class Calls:
     """Those that are not over, by the agent's own ids."""
 
     _held: dict[str, _Call] = field(default_factory=dict)
+    _begun: int = 0  # since a request brought results last
 
     @property
     def open(self) -> bool:
@@ -76,6 +77,11 @@ class Calls:
         call = self._held.get(name)
         return self._intent(name, call) if call else []
 
+    def telling(self, results: int) -> int:
+        """How many of the calls that are over by a request with so many results have their end told."""
+        begun, self._begun = self._begun, 0
+        return min(begun, results)
+
     def drop(self) -> Sequence[Fact]:
         """The turn is over, and whatever was under way with it."""
         left, self._held = self._held, {}
@@ -88,6 +94,7 @@ class Calls:
         if call.asked:
             return []
         call.asked = True
+        self._begun += 1
         return [Asked(name, call.kind or "other", call.arguments)]
 
     def _over(self, name: str, call: _Call, *, ok: bool) -> Sequence[Fact]:

@@ -27,7 +27,7 @@ class AcpDriver:
             return Outcome("failed", "NoCommand", "the driver `acp` needs spec.agent.command: what starts the agent")
         conversation = Conversation(task.home, "acp")
         env = environment(task)
-        events = AcpEvents(task.tree, lambda resumed: opening(task, resumed=resumed), conversation.known())
+        events = AcpEvents(task.tree, partial(_opening, task), conversation.known())
         launch = Launch(
             argv=[filled_in(part, env) for part in (*task.agent.command, *task.agent.args)],
             env=env,
@@ -38,6 +38,11 @@ class AcpDriver:
             final_grace_s=FINAL_GRACE_S,
         )
         return await drive(task, host, launch)
+
+
+def _opening(task: Task, resumed: bool) -> str:
+    """Where an agent keeps its conversation, nobody knows: it is in no checkpoint."""
+    return opening(task, resumed=resumed, together=False)
 
 
 def _desk(task: Task, host: Host, env: Mapping[str, str], child: Child) -> Desk:

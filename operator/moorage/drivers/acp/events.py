@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.acp import rpc
 from moorage.drivers.acp.calls import Calls
 from moorage.drivers.facts import Began, Ended, Fact, Reply, Said, Settled, Wanted
@@ -81,6 +82,10 @@ class AcpEvents:
         if "result" not in event and "error" not in event:
             return None
         return self._answered(rpc.identity(event), event)
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        """See Dialect: of calls that it didn't tell of as they began, nobody knows whether it does as they end."""
+        return self._calls.telling(len(results))
 
     # --- what it tells and asks ---------------------------------------------------------------------------------------
 

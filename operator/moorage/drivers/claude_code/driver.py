@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.claude_code.speech import hello, user
 from moorage.drivers.jsonlines import Launch, Speech, drive
-from moorage.drivers.port import Guarantees, Host, Outcome, Task
-from moorage.drivers.sessions import Conversation, opening
+from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
+from moorage.drivers.sessions import Conversation, Transcript, opening
 
 PROTOCOL = "anthropic-messages"
 ALWAYS = ("-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json")
@@ -26,12 +27,18 @@ MODELS = (  # what it would use by itself for small jobs and for helpers of its 
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
 
+SESSIONS = ".claude/projects"
+RESULT, CALL = b'"tool_result"', re.compile(rb'"tool_use_id":"([^"\\]{1,256})"')
+STATE = State(paths=(SESSIONS, Conversation.place("claude-code")), derived=(".claude",))
+
 
 class ClaudeCodeDriver:
     """Driver `claude-code`."""
 
     name = "claude-code"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
+    guarantees = Guarantees(
+        safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True, state=STATE
+    )
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run Claude Code until its turn is over, a limit is reached, or we are told to stop."""
@@ -47,7 +54,8 @@ class ClaudeCodeDriver:
 def _launch(task: Task, model: str) -> Launch:
     conversation = Conversation(task.home, "claude-code")
     known = conversation.known()
-    session = known if known and _kept(task, known) else None
+    transcript = Transcript(task.home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)
+    session = known if known and transcript.holds(known) else None
     resume = ("--resume", session) if session else ()
     return Launch(
         argv=["claude", *ALWAYS, "--model", model, *resume, *task.agent.args],
@@ -55,7 +63,9 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=hello() + user(opening(task, resumed=session is not None)),
         dialect=ClaudeCodeEvents(),
         remember=conversation.remember,
+        results=transcript.results,
         speech=Speech(message=user, steers=True),
+        nested=True,
     )
 
 
@@ -70,8 +80,3 @@ def _environment(task: Task, model: str) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": f"{task.relay_url}/model",
         "ANTHROPIC_API_KEY": task.dummy_key,
     }
-
-
-def _kept(task: Task, session: str) -> bool:
-    """Whether Claude Code still has the conversation, which it keeps in a file by folder."""
-    return any((task.home / ".claude" / "projects").glob(f"*/{session}.jsonl"))

@@ -1,7 +1,7 @@
 """What the lines of `claude -p --output-format stream-json` mean. Pure; seen with Claude Code 2.1.
 
 It tells a tool call twice: in the decision (`assistant`), and as a question to us right before it runs, which it waits
-for. The second is the intent; a safe point is where every call of the first kind has its result.
+for. The second is the intent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal
 from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Reply, Said, Settled, Trouble
 from moorage.drivers.jsonlines import MAX_OPEN
@@ -58,13 +59,18 @@ class ClaudeCodeEvents:
         return [Said(said)] if said and own else []
 
     def _results(self, event: Mapping[str, Any]) -> Sequence[Fact]:
-        results = [part for part in _parts(event) if part.get("type") == "tool_result"]
         facts: list[Fact] = []
-        for part in results:
+        for part in _parts(event):
+            if part.get("type") != "tool_result":
+                continue
             call = text(part.get("tool_use_id"))
             tool, arguments = self._calls.pop(call, ("", {}))
             facts.append(Answered(call, tool, arguments, _result(tool, part)))
-        return [*facts, Settled({}, more=True)] if results and not self._calls else facts
+        return [*facts, Settled({}, more=True)] if facts and not self._calls else facts
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        """See Dialect."""
+        return len(results)
 
     def _over(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         self._calls.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,19 +10,25 @@ from moorage.api.wire import ResolvedModel
 from moorage.drivers.codex.config import KEY_VARIABLE, config
 from moorage.drivers.codex.events import CodexEvents
 from moorage.drivers.jsonlines import Launch, drive
-from moorage.drivers.port import Guarantees, Host, Outcome, Task
-from moorage.drivers.sessions import Conversation, opening, prepared
+from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
+from moorage.drivers.sessions import Conversation, Transcript, opening, prepared
 
 PROTOCOL = "openai-responses"
 # Codex's own sandbox would need rights that ours doesn't give, and ours stands around it
 ALWAYS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+SESSIONS = ".codex/sessions"
+RESULT, CALL = b'_call_output"', re.compile(rb'"call_id":"([^"\\]{1,256})"')
+# Its databases, which it makes anew from the sessions, tell of what a recovered conversation no longer holds
+STATE = State(paths=(SESSIONS, Conversation.place("codex")), derived=(".codex",))
 
 
 class CodexDriver:
     """Driver `codex`."""
 
     name = "codex"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
+    guarantees = Guarantees(
+        safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True, state=STATE
+    )
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run Codex until its turn is over, a limit is reached, or we are told to stop."""
@@ -43,7 +50,8 @@ def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
 def _launch(task: Task) -> Launch:
     conversation = Conversation(task.home, "codex")
     known = conversation.known()
-    session = known if known and _kept(task.home, known) else None
+    transcript = Transcript(task.home, f"{SESSIONS}/*/*/*/rollout-*.jsonl", RESULT, CALL)
+    session = known if known and transcript.holds(known) else None
     resume = ["resume", *ALWAYS, *task.agent.args, session] if session else [*ALWAYS, *task.agent.args]
     return Launch(
         argv=["codex", "exec", *resume, "-"],
@@ -56,9 +64,5 @@ def _launch(task: Task) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=CodexEvents(resumed=session is not None),
         remember=conversation.remember,
+        results=transcript.results,
     )
-
-
-def _kept(home: Path, session: str) -> bool:
-    """Whether Codex still has the conversation, which it keeps in a file by day."""
-    return any((home / ".codex" / "sessions").glob(f"*/*/*/rollout-*-{session}.jsonl"))

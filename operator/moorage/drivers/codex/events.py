@@ -1,6 +1,6 @@
 """What the lines of `codex exec --json` mean. Pure; seen with Codex 0.169.
 
-Codex tells tool calls as items, and nothing of the decisions between them: a safe point is where no item is open.
+Codex tells tool calls as items, and nothing of the decisions between them.
 """
 
 from __future__ import annotations
@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Noted, Said, Settled, Trouble
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import counts, mapping, number, text
 
 CUT = "reason: max_output_tokens"  # how it tells of an answer that was cut by its length
+ITEMS = frozenset(
+    {"exec_command", "shell", "shell_command", "local_shell", "apply_patch"}
+)  # each is an item, if it ran
+NOT_RUN = ("failed to parse", "unsupported call", "apply_patch verification failed")  # how one that didn't is answered
+ONGOING = "Process running with session ID"
 WORDS = {"reasoning": "text", "error": "message"}
 USAGE = {"cached_input_tokens": "cache_read_tokens", "cache_write_input_tokens": "cache_write_tokens"}
 
@@ -23,8 +29,8 @@ class CodexEvents:
     """
 
     def __init__(self, *, resumed: bool = False) -> None:
-        self._open: set[str] = set()
         self._resumed = resumed
+        self._open: set[str] = set()
         self._meanings: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Fact] | None]] = {
             "thread.started": lambda event: [Began(text(event.get("thread_id")))],
             "turn.started": lambda _: [],
@@ -66,6 +72,12 @@ class CodexEvents:
         self._open.discard(call)
         done = Answered(call, tool, _arguments(item), _result(item))
         return [done] if self._open else [done, Settled({}, more=True)]
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        """See Dialect. A command that goes on in the background is told of when it ends."""
+        return sum(
+            each.tool in ITEMS and not each.text.startswith(NOT_RUN) and ONGOING not in each.text for each in results
+        )
 
 
 def _failed(message: str) -> Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,15 +10,21 @@ from moorage.api.wire import ResolvedModel
 from moorage.drivers.jsonlines import Launch, drive
 from moorage.drivers.pi.config import APIS, PROVIDER, models
 from moorage.drivers.pi.events import PiEvents
-from moorage.drivers.port import Guarantees, Host, Outcome, Task
-from moorage.drivers.sessions import Conversation, opening, prepared
+from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
+from moorage.drivers.sessions import Conversation, Transcript, opening, prepared
+
+SESSIONS = ".pi/agent/sessions"
+RESULT, CALL = b'"toolResult"', re.compile(rb'"toolCallId":"([^"\\]{1,256})"')
+STATE = State(paths=(SESSIONS, Conversation.place("pi")), derived=(".pi",))
 
 
 class PiDriver:
     """Driver `pi`."""
 
     name = "pi"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
+    guarantees = Guarantees(
+        safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True, state=STATE
+    )
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Run pi until its loop is over, a limit is reached, or we are told to stop."""
@@ -40,7 +47,8 @@ def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
 def _launch(task: Task, model: str) -> Launch:
     conversation = Conversation(task.home, "pi")
     known = conversation.known()
-    session = known if known and _kept(task.home, known) else None
+    transcript = Transcript(task.home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)
+    session = known if known and transcript.holds(known) else None
     resume = ["--session", session] if session else []
     return Launch(
         argv=["pi", "--mode", "json", "-p", "--provider", PROVIDER, "--model", model, *resume, *task.agent.args],
@@ -48,9 +56,5 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=PiEvents(),
         remember=conversation.remember,
+        results=transcript.results,
     )
-
-
-def _kept(home: Path, session: str) -> bool:
-    """Whether pi still has the conversation, which it keeps in a file by folder."""
-    return any((home / ".pi" / "agent" / "sessions").glob(f"*/*_{session}.jsonl"))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Said, Settled, Trouble
+from moorage.core.models.protocol import Carried
+from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Said, Settled, Trouble, Used
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import counts, mapping, text
 
@@ -48,6 +49,10 @@ class PiEvents:
         meaning = self._meanings.get(text(event.get("type")))
         return meaning(event) if meaning else None
 
+    def telling(self, results: Sequence[Carried]) -> int:
+        """See Dialect."""
+        return len(results)
+
     def _message(self, message: Mapping[str, Any]) -> Sequence[Fact]:
         if message.get("role") != "assistant":
             return []
@@ -55,14 +60,14 @@ class PiEvents:
         said = _words(message.get("content"))
         facts: list[Fact] = [Said(said)] if said else []
         if self._stop in {"error", "aborted"}:
-            facts.append(Trouble(text(message.get("errorMessage")) or f"the answer ended: {self._stop}"))
-        return facts
+            return [*facts, Trouble(text(message.get("errorMessage")) or f"the answer ended: {self._stop}")]
+        return [*facts, Used(counts(mapping(message.get("usage")), USAGE))]
 
     def _turn(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         message = mapping(event.get("message"))
         if text(message.get("stopReason")) in {"error", "aborted"}:
             return []
-        return [Settled(counts(mapping(message.get("usage")), USAGE), more=bool(event.get("toolResults")))]
+        return [Settled({}, more=bool(event.get("toolResults")))]
 
     def _end(self) -> Sequence[Fact]:
         """An end with an error is none yet."""

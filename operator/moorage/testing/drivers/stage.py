@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.api.wire import ResolvedLimits
-from moorage.drivers.port import Child, Driver, Outcome
+from moorage.drivers.port import Child, Driver, Held, Outcome
 from moorage.runner.processes import send
 from moorage.testing.drivers.pose import Subject
 from moorage.testing.host import LocalHost, task_for
@@ -44,11 +44,18 @@ class StageHost(LocalHost):
         self.said += data
         del self.said[:-SAID_BYTES]
 
-    async def safe_point(self, iteration: int, usage: Mapping[str, int] | None = None) -> str:
+    async def safe_point(
+        self,
+        iteration: int,
+        usage: Mapping[str, int] | None = None,
+        *,
+        held: Held | None = None,
+        conversation: bool = True,
+    ) -> str:
         """Count an iteration, or refuse to."""
         if iteration == self.refuse_at:
             raise CheckpointRefused
-        return await super().safe_point(iteration, usage)
+        return await super().safe_point(iteration, usage, held=held, conversation=conversation)
 
     async def spawn(
         self,
