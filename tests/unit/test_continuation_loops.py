@@ -6,7 +6,7 @@ from moorage.core.continuation.checks import AFTER, Changes, Checked, failing_se
 from moorage.core.continuation.loops import Stood, Thresholds, Verified, Watched, watch
 from moorage.drivers.watching import Circles
 
-AT = Thresholds(calls=3, verifications=3, share=40)
+AT = Thresholds(calls=3, verifications=3, share=40, turns=1)
 
 
 def failing(*names: str) -> Verified:
@@ -37,6 +37,22 @@ def test_a_share_of_the_limit_on_an_unchanged_tree_is_told() -> None:
         ("UnchangedTree", True),
     ]
     assert findings(Stood("a", 0), Stood("b", 40), Stood("c", 79)) == []
+
+
+@pytest.mark.rule("N6")
+def test_whoever_has_few_turns_may_look_around_in_most_of_them() -> None:
+    seen, told = Watched(), []
+    for used in range(0, 100, 20):
+        seen, found = watch(seen, Stood("a", used), Thresholds(turns=10))
+        told += [found] if found else []
+    assert told == []
+
+
+def test_a_call_that_waits_is_no_circle() -> None:
+    circles = Circles(AT)
+    for _ in range(30):
+        circles.told("TOOL_REQUEST", {"tool": "BashOutput", "arguments": {"bash_id": "1"}})
+    assert circles.news() is None
 
 
 @pytest.mark.rule("N6")

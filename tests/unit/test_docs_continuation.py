@@ -40,6 +40,7 @@ def number(text: str) -> float:
         (PAGE, r"no less in (\d+) checks in a row", AT.verifications),
         (PAGE, r"checks in a row \| told so \| at (\d+), ended", 2 * AT.verifications),
         (PAGE, r"(\d+) % of a hard limit", AT.share),
+        (PAGE, r"last changed, in (\d+) turns at least", AT.turns),
         (PAGE, r"is asked for \| told so \| at (\d+) %, ended", 2 * AT.share),
         (PAGE, r"(\w+) in a row that got no better", rework.UNSHRUNK),
         (BUILTIN, r"([\d,]+) tokens unless it says so", resolve.WINDOW),

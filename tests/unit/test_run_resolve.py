@@ -351,3 +351,41 @@ def test_whether_runs_can_use_an_object_is_found_out_as_a_run_would(
 ) -> None:
     found = unusable(kind, {"metadata": {"name": "x", "namespace": "team-a"}, "spec": spec}, DRIVERS)
     assert (found.reason if found else None) == reason
+
+
+@pytest.mark.rule("N1", "N6")
+@pytest.mark.parametrize(
+    ("driver", "asked", "expected"),
+    [
+        ("builtin", {}, (2, True, 2)),
+        ("builtin", {"nudges": "Off", "checkRounds": 0}, (0, False, 2)),
+        ("codex", {}, (2, False, 2)),
+        ("codex", {"nudges": "On", "checkRounds": 5}, (5, True, 2)),
+        ("command", {"nudges": "On", "checkRounds": 5}, (0, False, 0)),
+    ],
+)
+def test_what_is_asked_of_an_end_depends_on_who_can_hear_it(
+    driver: str, asked: dict[str, Any], expected: tuple[int, bool, int]
+) -> None:
+    model = {"providerRef": {"name": "models"}, "name": "m-1"}
+    program = COMMAND if driver == "command" else {"driver": driver, "model": model}
+    spoken = "openai-responses" if driver == "codex" else "anthropic-messages"
+    refs = References(provider=provider(protocol=spoken), drivers=DRIVERS | {"codex"})
+    run = resolved(run_of(agent={**program, "continuation": asked}), refs)
+    asked_of = run.agent.continuation
+    assert (asked_of.check_rounds, asked_of.nudges, run.acceptance_rounds) == expected
+    assert resolved(run_of(recovery={"acceptanceRounds": 7})).acceptance_rounds == 7, (
+        "of a command too, where it is set"
+    )
+
+
+@pytest.mark.rule("N5")
+def test_a_models_context_is_its_providers_word() -> None:
+    models = [{"name": "m-1", "contextWindow": 32_000}, {"name": "m-2"}]
+    for name, window in (("m-1", 32_000), ("m-2", 200_000)):
+        model = {"providerRef": {"name": "models"}, "name": name}
+        found = resolved(
+            run_of(agent=BUILTIN | {"model": model}), References(provider=provider(models=models), drivers=DRIVERS)
+        )
+        assert found.agent.model
+        assert found.agent.model.context_window == window

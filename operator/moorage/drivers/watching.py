@@ -10,6 +10,9 @@ from typing import Any
 from moorage.core.continuation.loops import Called, Event, Finding, Stood, Thresholds, Verified, Watched, watch
 from moorage.drivers.telling import brief
 
+WAITING = frozenset({"BashOutput", "TaskOutput", "write_stdin", "wait_run"})
+"""Tools that look whether something has ended."""
+
 
 class Circles:
     """Remembers what one attempt's agent does, and what nobody was told of yet."""
@@ -24,7 +27,9 @@ class Circles:
             self.called(tool, payload.get("arguments"))
 
     def called(self, tool: str, arguments: object) -> None:
-        """A tool call began."""
+        """A tool call began. One that waits for something is no circle, however often it is made."""
+        if tool in WAITING:
+            return
         text = json.dumps(arguments, sort_keys=True, default=str)
         said = brief(arguments) if isinstance(arguments, Mapping) else ""
         shown = f"{tool} {said}".strip()

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide
 from moorage.core.continuation.decisions import Escalate, Nudge, Pass, Terminate
+from moorage.drivers.limits import spent
 from moorage.drivers.port import EndCheck, Kind, Outcome, Task
 from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT, STEERED
 from moorage.runner.host import RunnerHost
@@ -105,10 +106,4 @@ class FollowUps:
         )
 
     def _spent(self) -> str | None:
-        iterations, tokens = self._host.used
-        limits = self._limits
-        if limits.max_iterations is not None and iterations >= limits.max_iterations:
-            return f"all {limits.max_iterations} iterations are used up"
-        if limits.tokens_hard is not None and tokens >= limits.tokens_hard:
-            return f"the token limit of {limits.tokens_hard} is used up ({tokens})"
-        return None
+        return spent(self._limits, *self._host.used)

@@ -18,12 +18,14 @@ SHOWN = 200  # characters of a call
 @dataclass(frozen=True)
 class Thresholds:
     """calls: so often the same call on an unchanged tree. verifications: so many in a row whose failing set didn't
-    shrink. share: percent of a hard limit used while the tree stayed the same; 0 where no change is asked for.
+    shrink. share: percent of a hard limit used while the tree stayed the same; 0 where no change is asked for. turns:
+    so many of them at least, since whoever has few may need most of them to look around.
     """
 
     calls: int = 5
     verifications: int = 3
     share: int = 40
+    turns: int = 10
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Watched:
     calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     trees: tuple[str, ...] = ()
     since: int = 0  # percent that was used when the tree was last a new one
+    turns: int = 0  # safe points since then
     failing: frozenset[str] = frozenset()
     unshrunk: int = 0  # verifications in a row
     told: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # kind -> the count that was told of
@@ -115,18 +118,21 @@ def _verified(seen: Watched, event: Verified, at: Thresholds) -> tuple[Watched, 
 def _stood(seen: Watched, event: Stood, at: Thresholds) -> tuple[Watched, Finding | None]:
     if event.tree not in seen.trees:
         return _moved(seen, event), None
-    idle = event.used - seen.since
+    idle, seen = event.used - seen.since, replace(seen, turns=seen.turns + 1)
+    if not at.share or seen.turns < at.turns:
+        return seen, None
     facts = (
-        f"{idle} % of this run's limit were used since the worktree was last changed. Change something, or say what is"
-        " in the way."
+        f"{idle} % of this run's limit were used in the {seen.turns} turns since the worktree was last changed. Change"
+        " something, or say what is in the way."
     )
-    return _told(seen, "UnchangedTree", idle, at.share, facts) if at.share else (seen, None)
+    return _told(seen, "UnchangedTree", idle, at.share, facts)
 
 
 def _moved(seen: Watched, event: Stood) -> Watched:
     trees = (*seen.trees, event.tree)[-KEPT_TREES:]
     told = {kind: count for kind, count in seen.told.items() if kind == "FailingSet"}
-    return replace(seen, trees=trees, since=event.used, calls=MappingProxyType({}), told=MappingProxyType(told))
+    fresh = replace(seen, calls=MappingProxyType({}), told=MappingProxyType(told))
+    return replace(fresh, trees=trees, since=event.used, turns=0)
 
 
 def _told(seen: Watched, kind: str, count: int, threshold: int, facts: str) -> tuple[Watched, Finding | None]:

@@ -10,6 +10,7 @@ from moorage.api.wire import ResolvedLimits
 from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer
+from moorage.drivers.limits import spent
 
 FEW_ITERATIONS = 3
 SHORT = 0.2  # of the hard limit
@@ -30,13 +31,8 @@ class Purse:
         self.spent_micros = answer.spent_micros or self.spent_micros
 
     def spent(self) -> str | None:
-        """A hard limit that is reached. 0 means 0."""
-        limits = self.limits
-        if limits.max_iterations is not None and self.done >= limits.max_iterations:
-            return f"all {limits.max_iterations} iterations are used up"
-        if limits.tokens_hard is not None and self.tokens >= limits.tokens_hard:
-            return f"the token limit of {limits.tokens_hard} is used up ({self.tokens})"
-        return None
+        """A hard limit that is reached."""
+        return spent(self.limits, self.done, self.tokens)
 
     def warnings(self) -> Iterator[str]:
         """What is left when little is, and that a soft limit is passed."""
