@@ -17,8 +17,8 @@ from moorage.testing.killpoints import Fault
 Pack = tuple[Point, ...]
 
 _RUNNERS = (
-    *("worktree/", "staging/", "checkpoint-state/", "checkpoint/", "safe-point/", "proposal/", "result/", "acceptance/"),
-    *("cancel-ack/", "message/", "end-check/", Point.PAUSE_AFTER),
+    *("worktree/", "staging/", "checkpoint", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/"),
+    *("message/", "end-check/", Point.PAUSE_AFTER),
 )
 _STREAM, _SNAPSHOT = (Point.MODEL_STREAM,), (Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER)
 _LETTING_GO = (Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER)
