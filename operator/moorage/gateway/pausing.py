@@ -94,7 +94,7 @@ class Pauses:
         """
         clock, settings = self._gate.deps.clock, self._gate.deps.settings
         deadline = clock.monotonic_ms() + settings.model_room_ms
-        while run.state.pausing or run.state.phase is RunPhase.PAUSED:
+        while run.state.pause is not None:  # the next attempt's epoch ends it, and fences who asks
             left = deadline - clock.monotonic_ms()
             if native or left <= 0 or await gone():
                 raise Stopping
