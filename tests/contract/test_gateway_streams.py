@@ -371,3 +371,32 @@ async def test_a_feed_that_fails_cuts_its_readers_and_the_next_one_serves_them(g
         await asyncio.wait_for(until(lambda: cuts._value.get() > 0), 50)
     await end(operator)
     assert written(await following) == b"one\ntwo\n"
+
+
+@pytest.mark.rule("M4")
+async def test_two_hundred_readers_cost_the_store_what_one_does(gateway, upstream, monkeypatch) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    run = await gateway.gate.ledger.open("u1")
+    source, feeds = Source(gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event), Feeds(gateway.gate)
+    reads: list[int] = []
+    stored = gateway.deps.store.stored
+
+    def counted(uid: str, first: int = 0, **more: bool) -> Any:
+        reads.append(first)
+        return stored(uid, first, **more)
+
+    async def follow() -> bytes:
+        events = feeds.follow(run, "logs", source, run.state.offset + 1, live=False, follow=True)
+        return b"".join([chunk async for chunk in events])
+
+    readers = [asyncio.create_task(follow()) for _ in range(200)]
+    await asyncio.wait_for(until(lambda: bool(feeds.live) and feeds.live[0].readers == 200), 50)
+    monkeypatch.setattr(gateway.deps.store, "stored", counted)
+    await say(runner, *(b"%d\n" % n for n in range(20)))
+    await end(operator)
+    found = await asyncio.gather(*readers)
+    assert len(set(found)) == 1
+    assert written(list(Parser().feed(found[0]))) == b"".join(b"%d\n" % n for n in range(20))
+    assert len(reads) < 200, "once for each that was written, and not for each that reads it, which is 4,000 times"
+    assert feeds.live == ()
