@@ -1,7 +1,7 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, takeover, leases, worktree, streams, restart (no cluster), runs, backlog, recovery (the real
-cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to
+Parts: journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs, backlog, recovery (the
+real cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to
 build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
@@ -12,7 +12,20 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from e2e.bench import backlog, durable, journal, leases, partition, recovery, restart, runs, streams, takeover, worktree
+from e2e.bench import (
+    backlog,
+    durable,
+    journal,
+    leases,
+    partition,
+    proxy,
+    recovery,
+    restart,
+    runs,
+    streams,
+    takeover,
+    worktree,
+)
 from e2e.bench.figures import Report, machine
 from e2e.bench.system import System
 from e2e.cluster.console import Console
@@ -40,6 +53,7 @@ def main(argv: list[str]) -> int:
         "leases": lambda: leases.measure(console),
         "worktree": worktree.measure,
         "streams": lambda: streams.measure(console),
+        "proxy": lambda: proxy.measure(console),
         "restart": lambda: restart.measure(console),
         "runs": lambda: runs.measure(system()),
         "backlog": lambda: backlog.measure(system()),

@@ -8,7 +8,6 @@ long a reader that comes late waits for a whole log.
 import asyncio
 import contextlib
 import json
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import aiohttp
 
 from e2e.bench.figures import Aim, Figure, Report
 from e2e.bench.leases import Meter
+from e2e.bench.loopback import free_port, listens, told
 from e2e.bench.stream_servers import POD, TENANT
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
@@ -89,12 +89,12 @@ async def _measure(console: Console) -> Found:
 @contextlib.asynccontextmanager
 async def _server(kind: str) -> AsyncIterator[Server]:
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as folder:
-        port = _free_port()
+        port = free_port()
         argv = (sys.executable, "-m", "e2e.bench.stream_servers", kind, folder, str(port))
         process = await asyncio.create_subprocess_exec(*argv, cwd=CHECKOUT)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-                await _listens(port)
+                await listens(port)
                 entry = identify(process.pid)
                 if entry is None:
                     raise HarnessError(f"the server {kind} has ended")
@@ -105,23 +105,6 @@ async def _server(kind: str) -> AsyncIterator[Server]:
         finally:
             process.kill()
             await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-async def _listens(port: int, within_s: float = 60.0) -> None:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.close()
-            return
-        await asyncio.sleep(0.05)
-    raise HarnessError(f"nobody listens on port {port}")
 
 
 async def _gateway(http: aiohttp.ClientSession) -> Any:
@@ -138,30 +121,24 @@ async def _gateway(http: aiohttp.ClientSession) -> Any:
         agent=ResolvedAgent(driver="command", command=("true",)),
     )
     pod = {"pod_uid": POD, "pod_name": POD, "epoch": 1, "role": "runner"}
-    await _told(http.put("/v1/runs/u1", data=spec.model_dump_json(), headers=operator))
-    await _told(http.post("/v1/runs/u1/fence", json={"epoch": 1, "attempt": 1, "holder": "a"}, headers=operator))
-    await _told(http.post("/v1/runs/u1/pods", json=pod, headers=operator))
+    await told(http.put("/v1/runs/u1", data=spec.model_dump_json(), headers=operator))
+    await told(http.post("/v1/runs/u1/fence", json={"epoch": 1, "attempt": 1, "holder": "a"}, headers=operator))
+    await told(http.post("/v1/runs/u1/pods", json=pod, headers=operator))
     count = iter(range(1 << 30))
 
     async def write(text: str) -> None:
         record = {"record_id": f"o{next(count)}", "type": "AGENT_OUTPUT", "recorded_at": 1}
         body = {"epoch": 1, "records": [record | {"payload": {"stream": "stdout", "text": text}}]}
-        await _told(http.post("/v1/self/records", json=body, headers=runner))
+        await told(http.post("/v1/self/records", json=body, headers=runner))
 
     return write, "/v1/runs/u1/logs/stream", operator
 
 
 async def _bare(http: aiohttp.ClientSession) -> Any:
     async def write(text: str) -> None:
-        await _told(http.post("/line", data=text))
+        await told(http.post("/line", data=text))
 
     return write, "/stream", {}
-
-
-async def _told(asked: Any) -> None:
-    async with asked as answer:
-        if answer.status != 200:
-            raise HarnessError(f"{answer.status}: {await answer.text()}")
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------

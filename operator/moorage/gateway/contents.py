@@ -27,9 +27,13 @@ class Contents:
     def __init__(self, blobs: BlobStore, keys: ContentKeys | None) -> None:
         self._blobs, self._keys = blobs, keys
 
+    def readable(self, *, captured: bool) -> bool:
+        """Whether people can read what is kept."""
+        return captured or self._keys is None
+
     async def keep(self, tenant: str, content: bytes, *, captured: bool) -> BlobRef:
         """Make it durable before the record that names it. Raise as the blob store does."""
-        if captured or self._keys is None:
+        if self._keys is None or captured:
             return await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE)
         held = self._keys.encrypt(tenant, content, token_bytes(NONCE_BYTES))
         return await self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)

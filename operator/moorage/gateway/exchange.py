@@ -299,9 +299,21 @@ class Exchange:
         }
         if ask.first is not None:
             payload |= {"retry_of": ask.first, "try": ask.tries}
-        draft = await self._draft(RecordType.MODEL_REQUEST, payload, ask.body)
+        draft = await self._draft(RecordType.MODEL_REQUEST, payload, ask.body if self._wanted else b"")
         budget = None if ask.first is None else model.retries.budget
         await self._questions.ask(run, self._caller.epoch, draft, self._gone, budget)
+
+    @property
+    def _captured(self) -> bool:
+        model = self._caller.run.spec.agent.model
+        return model is not None and model.capture
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether anybody reads again what was asked: people, or an agent whose turns are its own (R2). Of others a
+        recovery needs the hash alone.
+        """
+        return self._ask.turn is not None or self._gate.contents.readable(captured=self._captured)
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
@@ -353,10 +365,8 @@ class Exchange:
     async def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: bytes) -> Draft:
         """Its content is durable before it is (J8)."""
         run, ask = self._caller.run, self._ask
-        attachments = None
-        if content:
-            captured = run.spec.agent.model is not None and run.spec.agent.model.capture
-            attachments = {"content": await self._gate.contents.keep(run.tenant, content, captured=captured)}
+        kept = await self._gate.contents.keep(run.tenant, content, captured=self._captured) if content else None
+        attachments = {"content": kept} if kept else None
         return self._ledger.observed(
             kind,
             payload,
