@@ -85,9 +85,13 @@ class Following:
             self._tell(outage, why)
             await outage.wait()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is about what comes, too, and not only about what there is."""
+        return self.query.get("follow") != "false"
+
     def _last(self, event: Event) -> bool:
-        """After READY, whoever follows goes on."""
-        return event.kind == StreamKind.END or (event.kind == StreamKind.READY and self.query.get("follow") == "false")
+        return event.kind == StreamKind.END or (event.kind == StreamKind.READY and not self.goes_on)
 
     def _over(self, outage: Outage) -> Outage:
         if outage.told:

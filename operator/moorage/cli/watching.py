@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -113,14 +113,14 @@ class Watch:
                 if following.cursor is not None:
                     terminal.note(f"to go on from here: --since-cursor {following.cursor}")
                 raise
-            if end is not None and self.query.get("follow") != "false":
+            if end is not None and following.goes_on:
                 terminal.note(f"{evidence.name} is {end.phase} ({end.reason})")
             return end
 
 
 async def _passed_on(evidence: Evidence, following: Following, watcher: Watcher) -> StreamEnd | None:
     end = None
-    events: AsyncGenerator[Event, None] = evidence.pushed_on(following.events())
+    events = evidence.pushed_on(following.events()) if following.goes_on else following.events()
     async with aclosing(events):
         async for event in events:
             watcher.take(event)
