@@ -236,9 +236,9 @@ async def test_a_live_reader_that_fell_behind_is_told_what_it_missed_and_where_t
         operator = Operator(gateway, resolved(upstream))
         runner = await agent_at_work(gateway, operator)
         run = await gateway.gate.ledger.open("u1")
-        source = Source(gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event)
+        source = Source("logs", gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event)
         feeds = Feeds(gateway.gate)
-        async with aclosing(feeds.follow(run, "logs", source, 0, live=True, follow=True)) as stream:
+        async with aclosing(feeds.follow(run, source, 0, live=True, follow=True)) as stream:
             reading = asyncio.ensure_future(anext(stream))
             await say(runner, b"0\n")
             first = await reading
@@ -378,7 +378,10 @@ async def test_two_hundred_readers_cost_the_store_what_one_does(gateway, upstrea
     operator = Operator(gateway, resolved(upstream))
     runner = await agent_at_work(gateway, operator)
     run = await gateway.gate.ledger.open("u1")
-    source, feeds = Source(gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event), Feeds(gateway.gate)
+    source, feeds = (
+        Source("logs", gateway.deps.store, "u1", Outputs(gateway.deps.blobs, "team-a").event),
+        Feeds(gateway.gate),
+    )
     reads: list[int] = []
     stored = gateway.deps.store.stored
 
@@ -387,7 +390,7 @@ async def test_two_hundred_readers_cost_the_store_what_one_does(gateway, upstrea
         return stored(uid, first, **more)
 
     async def follow() -> bytes:
-        events = feeds.follow(run, "logs", source, run.state.offset + 1, live=False, follow=True)
+        events = feeds.follow(run, source, run.state.offset + 1, live=False, follow=True)
         return b"".join([chunk async for chunk in events])
 
     readers = [asyncio.create_task(follow()) for _ in range(200)]

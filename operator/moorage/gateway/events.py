@@ -25,8 +25,9 @@ Render = Callable[[Stored], Awaitable[tuple[int, Event | None]]]
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of a run's streams, read from the store."""
+    """One of a run's streams, read from the store. `kind` names which of them it is."""
 
+    kind: str
     store: DurableExecutionStore
     uid: str
     render: Render

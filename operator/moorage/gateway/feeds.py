@@ -81,13 +81,13 @@ class Feeds:
         return tuple(self._live.values())
 
     async def follow(
-        self, run: Run, kind: str, source: Source, first: int, *, live: bool, follow: bool
+        self, run: Run, source: Source, first: int, *, live: bool, follow: bool
     ) -> AsyncGenerator[bytes, None]:
         """Events from the offset `first` on until the run's end, and signs of life; without `follow` only those that
         there are by now, and READY. Raise Cut where reading fails.
         """
         head = run.state.offset
-        async with self._joined(run, kind, source) as feed:
+        async with self._joined(run, source) as feed:
             place = Place(first)
             while True:
                 rung = feed.bell.arm()
@@ -109,9 +109,9 @@ class Feeds:
                     yield HEARTBEAT
 
     @asynccontextmanager
-    async def _joined(self, run: Run, kind: str, source: Source) -> AsyncIterator[Feed]:
+    async def _joined(self, run: Run, source: Source) -> AsyncIterator[Feed]:
         """The feed that others follow already, unless that has failed."""
-        key = run.uid, kind
+        key = run.uid, source.kind
         feed = self._live.get(key)
         if feed is None or feed.failure is not None:
             feed = self._live[key] = Feed(self._gate, run, source)

@@ -101,19 +101,18 @@ class StreamsRoom:
         run = await self._gate.run_for_reader(request)
         outputs = Outputs(self._blobs, run.tenant)
         lines = _lines(request)
-        source = Source(self._store, run.uid, outputs.event)
+        source = Source("logs", self._store, run.uid, outputs.event)
         before = await tail(source, outputs, lines) if lines is not None else (b"", cursor_of(request) + 1)
         return self._answer(request, run, "logs", source, before)
 
     async def timeline(self, request: Request) -> Response:
         """GET the journal's records, from the cursor on; with `all=true` chunks of output, too."""
         run = await self._gate.run_for_reader(request)
-        everything = query_flag(request, "all")
-        source = Source(self._store, run.uid, any_record_event if everything else record_event)
+        kind, render = ("records", any_record_event) if query_flag(request, "all") else ("facts", record_event)
+        source = Source(kind, self._store, run.uid, render)
         return self._answer(request, run, "timeline", source, (b"", cursor_of(request) + 1))
 
     def _answer(self, request: Request, run: Run, door: str, source: Source, before: tuple[bytes, int]) -> Response:
-        kind = f"{door}-{source.render.__name__}"
         live, follow = query_flag(request, "live"), query_flag(request, "follow", default=True)
 
         async def events() -> AsyncGenerator[bytes, None]:
@@ -121,7 +120,7 @@ class StreamsRoom:
             lost = await self._pruned(run, first)
             if said := lost + before[0]:
                 yield said
-            followed = self._feeds.follow(run, kind, source, first, live=live, follow=follow)
+            followed = self._feeds.follow(run, source, first, live=live, follow=follow)
             async with aclosing(followed) as chunks:
                 async for chunk in chunks:
                     yield chunk
