@@ -134,27 +134,19 @@ def _fill(place: Path) -> None:
     subprocess.run(["dd", "if=/dev/zero", f"of={place / 'stuff'}", "bs=4k"], check=False, capture_output=True)
 
 
-# --- agents that speak in JSON lines, and worse -----------------------------------------------------------------------
+# --- agents that speak in JSON lines, in a whole runner; test_driver_contract.py has what a driver alone can show -------
 
 ENDS = {
-    "claude-code": '{"type":"result","subtype":"success","is_error":false}',
     "codex": '{"type":"turn.completed","usage":{}}',
     "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"stop"}}\n{"type":"agent_end"}',
 }
-REFUSED = {
-    "claude-code": '{"type":"system","subtype":"api_retry","error_status":401,"error":"authentication_failed"}',
-    "codex": '{"type":"error","message":"unexpected status 401 Unauthorized"}',
-    "pi": '{"type":"message_end","message":{"role":"assistant","stopReason":"error","errorMessage":"401 no"}}',
-}
 CALLS = {
-    "claude-code": '{"type":"control_request","request_id":"1","request":{"subtype":"hook_callback","input":'
-    '{"tool_use_id":"i","tool_name":"Bash","tool_input":{"command":"x"}}}}',
     "codex": '{"type":"item.started","item":{"id":"i","type":"command_execution","command":"x"}}',
     "pi": '{"type":"tool_execution_start","toolCallId":"i","toolName":"bash","args":{"command":"x"}}',
 }
 
 
-@pytest.fixture(params=sorted(ENDS))
+@pytest.fixture(params=["pi"])  # one is enough here of what is the same for all
 def agent(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -166,15 +158,14 @@ def posing(agent: str, world: World, tmp_path: Path) -> Callable[[str], Awaitabl
     async def admitted(script: str) -> Run:
         folder = tmp_path / "bin"
         folder.mkdir()
-        program = folder / PROGRAMS.get(agent, agent)
-        program.write_text(f"#!{sys.executable}\n{POSE}\nEND, REFUSED, CALL = {words(agent)!r}\n{script}")
+        program = folder / agent
+        program.write_text(f"#!{sys.executable}\n{POSE}\nEND, CALL = {(ENDS[agent], CALLS[agent])!r}\n{script}")
         program.chmod(0o755)
         return await world.admit(agent=resolved(agent, f"{folder}:{os.environ['PATH']}"))
 
     return admitted
 
 
-PROGRAMS = {"claude-code": "claude"}
 POSE = """
 import json, os, signal, subprocess, sys, time
 def say(text):
@@ -182,10 +173,6 @@ def say(text):
     sys.stdout.buffer.write(data + b"\\n")
     sys.stdout.buffer.flush()
 """
-
-
-def words(agent: str) -> tuple[str, str, str]:
-    return ENDS[agent], REFUSED[agent], CALLS[agent]
 
 
 async def ended(run: Run) -> tuple[str, str]:
@@ -202,32 +189,12 @@ async def said(run: Run) -> str:
     return "".join(each.get("text") or base64.b64decode(each["data"]).decode(errors="replace") for each in kept)
 
 
-async def test_success_after_a_refused_key_is_failure(posing):
-    run = await posing("open('b.txt', 'w').write('x'); say(REFUSED); say(END)")
-    assert await ended(run) == ("failed", "ModelUnauthorized")
-
-
 async def test_success_after_a_refused_key_on_stderr_is_failure(posing):
     run = await posing("os.write(2, b'ERROR http: 4'); os.write(2, b'01 Unauthorized, no way'); say(END)")
     assert await ended(run) == ("failed", "ModelUnauthorized")
 
 
-@pytest.mark.parametrize(
-    ("script", "end"),
-    [
-        ("", ("unknown", "NoLastWord")),
-        ("say(CALL)", ("unknown", "NoLastWord")),
-        ("say(CALL); sys.exit(3)", ("failed", "AgentFailed")),
-        ("say(CALL); os.kill(os.getpid(), signal.SIGKILL)", ("failed", "AgentKilled")),
-        ("sys.stdout.write(END[:-1])", ("unknown", "NoLastWord")),
-    ],
-)
-async def test_an_end_without_the_last_word_is_no_success(posing, script, end):
-    assert await ended(await posing(script)) == end
-
-
 @pytest.mark.rule("X2")
-@pytest.mark.parametrize("agent", ["pi"])  # one is enough of what waits
 async def test_one_that_has_said_its_last_word_and_stays_is_ended_with_its_tree(posing):
     run = await posing("""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -287,16 +254,6 @@ say(END)
 """)
     assert await ended(run) == ("completed", "Completed")
     assert "a\u2028b" in await said(run)
-
-
-@pytest.mark.rule("X1")
-async def test_one_that_sleeps_for_ever_can_be_cancelled(posing):
-    run = await posing("say(CALL); time.sleep(10_000)")
-    sandbox = await run.start()
-    await run.until("TOOL_REQUEST", within_s=120)
-    await run.report("CANCEL_REQUESTED", {"reason": "user"})
-    assert await sandbox.ended(within_s=120) == 0
-    assert (await run.state())["agent_end"]["outcome"] == "cancelled"
 
 
 @pytest.mark.rule("R3")
