@@ -134,7 +134,7 @@ def _fill(place: Path) -> None:
     subprocess.run(["dd", "if=/dev/zero", f"of={place / 'stuff'}", "bs=4k"], check=False, capture_output=True)
 
 
-# --- agents that speak in JSON lines, in a whole runner; test_driver_contract.py has what a driver alone can show -------
+# --- agents that speak in JSON lines, in a whole runner; test_driver_contract.py has what a driver alone can show -----
 
 ENDS = {
     "codex": '{"type":"turn.completed","usage":{}}',

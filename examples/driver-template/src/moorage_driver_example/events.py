@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.facts import Answered, Asked, Ended, Fact, Said, Settled, Trouble
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import mapping, text
@@ -37,6 +38,10 @@ class ExampleEvents:
             case "done":
                 return [Settled({}, more=False), Ended(text(event.get("error")) or None)]
         return None
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        """Of how many of the calls whose results it brings to its model it tells that they are over: of all."""
+        return len(results)
 
     def _asked(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         call = text(event.get("id"))
