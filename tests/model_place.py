@@ -10,7 +10,8 @@ import httpx
 import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, resolved
 
-from moorage.api.wire import ResolvedLimits, ResolvedModel, ResolvedPrices, SecretRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedModel, ResolvedPrices, SecretRef
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway

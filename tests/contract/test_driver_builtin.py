@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedLimits, ResolvedModel, SecretRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedModel, SecretRef
 from moorage.runner.exitcodes import Exit
 from moorage.testing.models import Fault, Reply, Script, ToolCall, load
 from moorage.testing.models.script import Usage

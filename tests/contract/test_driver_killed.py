@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.contract.counting_agent import AGENT, STEPS
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.testing.trees import git
 from moorage.testing.world import Run, Sandbox, World
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.contract.real_agents import AGENTS, DONE, DRIVERS, PROTOCOLS, model_door, path_with, resolved, run
 
-from moorage.api.wire import ResolvedCheck, ResolvedLimits, SecretRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedCheck, SecretRef
 from moorage.core.models import spoken as protocols
 from moorage.drivers.port import Driver
 from moorage.drivers.registry import load

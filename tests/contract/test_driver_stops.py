@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent
 from moorage.runner.exitcodes import Exit
 from moorage.runner.probe import isolated
 from moorage.testing.world import Run, Sandbox, World

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.contract.counting_agent import AGENT, STEPS
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.points import Point
 from moorage.runner.exitcodes import Exit
 from moorage.testing.killpoints import Fault, Shot, environment, fired

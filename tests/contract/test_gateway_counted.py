@@ -23,7 +23,7 @@ from tests.model_place import (
     script,
 )
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.serving import listening
 

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tests.gateway_script import Operator, agent_at_work, ok, resolved
 
-from moorage.api.wire import ResolvedLimits, ResolvedModel, SecretRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedModel, SecretRef
 
 KEY = "sk-ant-real-0123456789abcdef"
 MODEL = "claude-test"

@@ -24,7 +24,7 @@ from tests.model_place import (
     script,
 )
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.testing.clock import StepClock
 from moorage.testing.models import Fault, Reply, StandIn
 from moorage.testing.serving import listening

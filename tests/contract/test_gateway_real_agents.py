@@ -10,7 +10,8 @@ from tests.contract.real_agents import DONE, path_with, resolved, run
 from tests.gateway_script import PASSWORD, Operator, agent_at_work
 from tests.gateway_script import resolved as resolved_run
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits, ResolvedPrices
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedPrices
 from moorage.drivers.port import Outcome
 from moorage.drivers.registry import load
 from moorage.runner.relay import Relay

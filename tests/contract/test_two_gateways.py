@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 from tests.contract.test_gateway_streams import events
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, commit, git, ok, refused, resolved, told
 
-from moorage.api.wire import ResolvedLimits, ResolvedModel
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedModel
 from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import (
     ResolvedAgent,
     ResolvedCheck,
     ResolvedDelivery,
-    ResolvedLimits,
     ResolvedRetention,
     ResolvedRun,
     ResolvedTimeouts,
@@ -374,7 +374,7 @@ class World:
         self.suspend = False
         limits = self.observed().spec
         if limits is not None:
-            higher = {name: 4 * at + 10_000_000 for name, at in limits.limits if at is not None}
+            higher = {name: 4 * at + 10_000_000 for name, at in limits.limits if isinstance(at, int)}
             self.wanted = limits.limits.model_copy(update=higher)
         self.ask_to_go_on()
 

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.property.run_world import record
 
-from moorage.api.wire import ResolvedLimits, ResolvedPrices
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedPrices
+from moorage.core.constraints.judging import Context, evaluate
+from moorage.core.constraints.limits import DECISION, metered
 from moorage.core.journal.plain import plain, restored
 from moorage.core.models.prices import Reserve, cost_micros, worst
 from moorage.core.models.reading import Reading
@@ -20,7 +23,8 @@ from moorage.core.models.usage import total
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import RunState
-from moorage.gateway.budget import AllReserved, Exhausted, demand_free
+from moorage.gateway.budget import AllReserved, demand_free
+from moorage.gateway.constraints import Exhausted, refuse
 from moorage.gateway.facts import Facts, fold
 
 PRICES = ResolvedPrices(
@@ -74,8 +78,10 @@ class Budget(RuleBasedStateMachine):
     def ask(self, size: int, cap: int, gateway: str) -> None:
         reserve = worst(size, cap, PRICES)
         used, limits = self.state.usage, self.limits
+        context = Context(tokens=used.tokens, cost_micros=used.cost_micros, asking=DECISION)
         try:
-            demand_free(limits, used, self.facts)
+            refuse(evaluate(metered(limits), context))
+            demand_free(limits, context, self.facts)
         except Exhausted:
             assert used.tokens >= (limits.tokens_hard or 0) or used.cost_micros >= (limits.cost_hard_micros or 0)
             return

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
 from moorage.api.wire import ResolvedLimits, Role
+from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a
 from moorage.core.run.admission import JOURNAL_LOST
-from moorage.core.run.limits import lived_ms
 from moorage.core.run.observed import Problem, SandboxPhase
 from moorage.core.run.phases import MOVES, TERMINAL, RunPhase
 from moorage.core.run.reducer import replay

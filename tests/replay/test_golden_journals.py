@@ -24,7 +24,7 @@ STATES = {
 }
 
 
-LATER = frozenset({"model_retries"})
+LATER = frozenset({"model_retries", "effects", "egress_bytes", "human_approvals"})
 """Amounts that the vector has got since these hashes were taken."""
 
 

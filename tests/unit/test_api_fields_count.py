@@ -67,6 +67,10 @@ def priced(**change: str) -> dict[str, Any]:
     return {"models": [{"name": "m-1", "prices": {"input": "1", "output": "1"} | change}]}
 
 
+def custom(**change: Any) -> dict[str, Any]:
+    return {"constraints": {"custom": [{"name": "a", "cel": "tokens < 8"} | change]}}
+
+
 OF_A_RUN: dict[str, dict[str, Any]] = {
     "workspace.remoteGit.url": remote(url="https://git.example/other.git"),
     "workspace.remoteGit.ref": remote(ref="v1"),
@@ -116,6 +120,19 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "constraints.cost.soft": {"constraints": {"cost": {"soft": "9"}}},
     "constraints.cost.hard": {"constraints": {"cost": {"hard": "9"}}},
     "constraints.wallClock": {"constraints": {"wallClock": "9m"}},
+    "constraints.toolCalls.soft": {"constraints": {"toolCalls": {"soft": 9}}},
+    "constraints.toolCalls.hard": {"constraints": {"toolCalls": {"hard": 9}}},
+    "constraints.effects.soft": {"constraints": {"effects": {"soft": 9}}},
+    "constraints.effects.hard": {"constraints": {"effects": {"hard": 9}}},
+    "constraints.egress.soft": {"constraints": {"egress": {"soft": "9Ki"}}},
+    "constraints.egress.hard": {"constraints": {"egress": {"hard": "9Ki"}}},
+    "constraints.disk.soft": {"constraints": {"disk": {"soft": "9Ki"}}},
+    "constraints.disk.hard": {"constraints": {"disk": {"hard": "9Ki"}}},
+    "constraints.custom.name": custom(name="b"),
+    "constraints.custom.cel": custom(cel="tokens < 9"),
+    "constraints.custom.entryPoint": {"constraints": {"custom": [{"name": "a", "entryPoint": "mine"}]}},
+    "constraints.custom.onViolation": custom(onViolation="Warn"),
+    "constraints.custom.message": custom(message="No."),
     "delivery.branch": {"delivery": {"branch": "b"}},
     "delivery.push": {"delivery": {"push": False}},
     "delivery.allowEmpty": {"delivery": {"allowEmpty": True}},
@@ -143,6 +160,7 @@ BESIDE = {
     "acceptance.": {"acceptance": [{"name": "a", "run": "true"}]},
     "sandbox.egress.host": {},
     "sandbox.egress.": egress(),
+    "constraints.custom.": custom(),
     "delivery.": {"delivery": {}},
     "workspace.remoteGit.credentialsSecretRef.key": remote(credentialsSecretRef={"name": "s"}),
 }
@@ -171,6 +189,19 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "Agent.constraints.cost.soft": {"constraints": {"cost": {"soft": "9"}}},
     "Agent.constraints.cost.hard": {"constraints": {"cost": {"hard": "9"}}},
     "Agent.constraints.wallClock": {"constraints": {"wallClock": "9m"}},
+    "Agent.constraints.toolCalls.soft": {"constraints": {"toolCalls": {"soft": 9}}},
+    "Agent.constraints.toolCalls.hard": {"constraints": {"toolCalls": {"hard": 9}}},
+    "Agent.constraints.effects.soft": {"constraints": {"effects": {"soft": 9}}},
+    "Agent.constraints.effects.hard": {"constraints": {"effects": {"hard": 9}}},
+    "Agent.constraints.egress.soft": {"constraints": {"egress": {"soft": "9Ki"}}},
+    "Agent.constraints.egress.hard": {"constraints": {"egress": {"hard": "9Ki"}}},
+    "Agent.constraints.disk.soft": {"constraints": {"disk": {"soft": "9Ki"}}},
+    "Agent.constraints.disk.hard": {"constraints": {"disk": {"hard": "9Ki"}}},
+    "Agent.constraints.custom.name": custom(name="b"),
+    "Agent.constraints.custom.cel": custom(cel="tokens < 9"),
+    "Agent.constraints.custom.entryPoint": {"constraints": {"custom": [{"name": "a", "entryPoint": "mine"}]}},
+    "Agent.constraints.custom.onViolation": custom(onViolation="Warn"),
+    "Agent.constraints.custom.message": custom(message="No."),
     "ModelProvider.protocol": {"protocol": "openai-chat"},
     "ModelProvider.baseURL": {"baseURL": "https://other.example"},
     "ModelProvider.credentialsSecretRef.name": {"credentialsSecretRef": {"name": "s", "key": "k"}},
@@ -240,6 +271,7 @@ def outcome(spec: dict[str, Any], **given: dict[str, Any]) -> ResolvedRun | Prob
         agent=Agent.model_validate({"metadata": meta, "spec": definition}),
         provider=ModelProvider.model_validate({"metadata": meta, "spec": provider}),
         drivers=frozenset({"command", "builtin"}),
+        constraints=frozenset({"mine"}),
     )
     found = resolve(run, refs, Defaults())
     assert not isinstance(found, Problem) or found.reason in {
@@ -259,7 +291,7 @@ def test_each_field_of_a_run_changes_what_it_is_or_is_refused(field: str) -> Non
 @pytest.mark.parametrize("field", OF_OTHERS)
 def test_each_field_of_what_a_run_refers_to_changes_what_the_run_is_or_is_refused(field: str) -> None:
     kind = field.partition(".")[0]
-    beside = {kind: priced()} if ".prices." in field else {}
+    beside = {kind: priced()} if ".prices." in field else {kind: custom()} if ".custom." in field else {}
     assert outcome(NAMED, **{kind: OF_OTHERS[field]}) != outcome(NAMED, **beside)
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.routing import Mount
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits, ResolvedModel
+from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.core.continuation import chain
 from moorage.drivers.builtin import BuiltinDriver, prompt
 from moorage.drivers.port import Outcome
@@ -26,30 +25,12 @@ MODEL = ResolvedModel(provider="p", protocol="anthropic-messages", base_url="htt
 Drive = Callable[..., Awaitable[tuple[Outcome, LocalHost, StandIn]]]
 
 
-class Told:
-    """What a gateway adds to each answer's headers."""
-
-    def __init__(self, app: ASGIApp, headers: dict[str, str]) -> None:
-        self._app, self._headers = app, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def adding(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._headers)
-            await send(message)
-
-        await self._app(scope, receive, adding)
-
-
 @pytest.fixture
 def drive(tmp_path: Path) -> Drive:
-    async def driven(
-        *replies: Reply, model: ResolvedModel | None = MODEL, headers: dict[str, str] | None = None, **more: Any
-    ):
+    async def driven(*replies: Reply, model: ResolvedModel | None = MODEL, budget: Budget | None = None, **more: Any):
         (tmp_path / "tree").mkdir()
-        host, stand_in = LocalHost(tmp_path / "tree"), StandIn(Script(replies=replies))
-        app = Told(stand_in.app, headers or {})
-        async with listening(Starlette(routes=[Mount("/model", app)])) as url:
+        host, stand_in = LocalHost(tmp_path / "tree", budget=budget or Budget()), StandIn(Script(replies=replies))
+        async with listening(Starlette(routes=[Mount("/model", stand_in.app)])) as url:
             agent = ResolvedAgent(driver="builtin", model=model)
             outcome = await BuiltinDriver().run(task_for(host, agent, relay_url=url, **more), host)
         assert [entry.status for entry in stand_in.log].count(400) == 0, "a request that a provider refuses"
@@ -199,26 +180,41 @@ async def test_a_stop_before_the_first_answer_is_obeyed_at_once(tmp_path) -> Non
 
 @pytest.mark.rule("B3", "C7")
 @pytest.mark.parametrize(
-    ("used", "limits", "said"),
+    ("left", "limits", "said"),
     [
-        ("0.50", ResolvedLimits(cost_hard_micros=8_000_000), None),
-        ("7.50", ResolvedLimits(cost_hard_micros=8_000_000), "Left: 0.50 dollars"),
-        ("5.00", ResolvedLimits(cost_soft_micros=5_000_000, cost_hard_micros=8_000_000), "Left: 3.00 dollars"),
-        ("5.00", ResolvedLimits(cost_soft_micros=5_000_000), "The soft limit on dollars is passed"),
+        ({"cost": 7_500_000}, ResolvedLimits(cost_hard_micros=8_000_000), None),
+        ({"cost": 500_000}, ResolvedLimits(cost_hard_micros=8_000_000), "Left: 0.50 dollars"),
+        (
+            {"cost": 3_000_000},
+            ResolvedLimits(cost_soft_micros=5_000_000, cost_hard_micros=8_000_000),
+            "Left: 3.00 dollars",
+        ),
+        ({"toolCalls": 1}, ResolvedLimits(tool_calls_hard=5), "Left: 1 tool calls"),
+        ({"effects": 0}, ResolvedLimits(effects_hard=0), "Left: 0 effects"),
     ],
 )
 async def test_the_model_is_told_what_may_still_be_spent(
-    drive, used: str, limits: ResolvedLimits, said: str | None
+    drive, left: dict[str, int], limits: ResolvedLimits, said: str | None
 ) -> None:
-    headers = {"x-moorage-cost-used": used}
-    _, _, stand_in = await drive(Reply(tools=(write("a"),)), DONE, limits=limits, headers=headers)
+    _, _, stand_in = await drive(Reply(tools=(write("a"),)), DONE, limits=limits, budget=Budget(left=left))
     told = last_said(stand_in, 1)
     assert said in told if said else "Left" not in told
 
 
-async def test_a_soft_limit_is_told_without_a_hard_one_too(drive) -> None:
+@pytest.mark.rule("B3")
+async def test_a_warning_is_told_once(drive) -> None:
     reply = Reply(tools=(write("a"),), usage=Usage(input_tokens=100))
-    outcome, _, stand_in = await drive(reply, reply, DONE, limits=ResolvedLimits(tokens_soft=150))
+    budget = Budget(warnings=("the soft token limit of 150 is passed (200)",))
+    outcome, _, stand_in = await drive(reply, reply, DONE, budget=budget)
     assert outcome.outcome == "completed"
-    assert prompt.over_soft("tokens") not in last_said(stand_in, 1)
-    assert prompt.over_soft("tokens") in last_said(stand_in, 2)
+    said = [prompt.warned(budget.warnings[0]) in last_said(stand_in, request) for request in range(3)]
+    assert said == [False, True, False]
+
+
+@pytest.mark.rule("B3")
+async def test_a_call_that_may_not_be_made_is_not_run(drive) -> None:
+    budget = Budget(left={"toolCalls": 0}, exhausted="the run's tool call limit of 0 is used up (0)")
+    outcome, host, stand_in = await drive(Reply(tools=(write("a"),)), budget=budget)
+    assert (outcome.outcome, outcome.message) == ("exhausted", budget.exhausted)
+    assert stand_in.log == [], "0 left means 0"
+    assert not (host.tree / "a").exists()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent
 from moorage.drivers.command import LINE_CAP, MARK, CommandDriver
 from moorage.drivers.program import pieces
 from moorage.testing.host import LocalHost, task_for

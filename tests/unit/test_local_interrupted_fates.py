@@ -10,8 +10,9 @@ import pytest
 from tests.property.run_world import a_spec
 
 from moorage.api.agentrun import AgentRun
+from moorage.api.budget import ResolvedLimits
 from moorage.api.parse import parse_agent_run
-from moorage.api.wire import ResolvedDelivery, ResolvedLimits, ResolvedRun
+from moorage.api.wire import ResolvedDelivery, ResolvedRun
 from moorage.app.interrupted import Fate, Interrupted, fate, lost_attempt
 from moorage.app.owners import Owned, Owner, Owners, clear_socket
 from moorage.core.journal.record import RunIdentity

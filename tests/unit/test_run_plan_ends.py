@@ -6,7 +6,8 @@ import pytest
 from tests.property.run_world import HEAD, T, World, a_spec, drive
 from tests.run_plans import kinds, observed, proposed, provisioning, records, running, verifying
 
-from moorage.api.wire import ResolvedLimits, ResolvedRetention, Role
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedRetention, Role
 from moorage.core.run import actions as a
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import IllegalMove, RunPhase

@@ -8,8 +8,8 @@ from tests.property.run_world import START, T, World, a_spec, drive
 from tests.run_plans import kinds, provisioning, records, running, started, verifying
 
 from moorage.api.wire import ResolvedLimits, ResolvedTimeouts, Role
+from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a
-from moorage.core.run.limits import lived_ms
 from moorage.core.run.observed import SandboxPhase, Slots
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide

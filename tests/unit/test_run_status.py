@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.run_world import BASE, HEAD, START, World, a_spec, drive
+from tests.property.run_world import BASE, HEAD, START, World, drive
 
 from moorage.api.agentrun import BORN, AgentRunStatus
-from moorage.api.wire import ResolvedLimits
 from moorage.core.run.actions import Plan, Verdict
 from moorage.core.run.observed import Problem, SandboxPhase, SandboxView
 from moorage.core.run.phases import RunPhase
@@ -23,6 +22,7 @@ from moorage.core.run.state import (
     RunState,
     Usage,
     Verification,
+    Violation,
 )
 from moorage.core.run.status import PROGRESS_MS, grade, project, usage, word, write_delay
 
@@ -163,18 +163,32 @@ def test_conditions_are_the_truth(state: RunState, condition: str, status: str, 
     assert (found.status, found.reason) == (status, reason)
 
 
-def test_spent_tokens_are_out_of_budget() -> None:
-    status = projected(RUNNING, spec=a_spec(limits=ResolvedLimits(tokens_hard=15)))
-    assert reasons(status)["WithinBudget"] == "TokensExhausted"
+@pytest.mark.rule("C2")
+@pytest.mark.parametrize(
+    ("action", "reason", "within"),
+    [
+        ("GRACEFUL_EXIT", "TokensExhausted", ("False", "TokensExhausted")),
+        ("EMERGENCY_STOP", "Mine own!", ("False", "Mineown")),
+        ("WARN_CONTINUE", "SoftLimitPassed", ("True", "SoftLimitPassed")),
+    ],
+)
+def test_what_a_constraint_came_to_is_a_condition(action: str, reason: str, within: tuple[str, str]) -> None:
+    violation = Violation("any", action, reason, "so much is used", START)
+    status = projected(replace(RUNNING, violations=(violation,)))
+    found = next(c for c in status.conditions if c.type == "WithinBudget")
+    assert (found.status, found.reason, found.message) == (*within, "so much is used")
 
 
-@pytest.mark.parametrize(("hard", "reason"), [(2_500_000, "CostExhausted"), (2_500_001, "WithinLimits")])
-def test_a_spent_cost_is_out_of_budget(hard: int, reason: str) -> None:
-    state = replace(RUNNING, usage=Usage(cost_micros=2_500_000))
-    status = projected(state, spec=a_spec(limits=ResolvedLimits(cost_hard_micros=hard)))
-    assert reasons(status)["WithinBudget"] == reason
-    assert status.usage is not None
-    assert (status.usage.cost_micros, status.usage.cost) == (2_500_000, "2.50")
+def test_what_was_used_is_told_in_full() -> None:
+    used = Usage(cost_micros=2_500_000, effects=2, egress_bytes=3)
+    told = projected(replace(RUNNING, usage=used, disk_bytes=4)).usage
+    assert (told.cost_micros, told.cost, told.effects, told.egress_bytes, told.disk_bytes) == (
+        2_500_000,
+        "2.50",
+        2,
+        3,
+        4,
+    )
 
 
 def test_a_waiting_sandbox_says_why() -> None:

@@ -20,7 +20,7 @@ TERMINAL = Orders(seq=2, stop="terminal")
 
 def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int, int], Awaitable[Orders]]) -> Watch:
     assignment: Any = SimpleNamespace(run_uid="u1", epoch=3)
-    reporter: Any = SimpleNamespace(progress=7, last_iteration=2)
+    reporter: Any = SimpleNamespace(progress=7, last_iteration=2, heard=lambda _: None)
     made = Watch(beat, orders, 0.01)
     made.assigned(assignment, reporter)
     return made

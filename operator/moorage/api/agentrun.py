@@ -24,7 +24,7 @@ from moorage.api.meta import (
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
 from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
-from moorage.api.transitions import raised_duration, raised_number, raised_quantity, unchanged
+from moorage.api.transitions import raised_duration, raised_number, raised_quantity, unchanged, unchanged_at
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
 MAX_GOAL_BYTES = 256 * 1024
@@ -319,6 +319,7 @@ class AgentRunSpec(Fields):
             "parentRef",
             "continueFrom",
         ),
+        unchanged_at("constraints.custom"),
         Rule(
             "cancel can't be taken back: create a new AgentRun",
             "!oldSelf.cancel || self.cancel",
@@ -343,6 +344,9 @@ class Usage(Told):
     model_retries: int = Field(
         default=0, description="Model requests that were sent again to their provider, out of its retry budget."
     )
+    effects: int = Field(default=0, description="Effects that count against constraints.effects.")
+    egress_bytes: int = Field(default=0, description="Bytes to and from the hosts of sandbox.egress.")
+    disk_bytes: int = Field(default=0, description="Bytes on disk, as measured at the last safe point.")
 
 
 class QueueStatus(Told):
@@ -451,7 +455,12 @@ class AgentRun(Resource):
     rules: ClassVar[tuple[Rule, ...]] = (
         raised_duration("constraints.wallClock"),
         raised_number("constraints.maxIterations"),
-        *(raised_quantity(f"constraints.{of}.{limit}") for of in ("tokens", "cost") for limit in ("soft", "hard")),
+        *(
+            raised_quantity(f"constraints.{of}.{limit}")
+            for of in ("tokens", "cost", "egress", "disk")
+            for limit in ("soft", "hard")
+        ),
+        *(raised_number(f"constraints.{of}.{limit}") for of in ("toolCalls", "effects") for limit in ("soft", "hard")),
         Rule(
             "give the run a name: lower case letters, digits, '-' and '.', at most 253 characters",
             holds=lambda run: re.fullmatch(OBJECT_NAME, run.metadata.name) is not None,

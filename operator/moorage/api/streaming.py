@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from moorage.api.wire import Wire
+from moorage.api.wirebase import Wire
 
 Stream = Literal["stdout", "stderr", "moorage"]
 

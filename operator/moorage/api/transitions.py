@@ -11,6 +11,16 @@ def unchanged(*fields: str) -> tuple[Rule, ...]:
     return tuple(_unchanged(field) for field in fields)
 
 
+def unchanged_at(path: str) -> Rule:
+    """The same for one field further down."""
+    has_new, has_old = _has("self", path), _has("oldSelf", path)
+    return Rule(
+        f"{path} can't be changed: an AgentRun is one piece of work; create a new AgentRun",
+        f"{has_new} == {has_old} && (!{has_new} || self.{path} == oldSelf.{path})",
+        field=path,
+    )
+
+
 def _unchanged(field: str) -> Rule:
     return Rule(
         f"{field} can't be changed: an AgentRun is one piece of work; create a new AgentRun",

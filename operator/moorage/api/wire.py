@@ -46,15 +46,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.wirebase import Wire
+
+__all__ = ["Budget", "ResolvedLimits", "Wire"]
 
 Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
-
-
-class Wire(BaseModel):
-    """Base of all bodies: unknown fields are left out, so that N and N-1 of our processes understand each other."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Role(StrEnum):
@@ -166,17 +165,6 @@ class ResolvedDelivery(Wire):
     push: bool = True
     allow_empty: bool = False
     message: str | None = None
-
-
-class ResolvedLimits(Wire):
-    """Limits as integers; None is unlimited, 0 means 0."""
-
-    max_iterations: int | None = None
-    tokens_soft: int | None = None
-    tokens_hard: int | None = None
-    cost_soft_micros: int | None = None
-    cost_hard_micros: int | None = None
-    wall_clock_ms: int | None = None
 
 
 class ResolvedTimeouts(Wire):
@@ -312,6 +300,7 @@ class Reported(Wire):
 
     offset: int
     hash: str
+    budget: Budget | None = None
 
 
 class ResumePoint(Wire):
@@ -367,6 +356,7 @@ class Assignment(Wire):
     recorded: RecordedDecision | None = None
     handoff: str | None = None
     tokens_used: int = 0
+    budget: Budget | None = None
     egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings
 
 
@@ -391,6 +381,7 @@ class Orders(Wire):
     reason: str | None = None
     message: str | None = None
     grace_ms: int = 30_000
+    budget: Budget | None = None  # C7: as it is now
 
 
 class CheckpointReport(Wire):
@@ -410,6 +401,7 @@ class CheckpointReport(Wire):
     recorded_at: int
     usage: dict[str, int] = {}
     held_ms: int | None = Field(default=None, ge=0)
+    disk_bytes: int | None = Field(default=None, ge=0)
 
 
 class ResultReport(Wire):

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from moorage.api.quantity import duration_ms
 from moorage.app.abilities import abilities
 from moorage.app.apiclient import api_client
+from moorage.app.constraints import installed
 from moorage.app.keys import content_keys, head_key
 from moorage.app.peers import open_peers
 from moorage.app.settings import in_cluster, settings_read
@@ -165,6 +166,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             peers=peers,
             abilities=abilities,
             appended=appended,
+            constraints=installed(),
         )
         serving = uvicorn.Config(
             create_app(deps),

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from moorage.api.agentrun import AgentRunStatus
 from moorage.api.wire import ResolvedRun
-from moorage.app import interrupted
+from moorage.app import constraints, interrupted
 from moorage.app.interrupted import Fate, Interrupted
 from moorage.app.machine import Machine, machine_fit, open_machine
 from moorage.app.manifest import TENANT, Manifest, read_manifest
@@ -315,6 +315,7 @@ async def _run_of(
         metrics=OperatorMetrics(CollectorRegistry()),
         log=machine.log,
         drivers=frozenset(known()),
+        constraints=constraints.known(),
         told=lambda status: told(_progress(status)) if told else None,
     )
     try:

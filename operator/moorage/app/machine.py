@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from moorage.app.abilities import abilities
+from moorage.app.constraints import installed
 from moorage.app.manifest import ManifestSecrets
 from moorage.app.owners import SOCKET, Owner, Owners
 from moorage.app.stores import Stores, open_stores
@@ -181,6 +182,7 @@ def gateway_of(
             peers=peers,
             abilities=abilities,
             appended=appended,
+            constraints=installed(),
             settings=GatewaySettings(
                 keep_alive_ms=LOOK_MS if peers.shared else GatewaySettings.keep_alive_ms,
                 mirrors_borrowed=True,

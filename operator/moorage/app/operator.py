@@ -12,6 +12,7 @@ from random import Random
 from kubernetes.aio.client import Configuration
 from prometheus_client import CollectorRegistry
 
+from moorage.app import constraints
 from moorage.app.apiclient import api_client
 from moorage.app.settings import in_cluster, settings_read
 from moorage.clock import SystemClock
@@ -65,6 +66,7 @@ async def operate(
                 log=log,
                 chance=Random(),  # noqa: S311  jitter, not a secret
                 drivers=frozenset({*known(), *settings.drivers}),
+                constraints=constraints.known(),
             )
             await await_definitions(api, log)
             sandboxes = sandboxes or await sandbox_settings(api, settings)

@@ -290,6 +290,13 @@ def _fence(p: Payload) -> str:
     return f"refused epoch {p.get('epoch', '?')} at {p.get('door', 'a door')}"
 
 
+def _judged(p: Payload) -> str:
+    """What a change of verdict is about."""
+    broken = [v for v in p.get("validations", ()) if not v.get("holds", True)]
+    said = "; ".join(f"{v.get('constraint', '?')}: {v.get('message', '')} ({v.get('action', '?')})" for v in broken)
+    return f"constraints: {said}" if said else "constraints hold"
+
+
 def _cancel(stage: str) -> Callable[[Payload], str]:
     return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
 
@@ -373,7 +380,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RESUME_REQUESTED: _pause("is asked to go on"),
     RecordType.RESUMED: _pause("goes on"),
     RecordType.LIMITS_RAISED: _raised,
-    RecordType.CONSTRAINT_EVALUATED: lambda p: f"constraints say {p.get('action', 'ALLOW')}",
+    RecordType.CONSTRAINT_EVALUATED: _judged,
     RecordType.FENCE_REFUSED: _fence,
     RecordType.BUDGET_SETTLED: lambda _: "budget settled",
     RecordType.RUN_SUCCEEDED: _ended("succeeded"),

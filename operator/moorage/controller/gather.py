@@ -83,11 +83,12 @@ class Gatherer:
         roll: Roll,
         defaults: Defaults,
         drivers: frozenset[str],
+        constraints: frozenset[str] = frozenset(),
         signs: Signs,
         cancelled: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
-        self._roll, self._defaults, self._drivers = roll, defaults, drivers
+        self._roll, self._defaults, self._drivers, self._constraints = roll, defaults, drivers, constraints
         self._signs, self._cancelled = signs, cancelled
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
@@ -204,7 +205,7 @@ class Gatherer:
             self._goal(run),
             self._objects.runtime_classes(),
         )
-        refs = References(goal=goal, runtime_classes=classes, drivers=self._drivers)
+        refs = References(goal=goal, runtime_classes=classes, drivers=self._drivers, constraints=self._constraints)
         return replace(refs, workspace=workspace, agent=agent, provider=provider)
 
     async def _agent(self, run: AgentRun) -> tuple[Any, Any]:

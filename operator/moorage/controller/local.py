@@ -126,6 +126,7 @@ class LocalRun:
         metrics: OperatorMetrics,
         log: Any,
         drivers: frozenset[str],
+        constraints: frozenset[str] = frozenset(),
         told: Told,
     ) -> None:
         self._objects, self._gateway, self._log = objects, gateway, log
@@ -141,6 +142,7 @@ class LocalRun:
             roll=roll,
             defaults=Defaults(placement="local"),
             drivers=drivers,
+            constraints=constraints,
             signs=self._signs,
         )
         self._deliveries = Deliveries(gateway, ended=self.look, log=log)

@@ -51,6 +51,7 @@ class Deps:
     log: Any
     chance: Random
     drivers: frozenset[str]
+    constraints: frozenset[str] = frozenset()
 
 
 async def sandbox_settings(api: KubeApi, settings: OperatorSettings) -> SandboxSettings:
@@ -131,7 +132,9 @@ async def run_operator(
         duty.works(operator.queue.oldest_ms, ready)
     guard = PolicyGuard(tenants, deps.log)
     registry = kopf.OperatorRegistry()
-    usability = Usability(deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance)
+    usability = Usability(
+        deps.api, deps.clock.now_ms, deps.drivers, deps.log, deps.chance, constraints=deps.constraints
+    )
     classes_changed = None if settings.watch_namespaces else objects.classes_changed
     watch(registry, operator, look=usability.look, heard=partial(_heard, substrate), classes_changed=classes_changed)
     watch_commands(registry, commands.seen)
@@ -176,6 +179,7 @@ def _engine(
         roll=roll,
         defaults=settings.defaults,
         drivers=deps.drivers,
+        constraints=deps.constraints,
         signs=signs,
         cancelled=cancels.asked,
     )

@@ -33,8 +33,17 @@ class RefKey:
 class Usability:
     """A queue of its own, so that a thousand definitions delay no run. `now`: milliseconds since the epoch, UTC."""
 
-    def __init__(self, api: KubeApi, now: Callable[[], int], drivers: frozenset[str], log: Any, chance: Random) -> None:
-        self._api, self._now, self._drivers, self._log = api, now, drivers, log
+    def __init__(
+        self,
+        api: KubeApi,
+        now: Callable[[], int],
+        drivers: frozenset[str],
+        log: Any,
+        chance: Random,
+        *,
+        constraints: frozenset[str] = frozenset(),
+    ) -> None:
+        self._api, self._now, self._drivers, self._constraints, self._log = api, now, drivers, constraints, log
         self.queue: WorkQueue[RefKey] = WorkQueue(self._work, workers=WORKERS, chance=chance, failed=self._failed)
 
     def look(self, kind: str, tenant: str, name: str) -> None:
@@ -47,7 +56,7 @@ class Usability:
         if body is None:
             self.queue.forget(key)
             return
-        patch = status_patch(body, unusable(key.kind, body, self._drivers), self._now())
+        patch = status_patch(body, unusable(key.kind, body, self._drivers, self._constraints), self._now())
         if patch is None:
             return
         try:

@@ -230,6 +230,7 @@ class AgentListener:
         self._index += 1
         self._open[fact.call] = place, fact.arguments
         await self._telling.asked(place, fact.arguments)
+        self.iterations.demand_going()
 
     async def _answered(self, fact: Answered) -> None:
         await self._asked(Asked(fact.call, fact.tool, fact.arguments))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from moorage.api.wire import ResolvedLimits
+from types import MappingProxyType
+
+from moorage.api.budget import ResolvedLimits
+from moorage.core.constraints.judging import Context, evaluate
+from moorage.core.constraints.limits import ITERATIONS, TOKENS, metered
+
+ANOTHER = MappingProxyType({ITERATIONS.name: 1, TOKENS.name: 1})
 
 
 def spent(limits: ResolvedLimits, iterations: int, tokens: int) -> str | None:
     """The hard limit that is reached, in words; None while something is left of each. 0 means 0."""
-    if limits.max_iterations is not None and iterations >= limits.max_iterations:
-        return f"all {limits.max_iterations} iterations are used up"
-    if limits.tokens_hard is not None and tokens >= limits.tokens_hard:
-        return f"the token limit of {limits.tokens_hard} is used up ({tokens})"
-    return None
+    verdict = evaluate(metered(limits), Context(iterations=iterations, tokens=tokens, asking=ANOTHER))
+    return next((each.validation.message for each in verdict.judged if each.action.stops), None)

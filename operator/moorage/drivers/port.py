@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.wire import ResolvedAgent
 from moorage.core.continuation.loops import Finding
 
 Ending = Literal["completed", "failed", "cancelled", "exhausted", "paused", "unknown"]
@@ -173,6 +174,12 @@ class Host(Protocol):
     @property
     def messages(self) -> Messages:
         """What people say to the agent meanwhile."""
+
+    @property
+    def budget(self) -> Budget:
+        """C7: what is left, and whether the run is to stop, as the gateway told last. Each fact and each safe point
+        brings it anew.
+        """
 
     async def emit(
         self,

@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from moorage.api.budget import ResolvedLimits
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.continuation.loops import Finding
+from moorage.drivers.limits import spent
 from moorage.drivers.port import Child, Held, Host, Outcome, Task
 
 READ = 64 * 1024
@@ -80,12 +82,21 @@ class Iterations:
     @property
     def left(self) -> bool:
         """Whether there may be one more; 0 means 0."""
-        return self._limit is None or self._used < self._limit
+        return self._spent() is None
 
     def demand_one(self) -> None:
-        """Raise Spent where all are used up."""
-        if not self.left:
-            raise Spent(f"all {self._limit} iterations are used up")
+        """Raise Spent where all are used up, or where the run is to stop."""
+        self.demand_going()
+        if (why := self._spent()) is not None:
+            raise Spent(why)
+
+    def demand_going(self) -> None:
+        """Raise Spent where a constraint stops the run, as the gateway has told."""
+        if (why := self._host.budget.exhausted) is not None:
+            raise Spent(why)
+
+    def _spent(self) -> str | None:
+        return spent(ResolvedLimits(max_iterations=self._limit), self._used, 0)
 
     async def complete(
         self,

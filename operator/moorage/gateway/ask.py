@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import httpx
 
-from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.models.prices import Reserve
 from moorage.core.models.protocol import Protocol
@@ -17,9 +16,6 @@ from moorage.gateway.headers import without
 from moorage.gateway.ledger import Run
 from moorage.gateway.settings import GatewaySettings
 
-TOKENS_LEFT_HEADER = "x-moorage-tokens-left"
-COST_LEFT_HEADER = "x-moorage-cost-left"
-COST_USED_HEADER = "x-moorage-cost-used"
 RETRIES_HEADER = "x-moorage-retries"
 RETRIES_LEFT_HEADER = "x-moorage-retries-left"
 
@@ -118,17 +114,11 @@ class Kept:
         return kept
 
 
-def left(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:
-    """B3, C7: what is used and left before this answer, costs in dollars; the retries that it took."""
-    limits, used, told = run.limits, run.state.usage, {}
-    if limits.tokens_hard is not None:
-        told[TOKENS_LEFT_HEADER] = str(max(0, limits.tokens_hard - used.tokens))
-    if limits.cost_hard_micros is not None:
-        told[COST_LEFT_HEADER] = dollars(max(0, limits.cost_hard_micros - used.cost_micros))
-    if limits.cost_hard_micros is not None or limits.cost_soft_micros is not None:
-        told[COST_USED_HEADER] = dollars(used.cost_micros)
+def retried(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:
+    """B3: the retries that an answer took, and those that are left."""
+    told = {}
     if model.retries.budget:
-        told[RETRIES_LEFT_HEADER] = str(max(0, model.retries.budget - used.model_retries))
+        told[RETRIES_LEFT_HEADER] = str(max(0, model.retries.budget - run.state.usage.model_retries))
     if ask.tries > 1:
         told[RETRIES_HEADER] = str(ask.tries - 1)
     return told

@@ -18,6 +18,7 @@ from moorage.core.run.reducer import FETCH
 from moorage.core.run.rework import REWORK
 from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
+from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Run
@@ -54,7 +55,9 @@ class Assignments:
         run.waits_since = None
         said = await said_before(self._gate.ledger, run) if run.state.recovered else ()
         failed = await self._failing_output(run)
-        return _assignment(caller, self._git(run, base, _resume(run.state)), said, failed)
+        await self._gate.judge.judge(run, Asking())  # a limit may have been raised
+        assignment = _assignment(caller, self._git(run, base, _resume(run.state)), said, failed)
+        return assignment.model_copy(update={"budget": self._gate.judge.budget(run)})
 
     async def _failing_output(self, run: Run) -> str:
         """N4: what the acceptance command wrote that the last proposal failed by; nothing where that was erased."""

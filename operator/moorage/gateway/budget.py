@@ -7,22 +7,11 @@ and whichever gateways die meanwhile: what nobody answers for stays reserved unt
 
 from __future__ import annotations
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
+from moorage.core.constraints.judging import Context, evaluate
+from moorage.core.constraints.limits import metered, with_more
 from moorage.core.models.prices import Reserve
-from moorage.core.run.limits import Spent, spent
-from moorage.core.run.state import Usage
-from moorage.gateway.errors import Refusal
 from moorage.gateway.facts import KEPT_ANSWERS, Facts
-
-
-class Exhausted(Refusal):
-    """A hard limit is reached. 0 left means 0, and asking again doesn't help."""
-
-    status, reason = 400, "BudgetExhausted"
-
-    def __init__(self, spent: Spent) -> None:
-        self.spent = spent
-        super().__init__(spent.message)
 
 
 class AllReserved(Exception):
@@ -39,18 +28,10 @@ def reserved(facts: Facts) -> Reserve:
     )
 
 
-def demand_left(limits: ResolvedLimits, used: Usage) -> None:
-    """Raise Exhausted where a hard limit is reached."""
-    if (reached := spent(limits, used)) is not None:
-        raise Exhausted(reached)
-
-
-def demand_free(limits: ResolvedLimits, used: Usage, facts: Facts) -> None:
-    """Raise Exhausted as `demand_left` does, AllReserved where there is nothing left beside what is reserved."""
-    demand_left(limits, used)
+def demand_free(limits: ResolvedLimits, context: Context, facts: Facts) -> None:
+    """Raise AllReserved where nothing is left beside what is reserved. `context` asks for what a model takes."""
     held = reserved(facts)
     full = len(facts.asked) >= KEPT_ANSWERS
-    tokens = limits.tokens_hard is not None and used.tokens + held.tokens >= limits.tokens_hard
-    cost = limits.cost_hard_micros is not None and used.cost_micros + held.cost_micros >= limits.cost_hard_micros
-    if full or tokens or cost:
+    fuller = with_more(context, tokens=held.tokens, cost_micros=held.cost_micros)
+    if full or evaluate(metered(limits), fuller).action.stops:
         raise AllReserved

@@ -28,13 +28,14 @@ from moorage.core.effects.http import Asked
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run import state
+from moorage.gateway.constraints import NONE, Asking, outward
 from moorage.gateway.effects import EffectLog, known
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Condition, Overtaken, Run
 from moorage.gateway.outward import Lost, Outgoing, Unreached, unreachable
-from moorage.gateway.reading import Passed, Passing
+from moorage.gateway.reading import Passed, Passing, Toll
 from moorage.gateway.sending import Came, Effect, Sending
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
@@ -92,8 +93,9 @@ class Calls:
             await self._mean(caller, effect, demand.asked)
             answer = await self._answered(run, effect, watch)
             headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
+            passing = until_read.enter_context(self._gate.judge.carrying(run))
             noted = partial(self._read_ended, run, effect, answer.status_code, until_read.pop_all())
-            return Passing(answer, headers, watch, noted, self._gate.deps.log)
+            return Passing(answer, headers, watch, Toll(passing, noted), self._gate.deps.log)
 
     async def _answered(self, run: Run, effect: Effect, watch: Watch) -> httpx.Response:
         try:
@@ -111,10 +113,12 @@ class Calls:
         """The receipt: what the host said, and how much of it there was."""
         with until_read:
             reached(Point.EGRESS_WITHIN)
-            told = {"status": status, "size": passed.size, "body_sha256": passed.digest.hexdigest()}
+            told: dict[str, Any] = {"status": status, "size": passed.size, "body_sha256": passed.digest.hexdigest()}
+            told["usage"] = {"egress_bytes": passed.size}
             outcome = http.outcome(status, Level.READ_ONLY)
             await self._log.receipt(run, effect.effect_id, outcome, passed.cut or f"status {status}", **told)
             reached(Point.EGRESS_AFTER)
+        await self._gate.judge.look(run, Asking(outward() if passed.spent else NONE))
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
@@ -198,12 +202,14 @@ class Calls:
         and its dispatch, so they are one. With `question` the call is known again; with a key it can be sent again.
         `unchanged` sees what it would follow.
         """
+        ask = _asking(effect)
         payload: dict[str, Any] = {
             "effect_id": effect.effect_id,
             "kind": http.KIND,
             "key": effect.key,
             "level": effect.level.value,
             "target": http.described(effect.entry, asked),
+            "usage": {"effects": ask.amounts.get("effects", 0), "egress_bytes": len(effect.outgoing.body)},
         }
         if question is not None:
             payload |= {"fingerprint": question.fingerprint, "since": question.since, "name": question.name}
@@ -220,10 +226,12 @@ class Calls:
 
         def still_wanted(run: Run) -> None:
             demand_working(run, self._settings.egress_open)
+            self._gate.judge.demand(run, ask)
             unchanged(run)
 
         sent = self._log.dispatched(effect.effect_id)
-        await self._log.mean(caller.run, caller.epoch, intent, sent, condition=still_wanted)
+        async with self._gate.judge.noting(caller.run, ask):
+            await self._log.mean(caller.run, caller.epoch, intent, sent, condition=still_wanted)
 
     async def _adopt(self, caller: Caller, call: Call, asked: str | None) -> None:
         """This attempt has asked for it too: what it asks for next is the one after."""
@@ -291,6 +299,7 @@ class Calls:
         reached(Point.EGRESS_WITHIN)
         await self._close(run, effect, came, again=again)
         reached(Point.EGRESS_AFTER)
+        await self._gate.judge.look(run, Asking())
         return came
 
     async def _close(self, run: Run, effect: Effect, came: Came, *, again: bool) -> None:
@@ -298,6 +307,7 @@ class Calls:
         told: dict[str, Any] = {}
         if came.status is not None:
             told = {"status": came.status, "size": len(came.content), "content_type": came.kind[:128]}
+            told["usage"] = {"egress_bytes": len(came.content)}
             told["content_encoding"] = came.headers.get("content-encoding")
             if came.whole:
                 told["body_sha256"] = hashlib.sha256(came.content).hexdigest()
@@ -319,6 +329,11 @@ def _answered_elsewhere(run: Run, effect: Effect) -> Call | None:
     """The same call, where another gateway that sent it under its key has heard its answer."""
     calls = (call for call in run.facts.calls if call.effect_id == effect.effect_id)
     return next((call for call in calls if call.status == "confirmed" and not call.untold), None)
+
+
+def _asking(effect: Effect) -> Asking:
+    """What it takes of the run's limits, as far as that is known before its answer."""
+    return Asking(outward(len(effect.outgoing.body), effect=effect.level is not Level.READ_ONLY))
 
 
 def _question(caller: Caller, level: Level, own: str | None, demand: Demand) -> Question:

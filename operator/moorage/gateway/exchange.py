@@ -20,12 +20,12 @@ from moorage.core.models.rates import Limits
 from moorage.core.models.reading import EVENT_STREAM, Reading
 from moorage.core.models.retries import Failed, refused
 from moorage.core.models.usage import against_rate
-from moorage.gateway.ask import Answered, Ask, Kept, left
+from moorage.gateway.ask import Answered, Ask, Kept, retried
 from moorage.gateway.breakers import Breakers
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
-from moorage.gateway.headers import returned
+from moorage.gateway.headers import budget_headers, returned
 from moorage.gateway.http import JSON, Cut, Piped, at_once
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone, Questions
@@ -107,10 +107,15 @@ class Exchange:
             return self._unreached(told, hopeless=isinstance(error, httpx.TimeoutException) and told.billed)
         self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
-        headers = returned(answer.headers, decoded=True) | left(self._caller.run, model, self._ask)
+        headers = returned(answer.headers, decoded=True) | self._left(model)
         if told.good and told.content_type.startswith(EVENT_STREAM):
             return await self._streamed(answer, told, headers)
         return await self._whole(answer, told, headers, credential)
+
+    def _left(self, model: ResolvedModel) -> dict[str, str]:
+        """C7: of the run's limits, and of its retries."""
+        run = self._caller.run
+        return budget_headers(self._gate.judge.budget(run)) | retried(run, model, self._ask)
 
     def _unreached(self, told: Answered, *, hopeless: bool = False) -> Unanswered:
         """No byte of an answer has come. Who was silent for as long as anybody may be isn't asked again."""

@@ -26,6 +26,7 @@ KEPT_DAYS = 62
 """Days with any spending: two months of them."""
 DAY_MS = 86_400_000
 KEPT_INTENTS = 16
+KEPT_TOOLS = 256
 MOST_TRIES = 3
 """R6: so many attempts act on one decision. Where all of them died at it, the model hears of that and decides anew."""
 
@@ -105,6 +106,7 @@ class Facts:
     failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
     days: Mapping[int, Usage] = field(default_factory=lambda: MappingProxyType({}))  # B3: what models took
+    tools: tuple[str, ...] = ()  # calls of this iteration that were asked for and have no result yet
 
     def intent(self, effect_id: str) -> Intent | None:
         """The push of that effect."""
@@ -140,7 +142,16 @@ def fold(facts: Facts, record: Record) -> Facts:
 
 
 def _epoch_raised(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
-    return replace(f, lease=p.get("lease") or f.lease, holder=p.get("holder"))
+    return replace(f, lease=p.get("lease") or f.lease, holder=p.get("holder"), tools=())
+
+
+def _tool_request(f: Facts, r: Record, _p: Mapping[str, Any]) -> Facts:
+    others = tuple(each for each in f.tools if each != r.tool_call_id)
+    return replace(f, tools=(*others, r.tool_call_id)[-KEPT_TOOLS:]) if r.tool_call_id else f
+
+
+def _tool_response(f: Facts, r: Record, _p: Mapping[str, Any]) -> Facts:
+    return replace(f, tools=tuple(each for each in f.tools if each != r.tool_call_id)) if f.tools else f
 
 
 def _base_fixed(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
@@ -246,7 +257,7 @@ def _safe_point(f: Facts, _r: Record, _p: Mapping[str, Any]) -> Facts:
     own, or whose end isn't known, may still be asked for.
     """
     calls = tuple(c for c in f.calls if c.name is not None or c.doubtful)
-    return replace(f, answers=MappingProxyType({}), calls=calls, completed=f.completed + 1)
+    return replace(f, answers=MappingProxyType({}), calls=calls, completed=f.completed + 1, tools=())
 
 
 def _judged(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
@@ -278,6 +289,8 @@ STEPS = {
     RecordType.EFFECT_ADOPTED.value: _adopted,
     RecordType.MODEL_REQUEST.value: _model_request,
     RecordType.MODEL_RESPONSE.value: _model_response,
+    RecordType.TOOL_REQUEST.value: _tool_request,
+    RecordType.TOOL_RESPONSE.value: _tool_response,
     RecordType.ITERATION_COMPLETE.value: _safe_point,
     RecordType.VERIFICATION_RESULT.value: _judged,
     RecordType.SEGMENT_STARTED.value: _segment,

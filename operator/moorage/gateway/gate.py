@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 from typing import Any
@@ -13,11 +13,13 @@ from starlette.requests import Request
 from moorage.api.wire import ResolvedRun, Role
 from moorage.clock import Clock
 from moorage.core.commands.admission import Abilities
+from moorage.core.constraints.judging import Factory
 from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.record import Record
 from moorage.gateway.addresses import Resolve, resolved
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
+from moorage.gateway.constraints import Judge
 from moorage.gateway.contents import Contents
 from moorage.gateway.durations import Durations
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
@@ -73,6 +75,7 @@ class GatewayDeps:
     content_keys: ContentKeys | None = None
     lot: Callable[[], int] = drawn
     """Draws a number below 2³²: jitter."""
+    constraints: Mapping[str, Factory] = field(default_factory=dict)  # C4: entry points by name
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Gate:
             peers=deps.peers,
             appended=self._appended,
         )
+        self.judge = Judge(self.ledger, deps.clock, deps.constraints)
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (
             SharedRefs(

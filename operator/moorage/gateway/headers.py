@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import httpx
 
+from moorage.api.budget import Budget
+from moorage.api.quantity import dollars
+from moorage.core.constraints.limits import COST, DIMENSIONS
+
+LONGEST = 1_000
+HEADERS = {name: re.sub("[A-Z]", lambda found: f"-{found[0].lower()}", name) for name in DIMENSIONS}
+"""What a header calls a dimension."""
 NOT_FORWARDED = frozenset(
     {
         "accept-encoding",
@@ -39,6 +47,19 @@ NOT_FORWARDED = frozenset(
 NOT_FORWARDED_STARTS = ("x-moorage-", "x-forwarded-", "cf-")
 HIDDEN = b"[the credential]"
 NOT_RETURNED = frozenset({"connection", "content-length", "keep-alive", "set-cookie", "transfer-encoding", "upgrade"})
+
+
+def budget_headers(budget: Budget) -> dict[str, str]:
+    """C7: what is used and left before an answer; costs in dollars, warnings as ASCII."""
+    told = {f"x-moorage-{HEADERS[name]}-left": _plainly(name, left) for name, left in budget.left.items()}
+    told["x-moorage-cost-used"] = dollars(budget.used.get(COST.name, 0))
+    if budget.warnings:
+        told["x-moorage-warning"] = "; ".join(budget.warnings).encode("ascii", "backslashreplace").decode()[:LONGEST]
+    return {name: value.replace("\n", " ").replace("\r", " ") for name, value in told.items()}
+
+
+def _plainly(name: str, amount: int) -> str:
+    return dollars(amount) if name == COST.name else str(amount)
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:

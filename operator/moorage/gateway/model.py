@@ -9,7 +9,6 @@ away doesn't read is still read here, and given to it when it asks again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Awaitable, Mapping
 from functools import partial
@@ -23,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.wire import ResolvedModel, Role
+from moorage.core.constraints.limits import DECISION
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.errors import JournalError, NotCanonical
 from moorage.core.journal.record import RecordType
@@ -31,12 +31,10 @@ from moorage.core.models.breaker import Policy
 from moorage.core.models.prices import worst
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.spoken import PROTOCOLS
-from moorage.core.run.limits import Spent
-from moorage.core.run.state import PauseReason
 from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.ask import Ask, Kept
 from moorage.gateway.breakers import Breakers
-from moorage.gateway.budget import Exhausted, demand_left
+from moorage.gateway.constraints import Asking, Exhausted
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal, TooLarge, Unavailable
@@ -108,20 +106,11 @@ class ModelRoom:
         if recorded is not None and (answer := await self._again(caller, ask, recorded, request)) is not None:
             return answer
         await self._questions.settle(caller.run)
-        try:
-            demand_left(caller.run.limits, caller.run.state.usage)
-            await self._pauses.demand_going(caller.run, request.is_disconnected, native=ask.turn is not None)
-            await _demand_address(model)
-            credential = await self._credential(protocol, caller.run, model)
-            return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)
-        except Exhausted as exhausted:
-            await self._stop(caller.run, exhausted.spent)
-            raise
-
-    async def _stop(self, run: Run, spent: Spent) -> None:
-        """C3: who asks where nothing is left has come to the end of its iteration."""
-        with contextlib.suppress(Refusal):  # it is on its way to its end already
-            await self._pauses.request(run, PauseReason.BUDGET, spent.message, by="limits", limit=spent.limit)
+        await self._gate.judge.admit(caller.run, Asking(DECISION))
+        await self._pauses.demand_going(caller.run, request.is_disconnected, native=ask.turn is not None)
+        await _demand_address(model)
+        credential = await self._credential(protocol, caller.run, model)
+        return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)
 
     # --- what is no decision ------------------------------------------------------------------------------------------
 
@@ -283,7 +272,7 @@ def refused(protocol: Protocol, error: Refusal) -> Response:
     """A refusal that the provider's SDKs understand, and don't repeat where repeating can't help."""
     passing = error.status >= 500 or error.status in {425, 429}
     headers = dict(error.headers) if passing else NO_RETRY
-    status = error.status if error.status != 409 else 400
+    status = 400 if error.status == 409 or isinstance(error, Exhausted) else error.status
     return Response(protocol.error(status, error.reason, error.message), status, headers, JSON)
 
 

@@ -5,16 +5,21 @@ What is asked for is a record; the runner hears of it by its orders, and the ope
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import Draft, RecordType
-from moorage.core.run.limits import how_to_raise, lived_ms, spent
+from moorage.core.run.limits import how_to_raise, spent
 from moorage.core.run.pauses import PAUSABLE
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import PauseReason, PauseStage, RunState
 from moorage.gateway.errors import Refusal
-from moorage.gateway.gate import Gate
-from moorage.gateway.ledger import Run
-from moorage.gateway.questions import Gone
+from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.signals import rung_within
+
+if TYPE_CHECKING:
+    from moorage.gateway.gate import Gate  # which has the judge of constraints, and that asks for pauses
+    from moorage.gateway.questions import Gone
 
 HELD = {PauseReason.SUSPENDED.value: "spec.suspend is true: set it to false"}
 
@@ -54,9 +59,7 @@ class Pauses:
         self, run: Run, reason: PauseReason, message: str, *, by: str, limit: str | None = None, kill: bool = False
     ) -> Draft:
         """The record alone, for one append with others, on a state that `demand_pausable` has let through."""
-        payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill}
-        key = (run.state.pauses, run.state.epoch, run.state.offset)
-        return self._ledger.observed(RecordType.PAUSE_REQUESTED, payload, *key)
+        return pause_draft(self._ledger, run, reason, message, by=by, limit=limit, kill=kill)
 
     async def resume(self, run: Run, *, by: str) -> None:
         """Let a paused run go on; one that is on its way to its stop goes on after that. Repeating it is harmless.
@@ -80,7 +83,7 @@ class Pauses:
         if (held := HELD.get(s.pause.reason)) is not None:
             raise Refusal(held, status=409, reason=s.pause.reason)
         lived = lived_ms(s, self._gate.deps.clock.now_ms())
-        found = spent(run.limits, s.usage, iterations=run.facts.completed, lived_ms=lived)
+        found = spent(run.limits, s, iterations=run.facts.completed, lived_ms=lived)
         if found is not None:
             spec = run.spec.model_copy(update={"limits": run.limits})
             why = f"{found.message}; {how_to_raise(spec, found.limit)}"
@@ -101,6 +104,31 @@ class Pauses:
             bell = run.bell.arm()
             await self._ledger.refresh(run)
             await rung_within(bell, min(left, settings.keep_alive_ms))
+
+
+def pause_draft(
+    ledger: Ledger,
+    run: Run,
+    reason: PauseReason,
+    message: str,
+    *,
+    by: str,
+    limit: str | None = None,
+    kill: bool = False,
+) -> Draft:
+    """The record that asks for a pause."""
+    payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill}
+    key = (run.state.pauses, run.state.epoch, run.state.offset)
+    return ledger.observed(RecordType.PAUSE_REQUESTED, payload, *key)
+
+
+def pausable(s: RunState) -> bool:
+    """Whether there is anything to pause."""
+    try:
+        demand_pausable(s)
+    except Refusal:
+        return False
+    return True
 
 
 def demand_pausable(s: RunState) -> None:

@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from moorage.core.constraints.limits import DECISION
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.models.prices import Reserve
 from moorage.gateway.budget import AllReserved, demand_free
+from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
 from moorage.store.errors import DuplicateMismatch, RunSealed
 
+ASKS: Final = Asking(DECISION)
 LOST: Final = "GatewayLost"
 NO_ROOM: Final = "all that is left of the run's budget is reserved for requests under way: ask again"
 Gone = Callable[[], Awaitable[bool]]
@@ -31,7 +34,7 @@ class Questions:
     """One object per process: knows its own, and asks after the others'."""
 
     def __init__(self, gate: Gate) -> None:
-        self._ledger, self._peers = gate.ledger, gate.deps.peers
+        self._ledger, self._peers, self._judge = gate.ledger, gate.deps.peers, gate.judge
         self._clock, self._settings = gate.deps.clock, gate.deps.settings
         self._metrics, self._log = gate.deps.metrics, gate.deps.log
         self._here: set[str] = set()
@@ -55,19 +58,26 @@ class Questions:
         Judged by the very state that its record follows. Raise Exhausted, RetriesSpent; Refusal where the room doesn't
         come, or where whoever asked is `gone`; and what the ledger raises.
         """
-        has_room = partial(_has_room, retries)
+        has_room = partial(self._has_room, retries)
         deadline, rung, left = self._clock.monotonic_ms() + self._settings.model_room_ms, True, 1
         while left > 0:
             bell = run.bell.arm()
             await (self._ledger.woken if rung else self._ledger.refresh)(run)
             with contextlib.suppress(AllReserved):
-                await self._ledger.append(run, epoch, [draft], has_room)
+                async with self._judge.noting(run, ASKS):
+                    await self._ledger.append(run, epoch, [draft], has_room)
                 return
             left = deadline - self._clock.monotonic_ms()
             rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
             if await gone():
                 break
         raise Refusal(NO_ROOM, status=429, reason="BudgetReserved", headers={"retry-after": "5"})
+
+    def _has_room(self, retries: int | None, run: Run) -> None:
+        if retries is not None and run.state.usage.model_retries >= retries:
+            raise RetriesSpent("the run has spent its retries at this provider: ask again")
+        self._judge.demand(run, ASKS)
+        demand_free(run.limits, self._judge.context(run, ASKS), run.facts)
 
     async def settle(self, run: Run) -> None:
         """B2: what was asked by a gateway that is gone is charged at its worst case. Raise as the store does."""
@@ -91,9 +101,3 @@ class Questions:
         self._log.warning("model_answer_lost", run_uid=run.uid, request_id=request_id)
         with contextlib.suppress(DuplicateMismatch, RunSealed):  # it was answered just now, or the run is let go of
             await self._ledger.append(run, None, [draft])
-
-
-def _has_room(retries: int | None, run: Run) -> None:
-    if retries is not None and run.state.usage.model_retries >= retries:
-        raise RetriesSpent("the run has spent its retries at this provider: ask again")
-    demand_free(run.limits, run.state.usage, run.facts)

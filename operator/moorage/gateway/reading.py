@@ -11,6 +11,7 @@ import httpx
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from moorage.gateway.constraints import Exhausted
 from moorage.gateway.http import CUTS
 from moorage.gateway.watching import Ended, Watch
 
@@ -23,6 +24,7 @@ class Passed:
     size: int = 0
     held: bytes = b""
     cut: str | None = None
+    spent: bool = False  # it was cut since the run may have no more
 
     def took(self, chunk: bytes) -> bytes:
         """Hold this one; gives the one before."""
@@ -32,20 +34,30 @@ class Passed:
         return before
 
 
+@dataclass(frozen=True)
+class Toll:
+    """What passing costs: `count` takes the bytes of each chunk, and raises Exhausted where there may be no more;
+    `noted` writes the receipt.
+    """
+
+    count: Callable[[int], None]
+    noted: Callable[[Passed], Awaitable[None]]
+
+
 class Passing(Response):
-    """Used once. The last chunk waits for `noted`, the receipt, so that what is whole for the agent is so for us."""
+    """Used once. The last chunk waits for the receipt, so that what is whole for the agent is so for us."""
 
     def __init__(
         self,
         answer: httpx.Response,
         headers: Mapping[str, str],
         watch: Watch,
-        noted: Callable[[Passed], Awaitable[None]],
+        toll: Toll,
         log: Any,
     ) -> None:
         super().__init__(None, answer.status_code, dict(headers), answer.headers.get("content-type", ""))
         del self.headers["content-length"]
-        self._answer, self._watch, self._noted, self._log = answer, watch, noted, log
+        self._answer, self._watch, self._toll, self._log = answer, watch, toll, log
         self._passed = Passed()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
@@ -70,12 +82,15 @@ class Passing(Response):
             passed.cut = f"cut after {passed.size} bytes ({type(error).__name__})"
         except Ended as error:
             passed.cut = f"cut after {passed.size} bytes: {error}"
+        except Exhausted as error:
+            passed.cut, passed.spent = f"cut after {passed.size} bytes: {error.message}", True
         finally:
             await self._answer.aclose()
-            await self._noted(passed)
+            await self._toll.noted(passed)
 
     async def _carry(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for chunk in self._answer.aiter_raw():
+            self._toll.count(len(chunk))
             if before := self._passed.took(chunk):
                 await send({"type": "http.response.body", "body": before, "more_body": True})

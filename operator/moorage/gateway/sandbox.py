@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from moorage.api.budget import Budget
 from moorage.api.wire import (
     CheckpointReport,
     Heartbeat,
@@ -30,6 +31,7 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
+from moorage.gateway.constraints import TOOLS, Asking
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
 from moorage.gateway.errors import NotFound as NothingRecorded
@@ -103,6 +105,8 @@ class SandboxRoom:
                 await self._demand_assigned(caller.run, record)
         told = tuple(_stamped(record, caller) for record in body.records)
         drafts = await sandbox_drafts(told, caller.run, caller.epoch, self._gate.deps.blobs)
+        if calls := frozenset(r.tool_call_id for r in told if r.type == RecordType.TOOL_REQUEST and r.tool_call_id):
+            await self._gate.judge.judge(caller.run, Asking(TOOLS, calls=calls))
         return await self._append(caller, drafts)
 
     async def heartbeat(self, request: Request) -> Response:
@@ -112,7 +116,8 @@ class SandboxRoom:
         orders = self._orders.of(caller)
         if orders.stop not in {"fenced", "terminal"} and caller.pod.role == Role.RUNNER:
             self._gate.heartbeats.hear(caller.run.uid, beat.model_copy(update={"epoch": caller.epoch}), _lease(caller))
-        return answer(await self._orders.hand_over(caller, orders))
+        orders = await self._orders.hand_over(caller, orders)
+        return answer(orders.model_copy(update={"budget": self._budget(caller)}))
 
     async def orders(self, request: Request) -> Response:
         """GET Orders, held open until there is one above `after`, or a message above `heard`."""
@@ -131,7 +136,7 @@ class SandboxRoom:
         body = await read_model(request, CheckpointReport, self._settings.max_body_bytes)
         await self._own_epoch(caller, body.epoch, "checkpoint")
         drafts = [await self._checkpoint_seen(caller, body)] if body.changed else []
-        return await self._append(caller, [*drafts, _iteration(caller, body)])
+        return await self._append(caller, [*drafts, _iteration(caller, body)], judged=True)
 
     async def result(self, request: Request) -> Response:
         """POST ResultReport: the agent's end, and what it proposes, looked at in the mirror."""
@@ -227,10 +232,18 @@ class SandboxRoom:
         if epoch != caller.epoch:
             raise await self._ledger.refuse_fenced(caller.run, epoch, door, caller.pod.pod_uid)
 
-    async def _append(self, caller: Caller, drafts: list[Draft]) -> Response:
+    async def _append(self, caller: Caller, drafts: list[Draft], *, judged: bool = False) -> Response:
+        """`judged`: the constraints are, by what these lead to."""
         refuse_late(caller.run, drafts)
         result = await self._ledger.append(caller.run, caller.epoch, drafts)
-        return answer(Reported(offset=result.offset, hash=result.hash))
+        if judged:
+            await self._gate.judge.judge(caller.run, Asking())
+        return answer(Reported(offset=result.offset, hash=result.hash, budget=self._budget(caller)))
+
+    def _budget(self, caller: Caller) -> Budget | None:
+        """C7: for an agent's runner."""
+        run = caller.run
+        return self._gate.judge.budget(run) if caller.pod.role == Role.RUNNER and run.at is not None else None
 
 
 def _stamped(record: ReportedRecord, caller: Caller) -> ReportedRecord:
@@ -279,6 +292,8 @@ def _iteration(caller: Caller, body: CheckpointReport) -> Draft:
     }
     if body.held_ms is not None:
         payload["held_ms"] = body.held_ms
+    if body.disk_bytes is not None:
+        payload["disk_bytes"] = body.disk_bytes
     return _told(caller, RecordType.ITERATION_COMPLETE, f"iteration:{body.iteration}", body.recorded_at, payload)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,11 +25,13 @@ from moorage.api.wire import ResolvedEgress, Role
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import RecordType
+from moorage.gateway.constraints import NONE, Asking, Exhausted, outward
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.egress import authority_of
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import CUTS
+from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outward, Unreached, unreachable
 from moorage.gateway.sending import demand_still
 from moorage.gateway.underway import UnderWay
@@ -40,11 +43,13 @@ CHUNK = 64 * 1024
 
 @dataclass
 class Carried:
-    """Bytes so far. `whole`: the host's end was read; `broke`: what broke, where that has a name."""
+    """Bytes so far. `whole`: the host's end was read; `broke`: what broke, where that has a name; `spent`: it was the
+    run's limit."""
 
     out: int = 0
     back: int = 0
     whole: bool = False
+    spent: bool = False
     broke: str | None = None
 
     @property
@@ -105,7 +110,7 @@ class TunnelRoom:
             raise Refusal(str(error), status=403, reason="EgressForbidden") from None
 
     async def _mean(self, caller: Caller, entry: ResolvedEgress) -> str:
-        key = uuid4().hex
+        key, ask = uuid4().hex, Asking(outward(effect=http.tunnel_level(entry) is not Level.READ_ONLY))
         effect_id = f"tunnel-{key[:16]}"
         payload = {
             "effect_id": effect_id,
@@ -113,21 +118,33 @@ class TunnelRoom:
             "key": key,
             "level": http.tunnel_level(entry).value,
             "target": f"{entry.host}:{entry.port}",
+            "usage": {"effects": ask.amounts.get("effects", 0)},
         }
         meant = self._log.note(RecordType.EFFECT_INTENT, payload, effect_id)
-        working = partial(demand_working, most=self._gate.deps.settings.egress_open)
+
+        def working(run: Run) -> None:
+            demand_working(run, self._gate.deps.settings.egress_open)
+            self._gate.judge.demand(run, ask)
+
         sent = self._log.dispatched(effect_id)
-        await self._log.mean(caller.run, caller.epoch, meant, sent, condition=working)
+        async with self._gate.judge.noting(caller.run, ask):
+            await self._log.mean(caller.run, caller.epoch, meant, sent, condition=working)
         return effect_id
 
     async def ended(self, opened: Opened, carried: Carried) -> None:
         """The receipt: how much was carried, and whether to the end."""
         outcome = http.unanswered(opened.level) if carried.cut else "confirmed"
         told: dict[str, Any] = {"bytes_out": carried.out, "bytes_back": carried.back}
+        told["usage"] = {"egress_bytes": carried.out + carried.back}
         try:
             await self._log.receipt(opened.caller.run, opened.effect_id, outcome, str(carried), **told)
         finally:
             self._under_way.end(opened.effect_id)
+        await self._gate.judge.look(opened.caller.run, Asking(outward() if carried.spent else NONE))
+
+    def carrying(self, caller: Caller) -> AbstractContextManager[Callable[[int], None]]:
+        """Counts what passes, until its receipt does."""
+        return self._gate.judge.carrying(caller.run)
 
     async def over(self, caller: Caller) -> str:
         """Returns once the run has no agent at work in this attempt any more: why."""
@@ -146,30 +163,32 @@ class Tunnel(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
         """Carry until the host ends, something breaks, or the run is over. The receipt comes before the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        ways = (self._back(send), self._out(receive), self._watch())
-        tasks = [asyncio.create_task(way) for way in ways]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._writer.transport.abort()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._room.ended(self._opened, self._carried)
+        with self._room.carrying(self._opened.caller) as passing:
+            ways = (self._back(send, passing), self._out(receive, passing), self._watch())
+            tasks = [asyncio.create_task(way) for way in ways]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                self._writer.transport.abort()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._room.ended(self._opened, self._carried)
         for task in done:
             task.result()  # raises what has no name
         if not self._carried.cut:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _back(self, send: Send) -> None:
+    async def _back(self, send: Send, passing: Callable[[int], None]) -> None:
         """Its end is the tunnel's."""
         with self._named():
             while data := await self._reader.read(CHUNK):
                 self._carried.back += len(data)
+                passing(len(data))
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             self._carried.whole = True
 
-    async def _out(self, receive: Receive) -> None:
+    async def _out(self, receive: Receive, passing: Callable[[int], None]) -> None:
         """Its end is passed on, and the host may still have something to say."""
         with self._named():
             more = True
@@ -178,6 +197,7 @@ class Tunnel(Response):
                 if message["type"] == "http.disconnect":
                     raise ConnectionResetError
                 data, more = message.get("body", b""), message.get("more_body", False)
+                passing(len(data))
                 self._carried.out += len(data)
                 self._writer.write(data)
                 await self._writer.drain()
@@ -193,6 +213,8 @@ class Tunnel(Response):
         """What breaks, cuts."""
         try:
             yield
+        except Exhausted as error:
+            self._carried.broke, self._carried.spent = error.message, True
         except OSError as error:
             self._carried.broke = f"the connection broke ({type(error).__name__})"
         except CUTS as error:

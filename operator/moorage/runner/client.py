@@ -26,8 +26,8 @@ from moorage.api.wire import (
     ReportRequest,
     ResultReport,
     VerificationReport,
-    Wire,
 )
+from moorage.api.wirebase import Wire
 from moorage.runner.exchange import Answer, NoAnswer, request
 from moorage.workspace.errors import BeingFetched, NetworkUnreachable, TimedOut
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import time
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from moorage.api.budget import Budget
 from moorage.api.wire import Assignment, CheckpointReport
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
@@ -20,10 +20,12 @@ from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
 from moorage.runner.completion import Completion, change_asked
+from moorage.runner.disk import bytes_below
 from moorage.runner.hold import Hold
 from moorage.runner.mailbox import Mailbox
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
+from moorage.runner.remaining import Remaining, first
 from moorage.runner.report import Reporter, now_ms, plain
 from moorage.workspace.worktree import RunWorktree
 
@@ -53,6 +55,8 @@ class RunnerHost:
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
         self._circles.stood(worktree.last_tree, self._used())
+        self._remaining = Remaining(paths.remaining, first(assignment, iterations_used(assignment)))
+        reporter.heard = self._remaining.hear
         self.next_iteration = assignment.next_iteration
         self.tree = worktree.last_tree
         self.busy = 0  # turns in a row that called tools, before the last one that called none
@@ -88,6 +92,11 @@ class RunnerHost:
         """N6: what the loop detector has found."""
         return self._circles.news()
 
+    @property
+    def budget(self) -> Budget:
+        """As the gateway told it last."""
+        return self._remaining.budget
+
     async def output(self, stream: str, data: bytes) -> None:
         """Pass on what the agent wrote."""
         self._reporter.progress += 1
@@ -120,20 +129,29 @@ class RunnerHost:
             recorded_at=now_ms(),
             usage=dict(usage or {}),
             held_ms=None if held is None else round((time.monotonic() - held.since) * 1000),
+            disk_bytes=await self._on_disk(),
         )
-        await self._client.checkpoint(report)
+        reported = await self._client.checkpoint(report)
         reached(Point.SAFE_POINT_AFTER)
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
         self._tokens += total(usage or {})
         self._iterations += 1
         self.next_iteration = iteration + 1
-        self.tell_remaining()
+        self._remaining.hear(reported.budget)
         self._circles.stood(taken.tree, self._used())
         self._turned(taken.tree)
         if self.pausing.is_set():
             self.parked.set()
         return taken.tree
+
+    async def _on_disk(self) -> int | None:
+        """Bytes of the tree and of the agent's own folders, where a constraint wants to know."""
+        limits = self._assignment.limits
+        limited = (limits.disk_soft_bytes, limits.disk_hard_bytes) != (None, None)
+        if not limited and not limits.custom:
+            return None
+        return await asyncio.to_thread(bytes_below, self._worktree.tree, self._paths.own)
 
     async def spawn(
         self,
@@ -170,14 +188,7 @@ class RunnerHost:
 
     def tell_remaining(self) -> None:
         """C7: what is left, in a file that the agent may read at any time."""
-        limits = self._assignment.limits
-        left = {
-            "iterations": None if limits.max_iterations is None else max(0, limits.max_iterations - self._iterations),
-            "tokens": None if limits.tokens_hard is None else max(0, limits.tokens_hard - self._tokens),
-        }
-        fresh = self._paths.remaining.with_suffix(".new")
-        fresh.write_text(json.dumps(left))
-        fresh.replace(self._paths.remaining)
+        self._remaining.write()
 
 
 def iterations_used(assignment: Assignment) -> int:
@@ -195,7 +206,7 @@ class AgentPaths:
     """W6: HOME, TMPDIR and caches of the agent's own, on the volume and outside the tree."""
 
     def __init__(self, volume: Path, relay_url: str, dummy_key: str, *, proxied: bool = False) -> None:
-        own = volume / ".moorage" / "agent"
+        self.own = own = volume / ".moorage" / "agent"
         self.home, self.tmp, self.cache = home_on(volume), own / "tmp", own / "cache"
         self.goal, self.remaining = own / "goal.txt", own / "remaining.json"
         self._relay_url, self._dummy_key, self._proxied = relay_url, dummy_key, proxied

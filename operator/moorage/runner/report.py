@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from moorage.api.budget import Budget
 from moorage.api.wire import Assignment, ReportedRecord, ReportRequest
 from moorage.runner.client import GatewayClient
 
@@ -23,13 +24,16 @@ def plain(text: str) -> str:
 
 
 class Reporter:
-    """`progress` rises with whatever the attempt does, `last_iteration` is its last safe point (F4)."""
+    """`progress` rises with whatever the attempt does, `last_iteration` is its last safe point (F4). `heard` is told
+    what the gateway says of the budget (C7).
+    """
 
     def __init__(self, client: GatewayClient, assignment: Assignment) -> None:
         self.progress = 0
         self.last_iteration: int | None = None
         self._client, self._epoch = client, assignment.epoch
         self._next_id = 0
+        self.heard: Callable[[Budget | None], None] = lambda _: None
 
     async def emit(
         self,
@@ -53,4 +57,5 @@ class Reporter:
             tool_call_id=tool_call_id,
             recorded_at=now_ms(),
         )
-        await self._client.records(ReportRequest(epoch=self._epoch, records=(record,)))
+        reported = await self._client.records(ReportRequest(epoch=self._epoch, records=(record,)))
+        self.heard(reported.budget)

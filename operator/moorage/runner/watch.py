@@ -78,6 +78,8 @@ class Watch:
             orders = Orders(seq=2**31, stop="fenced", message=error.message, grace_ms=0)
         except (GatewayError, NoAnswer, TokenUnreadable):
             return None  # the next call comes soon; expiry is the operator's business
+        if self._work is not None:
+            self._work[1].heard(orders.budget)
         if orders.stop == "pause":
             self.pause = orders
             self.pausing.set()

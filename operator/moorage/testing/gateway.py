@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from moorage.api.wire import SecretRef
 from moorage.app.abilities import abilities
 from moorage.clock import Clock, SystemClock
+from moorage.core.constraints.judging import Factory
 from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.addresses import Resolve
@@ -97,6 +98,7 @@ class LocalGateway:
         peers: Peers | None = None,
         lot: Callable[[], int] = drawn,
         content_keys: ContentKeys | None = None,
+        constraints: Mapping[str, Factory] | None = None,
     ) -> None:
         self.tokens: dict[str, Identity] = {OPERATOR_TOKEN: Identity(Kind.OPERATOR, "operator")}
         self.secrets = GivenSecrets()
@@ -119,6 +121,7 @@ class LocalGateway:
             abilities=abilities,
             lot=lot,
             content_keys=content_keys,
+            constraints=constraints or {},
         )
         self.url: str | None = None
         self._clients: list[httpx.AsyncClient] = []

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.wire import ResolvedAgent
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.drivers.port import Child, EndCheck, Held, Kind, Message, Recorded, Task
 from moorage.drivers.watching import Circles
@@ -74,6 +75,7 @@ class LocalHost:
     Where a relay has its `hold`, that holds the agent's requests.
 
     `ends` is what stands against the agent's ends, one after the other; `checked` counts how often that was asked.
+    `budget` is what a test says that the gateway told.
     """
 
     tree: Path
@@ -89,6 +91,7 @@ class LocalHost:
     circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
     hold: Hold = field(default_factory=Hold)
     conversations: list[bool] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
         """What stands in the tree is nothing new."""

@@ -89,7 +89,6 @@ OPTIONAL_TYPES = frozenset(
         RecordType.COMPLETION_CHECKED,
         RecordType.CONTEXT_COMPACTED,
         RecordType.CONTINUATION_DECIDED,
-        RecordType.CONSTRAINT_EVALUATED,
         RecordType.EFFECT_ADOPTED,
         RecordType.FENCE_REFUSED,
         RecordType.SANDBOX_PLACED,

@@ -26,6 +26,9 @@ _USAGE = (
     "cache_write_tokens",
     "reasoning_tokens",
     "cost_micros",
+    "effects",
+    "egress_bytes",
+    "human_approvals",
 )
 
 
@@ -118,6 +121,9 @@ class Survey:
                 self._usage["tool_calls"] += 1
             case RecordType.EFFECT_INTENT:
                 self._effects[said["effect_id"]] = _effect(said, record.seq)
+                self._spend(said.get("usage") or {})
+            case RecordType.EFFECT_RECEIPT | RecordType.EFFECT_RECONCILED:
+                self._spend(said.get("usage") or {})
 
     def _spend(self, usage: Mapping[str, Any]) -> None:
         spent = {name: usage.get(name, 0) for name in _USAGE}

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 
 from moorage.api.meta import Condition, Status, get_condition
 from moorage.api.wire import Role
+from moorage.core.constraints.context import lived_ms
+from moorage.core.constraints.telling import VIOLATED, stopping, warning
 from moorage.core.run.actions import Plan
-from moorage.core.run.limits import Spent, lived_ms, spent
+from moorage.core.run.limits import Spent, spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.rework import REWORK
 from moorage.core.run.state import Effect, PauseReason, RunState
 from moorage.core.run.waiting import named
 
-OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded", "TokensExhausted", "CostExhausted"})
+OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded"})
 SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
 
 
@@ -111,9 +113,7 @@ def _reached(o: Observed, s: RunState) -> Spent | None:
     if o.spec is None:
         return None
     lived = lived_ms(s, s.idle_since) if s.idle_since is not None else None
-    return spent(
-        o.spec.limits, s.usage, iterations=o.iterations if s.phase is RunPhase.PAUSED else None, lived_ms=lived
-    )
+    return spent(o.spec.limits, s, iterations=o.iterations if s.phase is RunPhase.PAUSED else None, lived_ms=lived)
 
 
 def _within_budget(o: Observed, s: RunState, told: Plan) -> Condition:
@@ -122,8 +122,13 @@ def _within_budget(o: Observed, s: RunState, told: Plan) -> Condition:
     reached = _reached(o, s)
     if reached is not None:
         return _truth("WithinBudget", "False", reached.reason, reached.message)
+    if (stop := stopping(s.violations)) is not None:
+        return _truth("WithinBudget", "False", _short(stop.reason) or VIOLATED, stop.message)
     if s.pause is not None and s.pause.reason == PauseReason.BUDGET and s.phase is RunPhase.PAUSED:
         return _truth("WithinBudget", "False", s.pause.reason, told.message)
+    if passed := warning(s.violations):
+        why = "; ".join(v.message for v in passed)
+        return _truth("WithinBudget", "True", _short(passed[0].reason) or VIOLATED, why)
     return _truth("WithinBudget", "True", "WithinLimits")
 
 

@@ -9,9 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.quantity import dollars
-from moorage.api.wire import ResolvedLimits, ResolvedRun
-from moorage.core.run.state import Raise, RunState, Usage
+from moorage.api.wire import ResolvedRun
+from moorage.core.constraints.context import used
+from moorage.core.constraints.judging import Context, Verdict, evaluate
+from moorage.core.constraints.limits import COST, DIMENSIONS, ITERATIONS, TOKENS, metered, timed
+from moorage.core.run.state import Raise, RunState
+
+NUMBERS = sorted(ResolvedLimits.model_fields.keys() - {"custom"})
+"""What can be raised."""
 
 
 class Spent(NamedTuple):
@@ -23,34 +30,27 @@ class Spent(NamedTuple):
 
 
 def spent(
-    limits: ResolvedLimits, used: Usage, *, iterations: int | None = None, lived_ms: int | None = None
+    limits: ResolvedLimits, s: RunState, *, iterations: int | None = None, lived_ms: int | None = None
 ) -> Spent | None:
-    """The first one; None while something is left of each. 0 means 0. What is None isn't known here, and not judged."""
-    tokens, cost = limits.tokens_hard, limits.cost_hard_micros
-    if tokens is not None and used.tokens >= tokens:
-        why = f"the run's token limit of {tokens} is used up ({used.tokens})"
-        return Spent("TokensExhausted", why, "tokens_hard")
-    if cost is not None and used.cost_micros >= cost:
-        why = f"the run's cost limit of ${dollars(cost)} is used up (${dollars(used.cost_micros)})"
-        return Spent("CostExhausted", why, "cost_hard_micros")
-    most = limits.max_iterations
-    if most is not None and iterations is not None and iterations >= most:
-        return Spent("IterationsExhausted", f"all {most} iterations of the run are used up", "max_iterations")
-    return clock_spent(limits, lived_ms) if lived_ms is not None else None
+    """The first that leaves nothing for another decision, or for what was refused last; None where there is none. 0
+    means 0. What is None isn't known here, and not judged.
+    """
+    asking = {v.constraint: 1 for v in s.violations} | {TOKENS.name: 1, COST.name: 1}
+    if iterations is not None:
+        asking[ITERATIONS.name] = 1
+    context = used(s, iterations=iterations or 0, wall_ms=lived_ms or 0, asking=asking)
+    found = _first(evaluate(metered(limits), context))
+    return found or (clock_spent(limits, lived_ms) if lived_ms is not None else None)
 
 
 def clock_spent(limits: ResolvedLimits, lived_ms: int) -> Spent | None:
     """The wall clock alone, after that much time."""
-    clock = limits.wall_clock_ms
-    if clock is None or lived_ms < clock:
-        return None
-    return Spent("WallClockExceeded", f"constraints.wallClock of {clock // 1000} s is used up", "wall_clock_ms")
+    return _first(evaluate(timed(limits), Context(wall_ms=lived_ms)))
 
 
-def lived_ms(s: RunState, now: int) -> int:
-    """What counts against wallClock: the time since admission, without that in which the run was paused."""
-    until = now if s.idle_since is None else s.idle_since
-    return max(0, until - s.admitted_at - s.idle_ms) if s.admitted_at is not None else 0
+def _first(verdict: Verdict) -> Spent | None:
+    found = next((each.validation for each in verdict.judged if each.action.stops), None)
+    return Spent(found.reason, found.message, DIMENSIONS[found.constraint].limit) if found else None
 
 
 # --- raising ----------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def raises(now: ResolvedLimits, wanted: ResolvedLimits | None) -> dict[str, int]
     """Which limits are wanted higher than they are, by name. None is a limit that isn't spoken of."""
     if wanted is None:
         return {}
-    asked = {name: (getattr(now, name), getattr(wanted, name)) for name in sorted(ResolvedLimits.model_fields)}
+    asked = {name: (getattr(now, name), getattr(wanted, name)) for name in NUMBERS}
     return {name: to for name, (at, to) in asked.items() if at is not None and to is not None and to > at}
 
 
@@ -91,6 +91,10 @@ WRITTEN: Mapping[str, _Written] = MappingProxyType(
         "max_iterations": _Written("constraints.maxIterations", int),
         "tokens_hard": _Written("constraints.tokens.hard", int),
         "cost_hard_micros": _Written("constraints.cost.hard", dollars),
+        "tool_calls_hard": _Written("constraints.toolCalls.hard", int),
+        "effects_hard": _Written("constraints.effects.hard", int),
+        "egress_hard_bytes": _Written("constraints.egress.hard", str),
+        "disk_hard_bytes": _Written("constraints.disk.hard", str),
         "wall_clock_ms": _Written("constraints.wallClock", lambda ms: f"{ms // 1000}s"),
     }
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from moorage.core.constraints.judging import Action
 from moorage.core.journal.record import Record
 from moorage.core.run.changes import NOTHING, Changes, to
 from moorage.core.run.phases import IllegalMove, RunPhase
-from moorage.core.run.state import Pause, PauseReason, PauseStage, Raise, RunState, changed
+from moorage.core.run.state import Pause, PauseReason, PauseStage, Raise, RunState, Violation, changed
 
 PAUSABLE = frozenset(
     {
@@ -80,7 +81,14 @@ def resumed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.phase is not RunPhase.PAUSED or s.pause is None:
         raise IllegalMove(s.phase, RunPhase.RECOVERING, "the run is not paused")
     pause = changed(s.pause, stage=PauseStage.RESUMED, at=r.recorded_at)
-    return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None)
+    waived = {"violations": _waived(s)} if s.pause.reason == PauseReason.CONSTRAINT else NOTHING
+    return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None, **waived)
+
+
+def _waived(s: RunState) -> tuple[Violation, ...]:
+    """C3: who lets a run go on though a constraint is violated, waives it: else it would stop at its next step."""
+    warns = Action.WARN_CONTINUE.name
+    return tuple(changed(v, action=warns, waived=True) if Action[v.action].stops else v for v in s.violations)
 
 
 def limits_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

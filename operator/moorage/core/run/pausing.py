@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moorage.api.wire import ResolvedTimeouts
+from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
-from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, lived_ms, raises, spent
+from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.pauses import PAUSABLE
 from moorage.core.run.phases import RunPhase
@@ -71,7 +72,7 @@ def _cause(o: Observed, s: RunState, now: int) -> Report | None:
     if s.agent_end is not None:
         return _agent_stuck(s, s.agent_end) or _agent_exhausted(o, s, s.agent_end)
     if s.phase is RunPhase.RECOVERING and s.last_loss is not None and s.last_loss.reason == REWORK:
-        reached = spent(o.spec.limits, s.usage, iterations=o.iterations) if o.spec else None
+        reached = spent(o.spec.limits, s, iterations=o.iterations) if o.spec else None
         if reached is not None:  # another round could do nothing
             return _budget(s, reached)
         if (why := stuck(s)) is not None and s.pause is None:
@@ -96,7 +97,7 @@ def _agent_exhausted(o: Observed, s: RunState, end: AgentEnd) -> Report | None:
     if end.outcome not in {"exhausted", "failed"}:
         return None
     spoken = o.iterations if end.outcome == "exhausted" else None  # nobody's model is refused for these
-    reached = spent(o.spec.limits, s.usage, iterations=spoken) if o.spec else None
+    reached = spent(o.spec.limits, s, iterations=spoken) if o.spec else None
     if reached is not None:
         return _budget(s, reached)
     if end.outcome == "failed":
@@ -193,7 +194,7 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
     if o.spec is None:
         return Hold(pause.reason, pause.message)
     limits = in_force(o.spec.limits, [Raise(name, to, s.epoch) for name, to in higher.items()])
-    reached = spent(limits, s.usage, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or pause.at))
+    reached = spent(limits, s, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or pause.at))
     if reached is not None:
         return Hold(PauseReason.BUDGET, f"{reached.message}; {how_to_raise(o.spec, reached.limit)}")
     if pause.released or pause.reason == PauseReason.SUSPENDED or _widened(s, pause, higher):

@@ -13,7 +13,7 @@ from typing import Any
 
 from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
-from moorage.core.journal.record import Record, RecordType
+from moorage.core.journal.record import Record, RecordType, Source
 from moorage.core.run import pauses
 from moorage.core.run.changes import NOTHING, Changes, Handler, to
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
@@ -32,6 +32,7 @@ from moorage.core.run.state import (
     SandboxRef,
     Usage,
     Verification,
+    Violation,
     changed,
     settled,
     working,
@@ -177,7 +178,8 @@ def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes
     done = p["iteration"]
     if done <= s.iteration:
         raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
-    return {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
+    point = {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
+    return point if (disk := p.get("disk_bytes")) is None else point | {"disk_bytes": disk}
 
 
 def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -272,7 +274,14 @@ def _effect_intent(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if effect.kind == "git_push" and (s.proposal is None or p.get("commit", s.proposal.commit) != s.proposal.commit):
         raise IllegalMove(s.phase, RunPhase.DELIVERING, "only the proposed commit is delivered")
     effects = _keep((*s.effects, effect))
-    return to(s, RunPhase.DELIVERING, r.type, effects=effects) if effect.kind == "git_push" else {"effects": effects}
+    if effect.kind == "git_push":
+        return to(s, RunPhase.DELIVERING, r.type, effects=effects)
+    return {"effects": effects, **_charged(s, p)}
+
+
+def _charged(s: RunState, p: Mapping[str, Any]) -> Changes:
+    """B3: what the record itself says was used. Older versions said nothing of it."""
+    return {"usage": add_usage(s.usage, p["usage"])} if p.get("usage") else NOTHING
 
 
 def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
@@ -297,11 +306,12 @@ def _effect_closed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         raise IllegalMove(s.phase, s.phase, f"an effect can't end {outcome!r}")
     known = next((e for e in s.effects if e.effect_id == p["effect_id"]), None)
     if known is None:
-        return NOTHING
+        return _charged(s, p)
     if known.status in KNOWN and outcome in CLOSURES - KNOWN:
         raise IllegalMove(s.phase, s.phase, f"effect {known.effect_id} is known to be {known.status}, not {outcome}")
     effects = _with_effect(s, r, known, outcome, p.get("detail", ""))
-    return {"effects": effects, "deferral": None} if outcome in KNOWN else {"effects": effects}
+    closed = {"effects": effects, "deferral": None} if outcome in KNOWN else {"effects": effects}
+    return {**closed, **_charged(s, p)}
 
 
 def _with_effect(s: RunState, r: Record, known: Effect, status: str, detail: str) -> tuple[Effect, ...]:
@@ -329,6 +339,26 @@ def _fetch_deferred(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         return NOTHING
     since = s.deferral.since if s.deferral is not None and s.deferral.of_start else r.recorded_at
     return {"deferral": Deferral(p["reason"], p.get("message", ""), 0, since, r.recorded_at)}
+
+
+def _constraints(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """Whoever was asked stands or falls by this; who wasn't, behind an EMERGENCY_STOP, stays as it was.
+
+    Runners of older versions might report one; they have no say in this.
+    """
+    if r.source != Source.GATEWAY:
+        return NOTHING
+    asked = {each["constraint"] for each in p["validations"]}
+    kept = tuple(v for v in s.violations if v.constraint not in asked)
+    return {"violations": kept + tuple(_violation(s, r, v) for v in p["validations"] if not v["holds"])}
+
+
+def _violation(s: RunState, r: Record, p: Mapping[str, Any]) -> Violation:
+    """Since when it stands is kept while it does, for the same action."""
+    before = next((v for v in s.violations if v.constraint == p["constraint"]), None)
+    at = before.at if before and before.action == p["action"] else r.recorded_at
+    waived = before is not None and before.waived
+    return Violation(p["constraint"], p["action"], p["reason"], p["message"], at, waived)
 
 
 def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -429,6 +459,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_RECEIPT.value: _effect_closed,
     RecordType.EFFECT_RECONCILED.value: _effect_closed,
     RecordType.EFFECT_DEFERRED.value: _effect_deferred,
+    RecordType.CONSTRAINT_EVALUATED.value: _constraints,
     RecordType.DRIFT_SAVED.value: _drift,
     RecordType.COMMAND_ACCEPTED.value: commands.accepted,
     RecordType.COMMAND_REJECTED.value: commands.rejected,

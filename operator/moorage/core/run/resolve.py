@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from moorage.api.agent import Agent, AgentTemplate, Continuation, EgressHost, ModelChoice, Sandbox
 from moorage.api.agentrun import MAX_GOAL_BYTES, AgentRun
-from moorage.api.constraints import Constraints
+from moorage.api.budget import ResolvedConstraint, ResolvedLimits
+from moorage.api.constraints import BytesLimit, Constraints, CostLimit, CountLimit, CustomConstraint, TokenLimit
 from moorage.api.modelprovider import ModelProvider, Prices, ProviderRetries
 from moorage.api.names import digest
 from moorage.api.parse import InvalidSpec, parse_agent_run
@@ -24,7 +25,6 @@ from moorage.api.wire import (
     ResolvedContinuation,
     ResolvedDelivery,
     ResolvedEgress,
-    ResolvedLimits,
     ResolvedModel,
     ResolvedPrices,
     ResolvedRetention,
@@ -36,6 +36,8 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.constraints.cel import BadExpression, Expression
+from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.responses import RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
@@ -61,7 +63,7 @@ class References:
     """What the run's references led to: None where nothing was found, or nothing is named.
 
     goal: text of the ConfigMap's key. runtime_classes: None where they may not be listed (namespaced mode); then the
-    pod's admission decides. drivers: those that the installed runner knows.
+    pod's admission decides. drivers: those that the installed runner knows; constraints: entry points of the gateway.
     """
 
     workspace: Workspace | Broken | None = None
@@ -70,6 +72,7 @@ class References:
     goal: str | None = None
     runtime_classes: frozenset[str] | None = None
     drivers: frozenset[str] = frozenset()
+    constraints: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
             for check in spec.acceptance or ()
         ),
         delivery=_delivery(run, prefix),
-        limits=_enforced(run, agent, resolved.model),
+        limits=_enforced(run, agent, resolved, refs.constraints),
         timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
@@ -390,12 +393,30 @@ def _demand_runtime_class(wanted: str | None, present: frozenset[str] | None) ->
     raise Unresolved("RuntimeClassNotFound", why)
 
 
-def _enforced(run: AgentRun, agent: Agent | None, model: ResolvedModel | None) -> ResolvedLimits:
+def _enforced(run: AgentRun, agent: Agent | None, resolved: ResolvedAgent, installed: frozenset[str]) -> ResolvedLimits:
     """The limits, unless one of them would be without effect."""
-    found = limits(run.spec.constraints, agent.spec.constraints if agent else None)
+    found, model = limits(run.spec.constraints, agent.spec.constraints if agent else None), resolved.model
     if model is not None and (found.cost_soft_micros is not None or found.cost_hard_micros is not None):
         _demand_prices(model)
+    for custom in found.custom:
+        _demand_judged(custom, resolved, installed)
     return found
+
+
+def _demand_judged(custom: ResolvedConstraint, agent: ResolvedAgent, installed: frozenset[str]) -> None:
+    """C4: an expression that can be judged, and that holds as the run begins; or an entry point that is there."""
+    at = f"constraints.custom {custom.name}"
+    if custom.entry_point is not None and custom.entry_point not in installed:
+        known = f"installed are: {', '.join(sorted(installed))}" if installed else "none is installed"
+        why = f"{at}: no entry point {custom.entry_point} in the group moorage.constraints ({known})"
+        raise Unresolved("ConstraintNotFound", why, stalled=True)
+    if custom.cel is None:
+        return
+    begins = Context(state=Snapshot("Running", 1, agent.driver, agent.model.name if agent.model else ""))
+    try:
+        Expression.compiled(custom).demand_held(begins)
+    except BadExpression as error:
+        raise Unresolved("ConstraintInvalid", f"{at}: {error}", stalled=True) from None
 
 
 def _demand_prices(model: ResolvedModel) -> None:
@@ -409,16 +430,44 @@ def _demand_prices(model: ResolvedModel) -> None:
 def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:
     """Limits as integers; each the run's, else the Agent's, else none."""
     layers = [c for c in (own, usual) if c is not None]
-    tokens = next((c.tokens for c in layers if c.tokens is not None), None)
-    cost = next((c.cost for c in layers if c.cost is not None), None)
+    tokens = next((c.tokens for c in layers if c.tokens is not None), TokenLimit())
+    cost = next((c.cost for c in layers if c.cost is not None), CostLimit())
     clock = next((c.wall_clock for c in layers if c.wall_clock is not None), None)
+    calls = next((c.tool_calls for c in layers if c.tool_calls is not None), CountLimit())
+    effects = next((c.effects for c in layers if c.effects is not None), CountLimit())
+    egress = next((c.egress for c in layers if c.egress is not None), BytesLimit())
+    disk = next((c.disk for c in layers if c.disk is not None), BytesLimit())
     return ResolvedLimits(
         max_iterations=next((c.max_iterations for c in layers if c.max_iterations is not None), None),
-        tokens_soft=tokens.soft.number if tokens and tokens.soft else None,
-        tokens_hard=tokens.hard.number if tokens and tokens.hard else None,
-        cost_soft_micros=cost.soft.micros if cost and cost.soft else None,
-        cost_hard_micros=cost.hard.micros if cost and cost.hard else None,
+        tokens_soft=tokens.soft.number if tokens.soft else None,
+        tokens_hard=tokens.hard.number if tokens.hard else None,
+        cost_soft_micros=cost.soft.micros if cost.soft else None,
+        cost_hard_micros=cost.hard.micros if cost.hard else None,
         wall_clock_ms=clock.ms if clock else None,
+        tool_calls_soft=calls.soft,
+        tool_calls_hard=calls.hard,
+        effects_soft=effects.soft,
+        effects_hard=effects.hard,
+        egress_soft_bytes=_whole(egress.soft),
+        egress_hard_bytes=_whole(egress.hard),
+        disk_soft_bytes=_whole(disk.soft),
+        disk_hard_bytes=_whole(disk.hard),
+        custom=next((tuple(map(_custom, c.custom)) for c in layers if c.custom is not None), ()),
+    )
+
+
+def _whole(amount: Quantity | None) -> int | None:
+    """Whole bytes."""
+    return None if amount is None else int(amount.amount)
+
+
+def _custom(told: CustomConstraint) -> ResolvedConstraint:
+    return ResolvedConstraint(
+        name=told.name,
+        cel=told.cel,
+        entry_point=told.entry_point,
+        on_violation=told.on_violation or "GracefulExit",
+        message=told.message,
     )
 
 

@@ -41,6 +41,9 @@ class Usage:
     model_requests: int = 0
     tool_calls: int = 0
     model_retries: int = 0
+    effects: int = 0
+    egress_bytes: int = 0
+    human_approvals: int = 0
 
     @property
     def tokens(self) -> int:
@@ -256,6 +259,21 @@ class End:
 
 
 @dataclass(frozen=True)
+class Violation:
+    """C2: a constraint that doesn't hold at the moment, and what follows from it: `action` as in judging.Action.
+
+    `waived`: a person has let the run go on all the same; it warns from then on, until it holds again.
+    """
+
+    constraint: str
+    action: str
+    reason: str
+    message: str
+    at: int
+    waived: bool = False
+
+
+@dataclass(frozen=True)
 class RunState:
     """`S` of S1 for one run. Compare two by `==` or by their state hash."""
 
@@ -292,6 +310,8 @@ class RunState:
     effects: tuple[Effect, ...] = ()
     deferral: Deferral | None = None  # until the effect is closed, or the workspace stands
     usage: Usage = field(default_factory=Usage)
+    disk_bytes: int = 0  # at the last safe point that told
+    violations: tuple[Violation, ...] = ()  # that stand
     cancel_reason: str | None = None
     cancel_stage: str | None = None  # requested | propagated | acknowledged | quiesced | reconciled
     cancel_at: int | None = None

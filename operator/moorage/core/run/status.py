@@ -111,7 +111,7 @@ def _with_journal(status: AgentRunStatus, previous: AgentRunStatus, o: Observed,
             "attempt": s.attempt or None,
             "epoch": s.epoch or None,
             "iteration": s.iteration,
-            "usage": usage(s.usage),
+            "usage": usage(s.usage, s.disk_bytes),
             "journal": JournalStatus(offset=s.offset, hash=s.head, signature=o.signature),
             "workspace": workspace if workspace != RunWorkspaceStatus() else None,
             "result": _result(s),
@@ -138,7 +138,7 @@ def _placement(previous: AgentRunStatus, o: Observed, s: RunState) -> PlacementS
     )
 
 
-def usage(used: Usage) -> UsageStatus:
+def usage(used: Usage, disk_bytes: int = 0) -> UsageStatus:
     """The vector, with its sums for people."""
     return UsageStatus(
         input_tokens=used.input_tokens,
@@ -152,6 +152,9 @@ def usage(used: Usage) -> UsageStatus:
         model_requests=used.model_requests,
         tool_calls=used.tool_calls,
         model_retries=used.model_retries,
+        effects=used.effects,
+        egress_bytes=used.egress_bytes,
+        disk_bytes=disk_bytes,
     )
 
 

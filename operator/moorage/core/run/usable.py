@@ -25,16 +25,18 @@ _MODEL = {"providerRef": {"name": "any"}, "name": "any"}
 _WORK = {"driver": "command", "command": ["true"]}
 
 
-def unusable(kind: str, body: Mapping[str, Any], drivers: frozenset[str]) -> Problem | None:
+def unusable(
+    kind: str, body: Mapping[str, Any], drivers: frozenset[str], constraints: frozenset[str] = frozenset()
+) -> Problem | None:
     """Why no run can use the object; None where nothing of its own is in the way. `kind` is one of KINDS."""
     found = parse(KINDS[kind], body, "cluster", "tell")
     if isinstance(found, InvalidSpec):
         return Problem("InvalidSpec", f"{found.message}; correct it", stalled=True)
-    outcome = resolve(*_tried(found, drivers), Defaults())
+    outcome = resolve(*_tried(found, drivers, constraints), Defaults())
     return None if isinstance(outcome, ResolvedRun) else outcome
 
 
-def _tried(found: Resource, drivers: frozenset[str]) -> tuple[AgentRun, References]:
+def _tried(found: Resource, drivers: frozenset[str], constraints: frozenset[str]) -> tuple[AgentRun, References]:
     """The plainest run that names the object, with everything else as it should be."""
     match found:
         case Workspace():
@@ -42,7 +44,9 @@ def _tried(found: Resource, drivers: frozenset[str]) -> tuple[AgentRun, Referenc
             return _run(run), References(workspace=found, drivers=drivers | {"command"})
         case Agent():
             run = {"workspace": {"ephemeral": {}}, "agentRef": {"name": "any"}}
-            return _run(run), References(agent=found, provider=_provider(found), drivers=drivers)
+            return _run(run), References(
+                agent=found, provider=_provider(found), drivers=drivers, constraints=constraints
+            )
         case ModelProvider():
             offered = found.spec.models[0].name if found.spec.models else "any"
             agent = {"driver": "any", "model": _MODEL | {"name": offered}}

@@ -34,7 +34,6 @@ class Call:
 class Answer:
     """One decision. `usage` in the names of the budget vector; `stop` is why it ended: CUT, DECLINED, NO_ROOM, or the
     provider's word for its own end. One that is `replayed` comes from the journal and was billed before.
-    `spent_micros`: what the run had cost before it, where its cost is limited.
     """
 
     text: str
@@ -42,7 +41,6 @@ class Answer:
     stop: str
     usage: Mapping[str, int]
     replayed: bool = False
-    spent_micros: int | None = None
 
     @property
     def cut(self) -> bool:

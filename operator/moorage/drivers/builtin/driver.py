@@ -104,7 +104,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.telling = Telling(self.host)
-        self.purse = Purse(self.task.limits, self.task.tokens_used, self.task.iterations_used)
+        self.purse = Purse(self.task.limits, self.host, self.task.tokens_used, self.task.iterations_used)
 
     async def run(self) -> Outcome:
         iteration = self.task.next_iteration
@@ -207,6 +207,8 @@ class _Loop:
         """M1: the arguments are durable before anything of the call runs."""
         place = Place(call.name, iteration, index)
         size = await self.telling.asked(place, call.arguments)
+        if (why := self.host.budget.exhausted) is not None:
+            return ToolResult(False, f"not run: {why}")
         if size <= MAX_ARGUMENTS:
             result = await self.tools.run(call.name, call.arguments)
         else:

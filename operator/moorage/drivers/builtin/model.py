@@ -18,13 +18,11 @@ from typing import Any
 
 import httpx
 
-from moorage.api.quantity import price_micros
 from moorage.drivers.builtin.answer import Answer, Malformed
 from moorage.drivers.builtin.conversation import Conversation
 
 DOORS = "/model"
 REPLAYED_HEADER = "x-moorage-replayed"
-COST_USED_HEADER = "x-moorage-cost-used"
 NO_ROOM = "context_length_exceeded"  # OpenAI's code for what Anthropic says by a stop reason
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 READ_S = 630.0  # just above the gateway's own limit for silence, so that its word comes first
@@ -110,18 +108,10 @@ class ModelClient:
         if response.is_success:
             try:
                 answer, told = self._talk.read(response.content), response.headers
-                return replace(answer, replayed=REPLAYED_HEADER in told, spent_micros=_spent(told))
+                return replace(answer, replayed=REPLAYED_HEADER in told)
             except Malformed as error:
                 return _Failure("ModelMalformed", f"the model's answer can't be read: {error}")
         return _judge(response)
-
-
-def _spent(headers: httpx.Headers) -> int | None:
-    """C7: micro-dollars that the run had cost before this answer, where the gateway says so."""
-    try:
-        return price_micros(headers.get(COST_USED_HEADER, ""))
-    except ValueError:
-        return None
 
 
 def client(relay_url: str, dummy_key: str) -> httpx.AsyncClient:

@@ -45,9 +45,9 @@ def message(text: str) -> str:
     return f"A message from the person whom you work for:\n{text}"
 
 
-def over_soft(what: str) -> str:
-    """B3: a soft limit is passed, and nothing is known of a hard one."""
-    return f"The soft limit on {what} is passed. Bring the work to an end that holds."
+def warned(what: str) -> str:
+    """B3: a soft limit is passed, or a constraint warns."""
+    return f"Warning: {what}. Bring the work to an end that holds."
 
 
 def remaining(left: Mapping[str, str]) -> str:

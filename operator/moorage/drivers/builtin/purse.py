@@ -1,54 +1,64 @@
-"""B3, C7: what one conversation has used of its run's limits, and what is to be said of the rest."""
+"""B3, C7: what the loop may still spend, and what its model is told of that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.quantity import dollars
-from moorage.api.wire import ResolvedLimits
+from moorage.core.constraints.limits import COST, DIMENSIONS, ITERATIONS, TOKENS
 from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer
 from moorage.drivers.limits import spent
+from moorage.drivers.port import Host
 
 FEW_ITERATIONS = 3
 SHORT = 0.2  # of the hard limit
+UNITS = {"iterations": "steps", "toolCalls": "tool calls", "egress": "bytes of egress", "disk": "bytes on disk"}
 
 
 @dataclass
 class Purse:
-    """`done` iterations, `tokens` and micro-dollars, those of earlier attempts with them."""
+    """`tokens` and `done` (iterations) are the loop's own count; all else is as the gateway told the host."""
 
     limits: ResolvedLimits
-    tokens: int
-    done: int
-    spent_micros: int = 0
+    host: Host
+    tokens: int = 0
+    done: int = 0
+    told: set[str] = field(default_factory=set)
 
     def take(self, answer: Answer) -> None:
         """An answer was paid for."""
         self.tokens += total(answer.usage)
-        self.spent_micros = answer.spent_micros or self.spent_micros
 
     def spent(self) -> str | None:
-        """A hard limit that is reached."""
-        return spent(self.limits, self.done, self.tokens)
+        """Why there is no further decision; None while there may be one."""
+        return self.host.budget.exhausted or spent(self.limits, self.done, self.tokens)
 
     def warnings(self) -> Iterator[str]:
-        """What is left when little is, and that a soft limit is passed."""
-        limits, left = self.limits, dict[str, str]()
-        if limits.max_iterations is not None and limits.max_iterations - self.done <= FEW_ITERATIONS:
-            left["steps"] = str(limits.max_iterations - self.done)
-        for what, used, soft, hard, spelt in self._amounts():
-            over = soft is not None and used >= soft
-            if hard is None and over:
-                yield prompt.over_soft(what)
-            elif hard is not None and (over or hard - used <= hard * SHORT):
-                left[what] = spelt(max(0, hard - used))
-        if told := prompt.remaining(left):
-            yield told
+        """For the model: each soft limit and constraint once, and what is left wherever that is little."""
+        for warning in self.host.budget.warnings:
+            if (what := warning.partition(" (")[0]) not in self.told:  # the amount behind it changes
+                self.told.add(what)
+                yield prompt.warned(warning)
+        if said := prompt.remaining(dict(self._short())):
+            yield said
 
-    def _amounts(self) -> Iterator[tuple[str, int, int | None, int | None, Callable[[int], str]]]:
-        limits = self.limits
-        yield "tokens", self.tokens, limits.tokens_soft, limits.tokens_hard, str
-        yield "dollars", self.spent_micros, limits.cost_soft_micros, limits.cost_hard_micros, dollars
+    def _short(self) -> Iterator[tuple[str, str]]:
+        for name, left in self._left().items():
+            of = DIMENSIONS[name]
+            most, soft = of.hard(self.limits) or 0, of.soft(self.limits)
+            few = left <= FEW_ITERATIONS if of is ITERATIONS else left <= most * SHORT
+            if few or (soft is not None and most - left >= soft):
+                yield ("dollars", dollars(left)) if name == COST.name else (UNITS.get(name, name), str(left))
+
+    def _left(self) -> dict[str, int]:
+        """By our own count where there is one, since that is fresher."""
+        left = {name: left for name, left in self.host.budget.left.items() if name in DIMENSIONS}
+        if (most := self.limits.max_iterations) is not None:
+            left[ITERATIONS.name] = max(0, most - self.done)
+        if (most := self.limits.tokens_hard) is not None:
+            left[TOKENS.name] = max(0, most - self.tokens)
+        return left

@@ -1,0 +1,41 @@
+"""C1: the context of a run, from its journal's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from moorage.api.wire import ResolvedRun
+from moorage.core.constraints.judging import Context, Snapshot
+from moorage.core.run.state import RunState
+
+
+def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int]) -> Context:
+    """What the state says was used. `iterations`: complete ones, of which it knows only the last number."""
+    return Context(
+        iterations=iterations,
+        tokens=s.usage.tokens,
+        cost_micros=s.usage.cost_micros,
+        wall_ms=wall_ms,
+        model_requests=s.usage.model_requests,
+        tool_calls=s.usage.tool_calls,
+        effects=s.usage.effects,
+        egress_bytes=s.usage.egress_bytes,
+        disk_bytes=s.disk_bytes,
+        human_approvals=s.usage.human_approvals,
+        state=Snapshot(s.phase, s.attempt),
+        asking=asking,
+    )
+
+
+def with_agent(context: Context, spec: ResolvedRun) -> Context:
+    """The same, with what the run was admitted with."""
+    agent = spec.agent
+    told = replace(context.state, driver=agent.driver, model=agent.model.name if agent.model else "")
+    return replace(context, state=told)
+
+
+def lived_ms(s: RunState, now: int) -> int:
+    """What counts against wallClock: the time since admission, without that in which the run was paused."""
+    until = now if s.idle_since is None else s.idle_since
+    return max(0, until - s.admitted_at - s.idle_ms) if s.admitted_at is not None else 0

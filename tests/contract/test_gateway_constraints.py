@@ -1,0 +1,305 @@
+"""C1, C2, B3 at the gateway's doors: what is judged, what the journal has of it, what is refused, and what is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, checkpoint, ok, refused, resolved
+from tests.model_place import ANTHROPIC, MODEL, PRICES, REPLY
+
+from moorage.api.budget import ResolvedConstraint, ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedEgress, ResolvedModel, ResolvedSandbox
+from moorage.core.constraints.judging import Action, Context, Validation
+from moorage.gateway.settings import GatewaySettings
+from moorage.store.sqlite import SqliteStore
+from moorage.testing.authority import Authority
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+from moorage.testing.models import Script, StandIn
+
+pytestmark = pytest.mark.timeout(120)
+
+HOSTS = dict.fromkeys(("plain.example.com", "reads.example.com"), "127.0.0.1")
+BODY = b'{"amount": 5}'
+
+
+class Paid:
+    """An entry point's constraint: no effect of a run that costs something."""
+
+    name = "as-its-package-calls-it"
+
+    def validate(self, context: Context) -> Validation:
+        holds = not (context.cost_micros and context.effects)
+        return Validation(self.name, holds, "" if holds else "PaidEffect", "" if holds else "paid, and effective")
+
+    def on_violation(self, _: Validation) -> Action:
+        return Action.EMERGENCY_STOP
+
+
+@dataclass
+class Agent:
+    """At work, with a model, a host that it may change and one that it may read."""
+
+    operator: Operator
+    http: httpx.AsyncClient
+    calls: int = 0
+
+    async def ask(self) -> httpx.Response:
+        return await self.http.post(ANTHROPIC.path, json=ANTHROPIC.ask())
+
+    async def post(self, body: bytes = BODY) -> httpx.Response:
+        return await self.http.post("/egress/http/plain.example.com/v1/pay", content=body)
+
+    async def get(self) -> httpx.Response:
+        return await self.http.get("/egress/http/reads.example.com/v1/list")
+
+    async def tool(self) -> dict[str, Any]:
+        """A tool call, asked for and answered; what is told of the budget when it is asked for."""
+        self.calls += 1
+        budget = await self.tell("TOOL_REQUEST")
+        await self.tell("TOOL_RESPONSE")
+        return budget
+
+    async def tell(self, kind: str) -> dict[str, Any]:
+        call = f"1.{self.calls}"
+        record = {"record_id": f"{kind}:{call}", "type": kind, "payload": {"tool": "bash"}, "tool_call_id": call}
+        body = {"epoch": 1, "records": [record | {"recorded_at": 7, "turn": 1}]}
+        return (await ok(await self.http.post("/v1/self/records", json=body)))["budget"]
+
+    async def iterate(self, iteration: int, **more: Any) -> dict[str, Any]:
+        answer = await self.http.post("/v1/self/checkpoint", json=checkpoint(iteration, None) | more)
+        return (await ok(answer))["budget"]
+
+    async def judged(self) -> list[Any]:
+        return [r.payload for r in await self.operator.records() if r.type == "CONSTRAINT_EVALUATED"]
+
+    async def standing(self) -> list[tuple[str, str]]:
+        return [(v["constraint"], v["action"]) for v in (await self.operator.state())["violations"]]
+
+    async def usage(self) -> dict[str, int]:
+        return (await self.operator.state())["usage"]
+
+
+@dataclass
+class Site:
+    """A gateway, hosts to reach and a model to ask."""
+
+    gateway: LocalGateway
+    upstream: GitServer
+    authority: Authority
+    model: StandIn
+
+    async def agent(self, *custom: ResolvedConstraint, **limits: Any) -> Agent:
+        common: dict[str, Any] = {"scheme": "http", "port": self.authority.port}
+        hosts = (
+            ResolvedEgress(host="plain.example.com", **common),
+            ResolvedEgress(host="reads.example.com", effects="none", **common),
+        )
+        model = ResolvedModel(
+            provider="main", protocol=ANTHROPIC.name, base_url=self.model.url, name=MODEL, prices=PRICES
+        )
+        spec = resolved(
+            self.upstream,
+            sandbox=ResolvedSandbox(egress=hosts),
+            agent=ResolvedAgent(driver="command", command=("true",), model=model),
+            limits=ResolvedLimits(custom=custom, **limits),
+        )
+        operator = Operator(self.gateway, spec)
+        return Agent(operator, await agent_at_work(self.gateway, operator))
+
+
+@pytest.fixture
+async def site(tmp_path: Path, upstream: GitServer, clock: StepClock) -> AsyncIterator[Site]:
+    store = SqliteStore(tmp_path / "journal.db")
+    made = LocalGateway(
+        tmp_path,
+        store=store,
+        settings=GatewaySettings(egress_private=("127.0.0.0/8",)),
+        hosts=HOSTS,
+        clock=clock,
+        constraints={"paid": Paid},
+    )
+    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+    async with made.serving(), Authority().listening() as authority, StandIn(Script(replies=(REPLY,))).serving() as m:
+        yield Site(made, upstream, authority, m)
+    await store.close()
+
+
+def cel(text: str, **more: Any) -> ResolvedConstraint:
+    return ResolvedConstraint(name="mine", cel=text, **more)
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_an_effect_over_the_limit_is_refused_before_it_leaves(site: Site) -> None:
+    agent = await site.agent(effects_hard=2)
+    assert [(await agent.post(b"%d" % n)).status_code for n in range(2)] == [201, 201]
+    assert await agent.judged() == [], "all of it may be used"
+    said = refused(await agent.post(b"one more"), 403, "BudgetExhausted")
+    assert said == "the run's effect limit of 2 is used up (2)"
+    assert len(site.authority.log) == 2
+    assert (await agent.usage())["effects"] == 2
+    assert await agent.standing() == [("effects", "GRACEFUL_EXIT")]
+    assert (await agent.ask()).status_code == 400, "the run is on its way to its end"
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_no_effect_is_no_effect(site: Site) -> None:
+    agent = await site.agent(effects_hard=0)
+    assert (await agent.get()).status_code == 200, "a read is none"
+    refused(await agent.post(), 403, "BudgetExhausted")
+    assert [seen.method for seen in site.authority.log] == ["GET"]
+
+
+@pytest.mark.rule("B2")
+async def test_effects_that_are_asked_for_at_once_pass_no_limit(site: Site) -> None:
+    agent = await site.agent(effects_hard=3)
+    answers = await asyncio.gather(*(agent.post(b"%d" % n) for n in range(12)))
+    assert sorted(a.status_code for a in answers) == [201] * 3 + [403] * 9
+    assert len(site.authority.log) == 3
+
+
+# --- egress -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_bytes_to_and_from_hosts_are_counted_and_limited(site: Site) -> None:
+    agent = await site.agent(egress_hard_bytes=200)
+    answer = await agent.post(b"x" * 50)
+    assert (await agent.usage())["egress_bytes"] == 50 + len(answer.content)
+    said = refused(await agent.post(b"x" * 200), 403, "BudgetExhausted")
+    assert said.startswith("the run's egress limit of 200 bytes doesn't allow for 200 bytes more (")
+    assert len(site.authority.log) == 1, "more than is left doesn't leave"
+    assert await agent.standing() == [("egress", "GRACEFUL_EXIT")]
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B3", "C7")
+async def test_tool_calls_are_counted_and_one_more_stops_the_run(site: Site) -> None:
+    agent = await site.agent(tool_calls_hard=2)
+    told = [await agent.tool() for _ in range(2)]
+    assert [budget["exhausted"] for budget in told] == [None, None]
+    assert (await agent.iterate(1))["left"] == {"toolCalls": 0}
+    budget = await agent.tool()
+    assert budget["exhausted"] == "the run's tool call limit of 2 is used up (2)"
+    assert await agent.standing() == [("toolCalls", "GRACEFUL_EXIT")]
+    said = (await agent.ask()).json()["error"]["message"]
+    assert said == "BudgetExhausted: the run's tool call limit of 2 is used up (3)", "it had begun as it was told"
+
+
+@pytest.mark.rule("B3")
+async def test_a_call_that_is_told_again_is_no_further_one(site: Site) -> None:
+    agent = await site.agent(tool_calls_hard=1)
+    agent.calls = 1
+    assert [(await agent.tell("TOOL_REQUEST"))["exhausted"] for _ in range(2)] == [None, None]
+    agent.calls = 2
+    assert (await agent.tell("TOOL_REQUEST"))["exhausted"], "the first one is still under way"
+
+
+# --- iterations, disk -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C2", "B3")
+async def test_the_model_isnt_asked_after_the_last_iteration(site: Site) -> None:
+    agent = await site.agent(max_iterations=1)
+    assert (await agent.ask()).status_code == 200
+    await agent.iterate(1)
+    assert await agent.standing() == []
+    answer = await agent.ask()
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    (judged,) = await agent.judged()
+    assert (judged["action"], judged["asking"]) == ("GRACEFUL_EXIT", {"cost": 1, "iterations": 1, "tokens": 1})
+    assert judged["context"]["iterations"] == 1
+
+
+@pytest.mark.rule("B3")
+async def test_a_disk_that_is_emptied_again_is_no_violation_any_more(site: Site) -> None:
+    agent = await site.agent(disk_soft_bytes=50, disk_hard_bytes=100)
+    assert (await agent.iterate(1, disk_bytes=60))["warnings"] == [
+        "the soft disk limit of 50 bytes is passed (60 bytes)"
+    ]
+    assert (await agent.iterate(2, disk_bytes=101))["exhausted"]
+    assert await agent.standing() == [("disk.soft", "WARN_CONTINUE"), ("disk", "GRACEFUL_EXIT")]
+    assert (await agent.iterate(3, disk_bytes=40))["exhausted"] is None
+    assert await agent.standing() == []
+    assert len(await agent.judged()) == 3, "each change is a record"
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B3", "C2", "C7")
+async def test_a_soft_limit_is_recorded_once_and_told(site: Site) -> None:
+    agent = await site.agent(tokens_soft=400)
+    assert (await agent.ask()).headers.get("x-moorage-warning") is None
+    assert (await agent.iterate(1))["warnings"] == ["the soft token limit of 400 is passed (417)"]
+    told = (await agent.ask()).headers
+    assert told["x-moorage-warning"] == "the soft token limit of 400 is passed (417)"
+    await agent.iterate(2)
+    assert (await ok(await agent.http.post("/v1/self/heartbeat", json=beat())))["budget"]["warnings"]
+    (judged,) = await agent.judged()
+    (said,) = judged["validations"]
+    assert (said["constraint"], said["action"], said["reason"]) == ("tokens.soft", "WARN_CONTINUE", "SoftLimitPassed")
+
+
+@pytest.mark.rule("C7")
+async def test_0_left_is_told_as_0_and_unlimited_not_at_all(site: Site) -> None:
+    agent = await site.agent(tokens_hard=1, effects_hard=0)
+    told = (await agent.ask()).headers
+    assert (told["x-moorage-tokens-left"], told["x-moorage-effects-left"]) == ("1", "0")
+    assert "x-moorage-tool-calls-left" not in told
+    assert (await agent.iterate(1))["left"] == {"tokens": 0, "effects": 0}
+
+
+# --- custom -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C1", "C4")
+async def test_an_expression_stops_the_run_where_it_is_false(site: Site) -> None:
+    agent = await site.agent(cel("tokens < 400 || toolCalls > 0", message="use your tools"))
+    assert (await agent.ask()).status_code == 200
+    assert (await agent.iterate(1))["exhausted"] == "constraint mine: use your tools"
+    assert await agent.standing() == [("mine", "GRACEFUL_EXIT")]
+    assert (await agent.ask()).json()["error"]["message"] == "BudgetExhausted: constraint mine: use your tools"
+    await agent.tool()
+    await agent.iterate(2)
+    assert await agent.standing() == [], "it holds again"
+
+
+@pytest.mark.rule("C2", "C4")
+async def test_an_entry_point_decides_for_itself_and_ends_the_evaluation(site: Site) -> None:
+    paid = ResolvedConstraint(name="no-paid-effects", entry_point="paid")
+    agent = await site.agent(paid, cel("effects < 1", on_violation="Warn"))
+    await agent.ask()
+    await agent.post()
+    assert await agent.standing() == [("no-paid-effects", "EMERGENCY_STOP")]
+    (judged,) = await agent.judged()
+    assert [v["constraint"] for v in judged["validations"]] == ["no-paid-effects"], "nobody behind it was asked"
+
+
+@pytest.mark.rule("C4")
+async def test_an_entry_point_that_went_away_stops_what_was_admitted_with_it(site: Site) -> None:
+    agent = await site.agent(ResolvedConstraint(name="mine", entry_point="gone"))
+    answer = await agent.ask()
+    assert answer.status_code == 400
+    assert "no entry point gone" in answer.json()["error"]["message"]
+
+
+@pytest.mark.rule("C1", "S1")
+async def test_a_gateway_that_starts_again_judges_as_before(site: Site) -> None:
+    agent = await site.agent(cel("iterations < 2"), effects_hard=1)
+    await agent.post()
+    await agent.iterate(1)
+    site.gateway.restart()
+    refused(await agent.post(b"again"), 403, "BudgetExhausted")
+    await agent.iterate(2)
+    assert await agent.standing() == [("effects", "GRACEFUL_EXIT"), ("mine", "GRACEFUL_EXIT")]
