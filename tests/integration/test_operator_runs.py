@@ -265,6 +265,51 @@ async def test_suspend_holds_a_run_until_it_is_lifted(world: OperatorWorld) -> N
     await world.until_pod()
 
 
+@pytest.mark.rule("C3", "Q5", "F1")
+async def test_a_run_that_works_is_paused_and_gone_on_with_by_its_spec(world: OperatorWorld) -> None:
+    """Another run takes its slot meanwhile, and gives it back."""
+    await world.start(max_live_runs=1)
+    await world.apply_run("fix")
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.apply_run("second")
+    await world.until_phase("second", "Queued")
+    await world.api.patch(world.run_path("fix"), {"spec": {"suspend": True}})
+    await world.until_reason("fix", "Pausing")
+    await world.finish(pod, "paused")
+    await world.end_pod(pod)
+    status = await world.until_phase("fix", "Paused")
+    assert (status["reason"], truths(status)["Owned"], truths(status)["Stalled"]) == ("Suspended", "False", "False")
+    second = await world.until_pod()
+    await world.api.patch(world.run_path("fix"), {"spec": {"suspend": False}})
+    assert (await world.until_reason("fix", "Queued"))["phase"] == "Paused"
+    await world.work(second)
+    await world.end_pod(second)
+    await world.until_phase("second", "Succeeded")
+    again = await world.until_pod(epoch=2)
+    await world.work(again)
+    await world.end_pod(again)
+    status = await world.until_phase("fix", "Succeeded")
+    assert (status["attempt"], status["epoch"]) == (2, 2)
+
+
+@pytest.mark.rule("C3", "B3")
+async def test_a_limit_that_is_raised_lets_a_run_go_on_that_it_has_paused(world: OperatorWorld) -> None:
+    await world.start()
+    await world.apply_run("fix", constraints={"maxIterations": 1})
+    pod = await world.until_pod()
+    await world.work(pod, finish=False)
+    await world.finish(pod, "exhausted")
+    await world.end_pod(pod)
+    status = await world.until_phase("fix", "Paused")
+    assert (status["reason"], truths(status)["WithinBudget"]) == ("BudgetExhausted", "False")
+    await world.api.patch(world.run_path("fix"), {"spec": {"constraints": {"maxIterations": 5}}})
+    again = await world.until_pod(epoch=2)
+    await world.work(again)
+    await world.end_pod(again)
+    assert (await world.until_phase("fix", "Succeeded"))["attempt"] == 2
+
+
 async def test_what_is_over_the_cap_waits_with_its_place_and_follows(world: OperatorWorld) -> None:
     await world.start(max_live_runs=1)
     await world.apply_run("first")

@@ -164,6 +164,30 @@ async def test_tokens_of_earlier_attempts_count(drive) -> None:
     assert "Left: 300 tokens" in last_said(stand_in, 1)
 
 
+class Pausing(LocalHost):
+    """It is told to pause while its first iteration is under way."""
+
+    async def safe_point(self, *args: Any, **more: Any) -> str:
+        self.pausing.set()
+        return await super().safe_point(*args, **more)
+
+
+@pytest.mark.rule("Q5")
+@pytest.mark.parametrize(
+    ("replies", "outcome"),
+    [((Reply(tools=(ToolCall(name="bash", input={"command": "true"}),)), DONE), "paused"), ((DONE,), "completed")],
+)
+async def test_a_pause_ends_it_between_two_decisions_and_takes_back_no_end(
+    tmp_path: Path, replies: tuple[Reply, ...], outcome: str
+) -> None:
+    (tmp_path / "tree").mkdir()
+    host, stand_in = Pausing(tmp_path / "tree"), StandIn(Script(replies=replies))
+    async with listening(Starlette(routes=[Mount("/model", stand_in.app)])) as url:
+        agent = ResolvedAgent(driver="builtin", model=MODEL)
+        ended = await BuiltinDriver().run(task_for(host, agent, relay_url=url), host)
+    assert (ended.outcome, host.iterations, len(stand_in.log)) == (outcome, [1], 1)
+
+
 async def test_a_stop_before_the_first_answer_is_obeyed_at_once(tmp_path) -> None:
     (tmp_path / "tree").mkdir()
     host, stand_in = LocalHost(tmp_path / "tree"), StandIn(Script(replies=(Reply(faults=(Fault(kind="stall"),)),)))

@@ -16,6 +16,7 @@ from moorage.runner.watch import Watch
 WORK = Orders(seq=0)
 CANCEL = Orders(seq=1, stop="cancel", reason="user", grace_ms=9)
 TERMINAL = Orders(seq=2, stop="terminal")
+PAUSE = Orders(seq=1, stop="pause", reason="Command", grace_ms=300)
 
 
 def watch(beat: Callable[[Heartbeat], Awaitable[Orders]], orders: Callable[[int, int], Awaitable[Orders]]) -> Watch:
@@ -92,3 +93,12 @@ async def test_a_refusal_as_fenced_is_the_gravest_stop_and_gives_no_grace() -> N
     await run_until_stopped(made, made.long_poll())
     assert made.stop is not None
     assert (made.stop.stop, made.stop.grace_ms, made.stop.message) == ("fenced", 0, "epoch 3 is over")
+
+
+@pytest.mark.rule("Q5")
+async def test_a_pause_is_no_stop_and_a_graver_order_follows_it() -> None:
+    orders, asked = scripted(PAUSE, TERMINAL)
+    made = watch(never, orders)
+    await run_until_stopped(made, made.long_poll())
+    assert (made.pause, made.pausing.is_set(), made.stop) == (PAUSE, True, TERMINAL)
+    assert asked[:2] == [0, 1]
