@@ -306,6 +306,7 @@ async def test_a_reader_whose_rights_end_hears_no_more(tmp_path, upstream, clock
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in stream:
                     pass
+        assert gateway.deps.metrics.stream_cuts.labels("logs-stream", "denied")._value.get() == 1
 
 
 async def test_a_pruned_journal_is_a_gap_and_its_end_is_told(gateway, upstream, clock) -> None:

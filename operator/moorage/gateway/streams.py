@@ -18,7 +18,7 @@ from starlette.types import Send
 
 from moorage.api.sse import LAST_EVENT_ID, MEDIA_TYPE
 from moorage.api.streaming import Gap
-from moorage.gateway.errors import Invalid
+from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.events import Outputs, Source, any_record_event, gap_event, record_event
 from moorage.gateway.feeds import Feeds
 from moorage.gateway.gate import Gate, GatewayDeps
@@ -51,6 +51,8 @@ class EventStream(StreamingResponse):
                     reached(Point.STREAM_AFTER)
         except TimeoutError:
             self._cut("slow")
+        except Refusal:  # its token has run out, or its right; it may come back with another one
+            self._cut("denied")
         except CUTS:
             self._cut("failed")
         else:
