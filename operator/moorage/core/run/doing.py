@@ -36,4 +36,5 @@ def _working(s: RunState, *, asking: bool) -> str:
         return f"agent {s.agent_end.outcome}"
     if asking:
         return "asks its model"
-    return f"{len(s.open_effects)} effects under way" if s.open_effects else "works"
+    count = len(s.open_effects)
+    return f"{count} effect{'s' if count > 1 else ''} under way" if count else "works"
