@@ -35,8 +35,8 @@ def programs(
 @app.command()
 def agents(more: With = None) -> None:
     """Have npm bring the programs of the real agents into the cache, where they are missing."""
-    for image in (*images_.AGENT_IMAGES, *_asked(more)):
-        npm.installed(image.folder, cache_root(), Console())
+    for agent in dict.fromkeys((*npm.TESTED, *(image.folder for image in _asked(more)))):
+        npm.installed(agent, cache_root(), Console())
 
 
 @app.command()

@@ -67,7 +67,7 @@ AGENT_IMAGES = (
     Image("codex", local_name("sandbox-codex"), base="base"),
     Image("pi", local_name("sandbox-pi"), base="base"),
 )
-ASKED_IMAGES = (  # only by request: a licence that isn't open, or more than a test run should have to fetch
+ASKED_IMAGES = (  # by request only: a licence that isn't an open one, or no need of a whole image in each test run
     Image("claude-code", local_name("sandbox-claude-code"), base="base"),
     Image("opencode", local_name("sandbox-opencode"), base="base"),
 )

@@ -18,6 +18,7 @@ from e2e.cluster.paths import CHECKOUT
 from e2e.cluster.shell import run, run_logged
 
 FOLDER = CHECKOUT / "sandbox-images"
+TESTED = ("codex", "opencode", "pi")  # that `make test` drives: their licences are open ones
 LOCK = "package-lock.json"
 OLDEST = 9  # npm installs from lock files that name no registry since late in 8
 _INSTALL = ("npm", "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")

@@ -11,8 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from e2e.cluster.console import Console
-from e2e.cluster.images import ASKED_IMAGES
-from e2e.cluster.npm import installed, present
+from e2e.cluster.npm import TESTED, installed, present
 from e2e.cluster.paths import cache_root
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.runner.relay import Relay
@@ -65,7 +64,7 @@ def path_with(agent: str, folder: Path) -> str:
 
     One that comes by request only is skipped unless it has been asked for.
     """
-    if agent in {image.folder for image in ASKED_IMAGES} and not present(agent, cache_root()):
+    if agent not in TESTED and not present(agent, cache_root()):
         pytest.skip(f"python -m e2e.cluster agents --with {agent} brings it; docs/not-run-here.md says why only then")
     modules = installed(agent, cache_root(), Console())
     folder.mkdir(exist_ok=True)
