@@ -281,3 +281,33 @@ async def test_a_fenced_agent_decides_nothing_more(make):
     assert json.loads(sandbox.log.read_text())["reason"] == "Fenced"
     assert sandbox.left() == []
     assert len(world.model.log) == 1
+
+
+@pytest.mark.rule("B2", "B3")
+@pytest.mark.parametrize("most", [2, 0])
+async def test_no_tool_is_called_beyond_its_limit(make, most):
+    both = (ToolCall(name="bash", input={"command": "echo . >> dots"}),) * 2
+    world = await make(*[Reply(tools=both, usage=USAGE)] * 4, DONE)
+    run = await world.admit(limits=ResolvedLimits(tool_calls_hard=most))
+    sandbox = await run.start()
+    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    state = await run.state()
+    assert state["usage"]["tool_calls"] == most
+    assert [(v["constraint"], v["action"]) for v in state["violations"]] == [("toolCalls", "GRACEFUL_EXIT")]
+    assert (state["pause"]["reason"], state["pause"]["limit"]) == ("BudgetExhausted", "tool_calls_hard")
+    dots = sandbox.tree / "dots"
+    assert (dots.read_text() if dots.exists() else "") == ".\n" * most
+
+
+@pytest.mark.rule("C7")
+async def test_the_file_says_what_is_left_of_all_that_is_limited(make):
+    look = "cat $MOORAGE_REMAINING_FILE > seen.json"
+    world = await make(bash(look), DONE)
+    run = await world.admit(limits=ResolvedLimits(tool_calls_hard=3, effects_hard=0, wall_clock_ms=3_600_000))
+    sandbox = await run.start()
+    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    seen = json.loads((sandbox.tree / "seen.json").read_text())
+    assert (seen["tool_calls"], seen["effects"], seen["tokens"], seen["exhausted"]) == (2, 0, None, None)
+    assert seen["ends_at"] is not None
+    left = json.loads((sandbox.tree.parent / ".moorage" / "agent" / "remaining.json").read_text())
+    assert left["tool_calls"] == 2

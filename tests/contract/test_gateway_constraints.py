@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, checkpoint, ok, refused, resolved
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, checkpoint, ok, refused, resolved, told
 from tests.model_place import ANTHROPIC, MODEL, PRICES, REPLY
 
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
@@ -48,6 +48,7 @@ class Agent:
     operator: Operator
     http: httpx.AsyncClient
     calls: int = 0
+    epoch: int = 1
 
     async def ask(self) -> httpx.Response:
         return await self.http.post(ANTHROPIC.path, json=ANTHROPIC.ask())
@@ -68,12 +69,26 @@ class Agent:
     async def tell(self, kind: str) -> dict[str, Any]:
         call = f"1.{self.calls}"
         record = {"record_id": f"{kind}:{call}", "type": kind, "payload": {"tool": "bash"}, "tool_call_id": call}
-        body = {"epoch": 1, "records": [record | {"recorded_at": 7, "turn": 1}]}
+        body = {"epoch": self.epoch, "records": [record | {"recorded_at": 7, "turn": 1}]}
         return (await ok(await self.http.post("/v1/self/records", json=body)))["budget"]
 
     async def iterate(self, iteration: int, **more: Any) -> dict[str, Any]:
-        answer = await self.http.post("/v1/self/checkpoint", json=checkpoint(iteration, None) | more)
+        answer = await self.http.post("/v1/self/checkpoint", json=checkpoint(iteration, None, self.epoch) | more)
         return (await ok(answer))["budget"]
+
+    async def resumed(self, raised: dict[str, int] | None = None) -> "Agent":
+        """Paused, let go on by a person or by a raise, and at work again in its next attempt."""
+        op = self.operator
+        await ok(await op.report(1, "PAUSED", {}))
+        if raised:
+            await ok(await op.report(1, "LIMITS_RAISED", {"limits": raised, "by": "spec"}))
+        await ok(await op.report(1, "RESUMED", {}))
+        await ok(await op.fence(2))
+        await op.register("p2", 2)
+        runner = op.gateway.sandbox("p2", "team-a")
+        await ok(await runner.get("/v1/self"))
+        await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {}, epoch=2)))
+        return Agent(op, runner, calls=self.calls, epoch=2)
 
     async def judged(self) -> list[Any]:
         return [r.payload for r in await self.operator.records() if r.type == "CONSTRAINT_EVALUATED"]
@@ -186,8 +201,8 @@ async def test_bytes_to_and_from_hosts_are_counted_and_limited(site: Site) -> No
 @pytest.mark.rule("B3", "C7")
 async def test_tool_calls_are_counted_and_one_more_stops_the_run(site: Site) -> None:
     agent = await site.agent(tool_calls_hard=2)
-    told = [await agent.tool() for _ in range(2)]
-    assert [budget["exhausted"] for budget in told] == [None, None]
+    budgets = [await agent.tool() for _ in range(2)]
+    assert [budget["exhausted"] for budget in budgets] == [None, None]
     assert (await agent.iterate(1))["left"] == {"toolCalls": 0}
     budget = await agent.tool()
     assert budget["exhausted"] == "the run's tool call limit of 2 is used up (2)"
@@ -242,8 +257,8 @@ async def test_a_soft_limit_is_recorded_once_and_told(site: Site) -> None:
     agent = await site.agent(tokens_soft=400)
     assert (await agent.ask()).headers.get("x-moorage-warning") is None
     assert (await agent.iterate(1))["warnings"] == ["the soft token limit of 400 is passed (417)"]
-    told = (await agent.ask()).headers
-    assert told["x-moorage-warning"] == "the soft token limit of 400 is passed (417)"
+    headers = (await agent.ask()).headers
+    assert headers["x-moorage-warning"] == "the soft token limit of 400 is passed (417)"
     await agent.iterate(2)
     assert (await ok(await agent.http.post("/v1/self/heartbeat", json=beat())))["budget"]["warnings"]
     (judged,) = await agent.judged()
@@ -254,9 +269,9 @@ async def test_a_soft_limit_is_recorded_once_and_told(site: Site) -> None:
 @pytest.mark.rule("C7")
 async def test_0_left_is_told_as_0_and_unlimited_not_at_all(site: Site) -> None:
     agent = await site.agent(tokens_hard=1, effects_hard=0)
-    told = (await agent.ask()).headers
-    assert (told["x-moorage-tokens-left"], told["x-moorage-effects-left"]) == ("1", "0")
-    assert "x-moorage-tool-calls-left" not in told
+    headers = (await agent.ask()).headers
+    assert (headers["x-moorage-tokens-left"], headers["x-moorage-effects-left"]) == ("1", "0")
+    assert "x-moorage-tool-calls-left" not in headers
     assert (await agent.iterate(1))["left"] == {"tokens": 0, "effects": 0}
 
 
@@ -273,6 +288,41 @@ async def test_an_expression_stops_the_run_where_it_is_false(site: Site) -> None
     await agent.tool()
     await agent.iterate(2)
     assert await agent.standing() == [], "it holds again"
+
+
+@pytest.mark.rule("C3")
+async def test_who_lets_the_run_go_on_waives_what_stopped_it(site: Site) -> None:
+    agent = await site.agent(cel("iterations < 1"))
+    await agent.iterate(1)
+    pause = (await agent.operator.state())["pause"]
+    assert (pause["reason"], pause["message"]) == ("Constraint", "constraint mine: iterations < 1 is false")
+    agent = await agent.resumed()
+    assert await agent.standing() == [("mine", "WARN_CONTINUE")]
+    assert (await agent.ask()).status_code == 200
+    budget = await agent.iterate(2)
+    assert (budget["exhausted"], budget["warnings"]) == (None, ["constraint mine: iterations < 1 is false"])
+    assert len(await agent.judged()) == 1
+
+
+@pytest.mark.rule("C3", "B3")
+async def test_a_limit_that_is_raised_is_no_violation_any_more(site: Site) -> None:
+    agent = await site.agent(effects_hard=1)
+    await agent.post()
+    refused(await agent.post(b"again"), 403, "BudgetExhausted")
+    assert (await agent.operator.state())["pause"]["limit"] == "effects_hard"
+    agent = await agent.resumed({"effects_hard": 2})
+    assert await agent.standing() == []
+    assert (await agent.post(b"again")).status_code == 201
+    refused(await agent.post(b"and again"), 403, "BudgetExhausted")
+
+
+@pytest.mark.rule("C2", "C3")
+async def test_an_emergency_waits_for_no_safe_point(site: Site) -> None:
+    agent = await site.agent(cel("toolCalls < 1", on_violation="EmergencyStop"))
+    await agent.tool()
+    assert (await agent.operator.state())["pause"] is None, "it was judged as the call was asked for"
+    await agent.tool()
+    assert (await agent.operator.state())["pause"]["kill"] is True
 
 
 @pytest.mark.rule("C2", "C4")
