@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedTimeouts
 from moorage.core.run.state import PauseReason
 from moorage.gateway.pausing import Pauses
@@ -160,3 +161,37 @@ async def test_a_gateway_that_is_away_while_a_run_pauses_hears_of_it_when_it_is_
     await world.restart_gateway()
     assert await sandbox.ended(within_s=90) == 0
     assert (await end_of(run))["outcome"] == "paused"
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize("native", [True, False], ids=["builtin", "command"])
+async def test_a_limit_that_is_raised_while_an_agent_works_is_no_limit_to_it(world: World, native: bool):
+    """Neither stops at the one iteration that it was told of at its start."""
+    ticks = f"{ITERATION}; until test -e ~/go; do sleep 0.05; done; echo 1 > b.txt; {ITERATION}"
+    command = () if native else ("sh", "-euc", f"touch ~/begun; {ticks}")
+    run = await world.admit(command=command, limits=ResolvedLimits(max_iterations=1))
+    sandbox = await run.start()
+    await there(home(run) / "begun")
+    await run.report("LIMITS_RAISED", {"limits": {"max_iterations": 5}, "by": "spec"})
+    if not native:
+        await run.until("ITERATION_COMPLETE")
+    await heartbeat(run)
+    (home(run) / "go").touch()
+    assert await sandbox.ended() == 0
+    state = await run.state()
+    assert (state["agent_end"]["outcome"], state["iteration"], state["pause"]) == ("completed", 2, None)
+
+
+async def heartbeat(run: Run) -> None:
+    """Wait until the runner has heard of the raise: it sends its next heartbeat once the last one is answered."""
+    seen = {(await heard(run))}
+    async with asyncio.timeout(60):
+        while len(seen) < 3:
+            seen.add(await heard(run))
+            await asyncio.sleep(0.05)
+
+
+async def heard(run: Run) -> int:
+    """When the gateway last heard of it."""
+    beat = (await run.call("GET", ""))["heartbeat"]
+    return beat["heard_at"] if beat else 0

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from moorage.api.budget import ResolvedLimits
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.continuation.loops import Finding
-from moorage.drivers.limits import spent
+from moorage.drivers.limits import raised, spent
 from moorage.drivers.port import Child, Held, Host, Outcome, Task
 
 READ = 64 * 1024
@@ -96,7 +96,8 @@ class Iterations:
             raise Spent(why)
 
     def _spent(self) -> str | None:
-        return spent(ResolvedLimits(max_iterations=self._limit), self._used, 0)
+        limits = raised(ResolvedLimits(max_iterations=self._limit), self._host.budget)
+        return spent(limits, self._used, 0)
 
     async def complete(
         self,

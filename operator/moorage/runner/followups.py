@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide
 from moorage.core.continuation.decisions import Escalate, Nudge, Pass, Terminate
-from moorage.drivers.limits import spent
+from moorage.drivers.limits import raised, spent
 from moorage.drivers.port import EndCheck, Kind, Outcome, Task
 from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT, STEERED
 from moorage.runner.host import RunnerHost
@@ -106,4 +106,4 @@ class FollowUps:
         )
 
     def _spent(self) -> str | None:
-        return spent(self._limits, *self._host.used)
+        return spent(raised(self._limits, self._host.budget), *self._host.used)

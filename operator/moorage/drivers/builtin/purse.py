@@ -11,7 +11,7 @@ from moorage.core.constraints.limits import COST, DIMENSIONS, ITERATIONS, TOKENS
 from moorage.core.models.usage import total
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer
-from moorage.drivers.limits import spent
+from moorage.drivers.limits import raised, spent
 from moorage.drivers.port import Host
 
 FEW_ITERATIONS = 3
@@ -35,7 +35,11 @@ class Purse:
 
     def spent(self) -> str | None:
         """Why there is no further decision; None while there may be one."""
-        return self.host.budget.exhausted or spent(self.limits, self.done, self.tokens)
+        return self.host.budget.exhausted or spent(self._limits, self.done, self.tokens)
+
+    @property
+    def _limits(self) -> ResolvedLimits:
+        return raised(self.limits, self.host.budget)
 
     def warnings(self) -> Iterator[str]:
         """For the model: each soft limit and constraint once, and what is left wherever that is little."""
@@ -49,7 +53,7 @@ class Purse:
     def _short(self) -> Iterator[tuple[str, str]]:
         for name, left in self._left().items():
             of = DIMENSIONS[name]
-            most, soft = of.hard(self.limits) or 0, of.soft(self.limits)
+            most, soft = of.hard(self._limits) or 0, of.soft(self._limits)
             few = left <= FEW_ITERATIONS if of is ITERATIONS else left <= most * SHORT
             if few or (soft is not None and most - left >= soft):
                 yield ("dollars", dollars(left)) if name == COST.name else (UNITS.get(name, name), str(left))
@@ -57,8 +61,8 @@ class Purse:
     def _left(self) -> dict[str, int]:
         """By our own count where there is one, since that is fresher."""
         left = {name: left for name, left in self.host.budget.left.items() if name in DIMENSIONS}
-        if (most := self.limits.max_iterations) is not None:
+        if (most := self._limits.max_iterations) is not None:
             left[ITERATIONS.name] = max(0, most - self.done)
-        if (most := self.limits.tokens_hard) is not None:
+        if (most := self._limits.tokens_hard) is not None:
             left[TOKENS.name] = max(0, most - self.tokens)
         return left
