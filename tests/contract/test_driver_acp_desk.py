@@ -235,6 +235,19 @@ for_ever()
     assert stage.left() == []
 
 
+async def test_one_that_asks_and_asks_and_hears_no_answer_can_be_stopped(stage: Stage) -> None:
+    script = """
+begin()
+params = {"sessionId": "s", "toolCall": {"toolCallId": "a"}, "options": []}
+ask = {"jsonrpc": "2.0", "id": "x" * 4096, "method": "session/request_permission", "params": params}
+for _ in range(50): say(json.dumps(ask))
+keep("begun", "")  # by now its stdin holds no more of our answers
+while True: say(json.dumps(ask))
+"""
+    assert (await stage.played_until("begun", script)).outcome == "cancelled"
+    assert stage.left() == []
+
+
 async def test_names_of_the_models_door_are_filled_in(stage: Stage) -> None:
     given = stage.subject.agent("")
     filled = given.model_copy(update={"args": ("--url=$(MOORAGE_MODEL_URL)", "$(MOORAGE_MODEL)", "$(NOBODYS)", "$$")})
