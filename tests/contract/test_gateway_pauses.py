@@ -63,7 +63,9 @@ async def test_a_raised_limit_counts_at_the_model_door_at_once_and_in_the_next_a
     await ok(await operator.report(1, "RESUMED", {"reason": "x"}))
     await ok(await operator.fence(2))
     await operator.register("p2", 2)
-    limits = (await ok(await place.client("p2").get("/v1/self")))["limits"]
+    assignment = await ok(await place.client("p2").get("/v1/self"))
+    limits = assignment["limits"]
+    assert "it was paused, and goes on" in assignment["handoff"]
     assert (limits["tokens_hard"], limits["max_iterations"], limits["cost_hard_micros"]) == (2 * USED, 3, None)
     assert (await operator.state())["usage"]["output_tokens"] == 600
 

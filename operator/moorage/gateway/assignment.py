@@ -241,7 +241,7 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
         lines.append(f"The worktree is at checkpoint {point.commit} of iteration {point.iteration}: go on from there.")
     else:
         lines.append("No checkpoint was taken: the worktree is at its base, start from the beginning.")
-    if state.last_loss:
+    if state.last_loss and not _paused(state):
         lines.append(f"The last attempt ended with {state.last_loss.reason}: {state.last_loss.message[:300]}")
     if state.drift:
         last = drift_ref(run.uid, state.epoch)
@@ -260,8 +260,15 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
 
 def _before(state: RunState) -> str:
     """Why there is another attempt."""
+    if _paused(state):
+        return "it was paused, and goes on"
     reworks = state.last_loss is not None and state.last_loss.reason == REWORK
     return "what the last one proposed was not accepted" if reworks else "an earlier one was interrupted"
+
+
+def _paused(state: RunState) -> bool:
+    """The last attempt wasn't lost: it was stopped on purpose."""
+    return state.pauses > 0 and (state.last_loss is None or state.last_loss.epoch < state.epoch - 1)
 
 
 def _failing_evidence(rejected: Rejected, output: str) -> list[str]:
