@@ -1,13 +1,16 @@
 """How the programs of real agents get into the cache and into images; npm is a script that notes what it is told."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from e2e.cluster import images, npm
+from e2e.cluster.__main__ import app
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 
@@ -85,3 +88,27 @@ def test_an_agents_image_has_what_it_stands_on_brought_to_the_engine_first(put_n
         scratch.mkdir()
         images._Build(agent, builder, tmp_path / "cache").archive(below, scratch, Console())
     assert builder.asked == [("stand on", "base-0123456789abcdef.tar"), (f"build on {below.name}", agent.name)]
+
+
+def test_what_make_test_drives_is_installed_and_more_only_by_request(put_npm: Put, monkeypatch, tmp_path: Path) -> None:
+    told = put_npm("11.19.1")
+    monkeypatch.setenv("MOORAGE_CACHE", str(tmp_path / "cache"))
+    runner = CliRunner()
+    assert runner.invoke(app, ["agents"]).exit_code == 0
+    assert len(told.read_text().splitlines()) == len(npm.TESTED)
+    assert not npm.present("claude-code", tmp_path / "cache")
+    for _ in range(2):
+        assert runner.invoke(app, ["agents", "--with", "claude-code"]).exit_code == 0
+    assert len(told.read_text().splitlines()) == len(npm.TESTED) + 1
+    assert npm.present("claude-code", tmp_path / "cache")
+    refused = runner.invoke(app, ["agents", "--with", "claude"])
+    assert isinstance(refused.exception, HarnessError)
+    assert "claude-code, opencode" in str(refused.exception)
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "codex", "opencode"])
+def test_an_agent_has_one_program_for_each_machine_also_by_an_npm_that_reads_no_libc(agent: str) -> None:
+    """The Containerfiles find it by a pattern; npm 9 takes packages for any C library."""
+    packages = json.loads((npm.FOLDER / agent / npm.LOCK).read_text())["packages"]
+    machines = [cpu for entry in packages.values() if "linux" in entry.get("os", ()) for cpu in entry["cpu"]]
+    assert sorted(machines) == ["arm64", "x64"]
