@@ -6,9 +6,11 @@ import pytest
 from tests.property.run_world import BASE, HEAD, T, World, a_spec
 from tests.run_plans import records, running, started
 
+from moorage.api.meta import get_condition
 from moorage.api.wire import ResolvedLimits
 from moorage.core.recovery.replays import state_hash
 from moorage.core.run import actions as a
+from moorage.core.run.conditions import conditions
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState
@@ -173,3 +175,13 @@ def test_a_state_that_knows_nothing_of_rounds_has_its_hash() -> None:
     world = started()
     assert (world.state.rounds, world.state.rejected, world.state.failing) == (0, None, ())
     assert a_spec().acceptance_rounds == 0, "a run of an older version has none"
+
+
+def test_people_see_that_it_was_not_accepted_and_goes_on() -> None:
+    world = going()
+    rejected(world)
+    next_attempt(world)
+    accepted = get_condition(conditions(world.observed(), world.plan(), "Running", ()), "Accepted")
+    assert accepted
+    assert (accepted.status, accepted.reason) == ("False", "AcceptanceFailed")
+    assert accepted.message == f"not on {HEAD}; attempt 2 of 3 at it goes on from there"
