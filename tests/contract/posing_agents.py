@@ -67,6 +67,8 @@ def hear():
             answer(told["id"], {"protocolVersion": 1, "agentCapabilities": {}})
         if told.get("method") == "session/new":
             answer(told["id"], {"sessionId": "s"})
+        if told.get("method") == "session/cancel":
+            answer(prompt, {"stopReason": "cancelled"})
         if told.get("method") == "session/prompt":
             prompt = told["id"]
             return told["params"]["prompt"][0]["text"]

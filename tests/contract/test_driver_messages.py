@@ -49,7 +49,7 @@ async def commanded(world: World, root: Path, **changes: Any) -> Run:
 
 
 @pytest.mark.rule("M3")
-@pytest.mark.parametrize("name", ["builtin", "claude-code", "codex", "pi"])
+@pytest.mark.parametrize("name", ["builtin", "claude-code", "codex", "opencode", "pi"])
 async def test_an_agent_hears_both_in_its_conversation_each_in_its_place(tmp_path: Path, name: str) -> None:
     real = name != "builtin"
     script = Script(replies=(first_call(name if real else "pi", tmp_path), DONE))

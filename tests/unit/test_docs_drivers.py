@@ -97,14 +97,9 @@ def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
 def test_guarantees_are_those_that_the_drivers_declare() -> None:
     assert load("command").guarantees == CommandDriver.guarantees
     assert (load("command").guarantees.safe_points, load("builtin").guarantees.safe_points) == ("end", "iterations")
-    assert [name for name in known() if load(name).guarantees.steer] == ["builtin", "claude-code", "codex", "pi"]
-    assert [name for name in known() if load(name).guarantees.follow_up] == [
-        "acp",
-        "builtin",
-        "claude-code",
-        "codex",
-        "pi",
-    ]
+    able = ["acp", "builtin", "claude-code", "codex", "pi"]
+    assert [name for name in known() if load(name).guarantees.steer] == able
+    assert [name for name in known() if load(name).guarantees.follow_up] == able
     told = Guarantees(safe_points="iterations", resume="session", native_usage=True, steer=True, follow_up=True)
     for name, page in (("claude-code", CLAUDE_CODE), ("codex", CODEX), ("pi", PI)):
         guarantees = load(name).guarantees

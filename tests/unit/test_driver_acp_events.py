@@ -128,6 +128,16 @@ def test_words_without_an_end_are_told_in_parts() -> None:
     assert told >= 3 * 64 * 1024
 
 
+@pytest.mark.parametrize("answer", [{"result": {"stopReason": "cancelled"}}, {"error": {"message": "aborted"}}])
+def test_a_turn_that_was_cancelled_for_a_message_goes_on_with_it(answer: Mapping[str, Any]) -> None:
+    events = prompting()
+    assert json.loads(events.steer("Use tabs."))["method"] == "session/cancel"
+    facts = events.facts({"id": 3, **answer})
+    assert without_words(facts) == [Reply]
+    assert reply(facts)["params"]["prompt"][0]["text"] == "Use tabs."
+    assert without_words(events.facts({"id": 4, "result": {"stopReason": "end_turn"}})) == [Settled, Ended]
+
+
 @pytest.mark.parametrize("reason", ["max_tokens", "max_turn_requests", "refusal", "cancelled", "", "new", None, 7])
 def test_any_other_reason_to_stop_is_no_success(reason: object) -> None:
     *_, last = prompting().facts({"id": 3, "result": {"stopReason": reason}}) or ()

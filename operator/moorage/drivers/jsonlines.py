@@ -61,18 +61,20 @@ OVERLAP = 128  # bytes of stderr that are looked at twice, since what is sought 
 TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
 REFUSED = re.compile(r"\b401\b|authentication_error", re.IGNORECASE)  # in a failure's own words
 UNAUTHORIZED = re.compile(rb"\b401\b[^\n]{0,40}(unauthori[sz]ed|authenticat)|authentication_error", re.IGNORECASE)
+STEERED_WHY = "the turn is interrupted: a person has something to say first"
 SPENT = "BudgetExhausted"  # how the model door's refusal begins
 
 
 @dataclass(frozen=True)
 class Speech:
     """How a program is spoken to, whose stdin stays open until its last word. `message` makes what it reads of words of
-    a person's (M3), `steers`: also while it works; `goodbye` is what it hears before it is stopped; `server` makes what
-    serves it.
+    a person's (M3), `steer` the same while it works, which with `interrupts` ends its turn: no decision follows before
+    the words. `goodbye` is what it hears before it is stopped; `server` makes what serves it.
     """
 
     message: Callable[[str], bytes] | None = None
-    steers: bool = False
+    steer: Callable[[str], bytes] | None = None
+    interrupts: bool = False
     goodbye: Callable[[], bytes] = bytes
     server: Callable[[Child], Server] | None = None
 
@@ -246,8 +248,8 @@ class AgentListener:
             await self._complete(more=False)
         elif not self._asks:
             await self._go_on()
-        if fact.more and self._line is not None and self._line.speech.steers:
-            await self._pass_on(self._line, "Steer")
+        if fact.more and not (self._asks and self._interrupts):
+            await self._steered()
 
     async def _go_on(self, held: Held | None = None, *, conversation: bool = True) -> None:
         """A safe point, after which another decision follows if it may."""
@@ -259,18 +261,33 @@ class AgentListener:
     async def _ended(self, fact: Ended) -> None:
         """The last word, unless a person has more to say to an agent that is content."""
         content = fact.failure is None and not self._refused and self.iterations.left
-        if content and self._line is not None and await self._pass_on(self._line, "Steer", "FollowUp", fresh=True):
+        if content and await self._talked_on():
             return
         self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
         self.final.set()
 
-    async def _pass_on(self, line: Line, *kinds: Kind, fresh: bool = False) -> bool:
-        """M3: say what people have to say. Whether there was anything."""
-        if line.speech.message is None:
+    @property
+    def _interrupts(self) -> bool:
+        return self._line is not None and self._line.speech.interrupts
+
+    async def _steered(self) -> bool:
+        """M3: say what people have to say to an agent that works. Whether there was anything."""
+        return self._line is not None and await self._pass_on(self._line, self._line.speech.steer, "Steer")
+
+    async def _talked_on(self) -> bool:
+        """The same to one that has stopped."""
+        if self._line is None:
+            return False
+        return await self._pass_on(self._line, self._line.speech.message, "Steer", "FollowUp", fresh=True)
+
+    async def _pass_on(
+        self, line: Line, words: Callable[[str], bytes] | None, *kinds: Kind, fresh: bool = False
+    ) -> bool:
+        if words is None:
             return False
         said = await self._host.messages.take(*kinds, turn=self.iterations.next, fresh=fresh)
         if said:
-            await line.say(line.speech.message("\n\n".join(message.text for message in said)))
+            await line.say(words("\n\n".join(message.text for message in said)))
         return bool(said)
 
     # --- safe points --------------------------------------------------------------------------------------------------
@@ -280,13 +297,14 @@ class AgentListener:
         async for request in self._requests:
             if self._host.stopping.is_set():
                 refuse(request, "Stopping", STOPPING)
+            elif await self._before(request) and self._interrupts and await self._steered():
+                refuse(request, "Steered", STEERED_WHY)
             else:
-                await self._before(request)
                 request.pass_on()
 
-    async def _before(self, request: Held) -> None:
+    async def _before(self, request: Held) -> bool:
         """Take a safe point where the request carries a result for the first time, or where nobody can tell and a call
-        is over.
+        is over. Whether one was taken.
         """
         results = carried(request)
         self._asks = self._asks or decides(request)
@@ -294,10 +312,12 @@ class AgentListener:
         calls = {each.call for each in fresh}
         within = self._launch.nested and bool(self._open.keys() - calls)
         begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
-        if (fresh and begun and not within) or (results is None and self._heard):
+        ends = bool(fresh and begun and not within) or bool(results is None and self._heard)
+        if ends:
             agrees = await self._caught_up(fresh)
             await self._go_on(request, conversation=agrees and results is not None)
         self._seen |= calls
+        return ends
 
     async def _complete(self, *, more: bool, held: Held | None = None, conversation: bool = True) -> None:
         usage, self._usage = self._usage, {}

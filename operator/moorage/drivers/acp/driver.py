@@ -19,7 +19,7 @@ class AcpDriver:
     """Driver `acp`."""
 
     name = "acp"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=False, steer=False, follow_up=True)
+    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=False, steer=True, follow_up=True)
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Lead the agent until its turn is over, a limit is reached, or we are told to stop."""
@@ -34,7 +34,13 @@ class AcpDriver:
             stdin=events.hello(),
             dialect=events,
             remember=conversation.remember,
-            speech=Speech(message=events.prompt, goodbye=events.goodbye, server=partial(_desk, task, host, env)),
+            speech=Speech(
+                message=events.prompt,
+                steer=events.steer,
+                interrupts=True,
+                goodbye=events.goodbye,
+                server=partial(_desk, task, host, env),
+            ),
             final_grace_s=FINAL_GRACE_S,
         )
         return await drive(task, host, launch)

@@ -50,7 +50,7 @@ class AcpEvents:
         self._opening, self._earlier, self._session = opening, session, ""
         self._calls, self._words = Calls(), ""
         self._prompts = FIRST_PROMPT - 1  # the number of the last one
-        self._prompting = False
+        self._prompting, self._more = False, ""
         self._answers: Mapping[int, Callable[[Mapping[str, Any]], Sequence[Fact]]] = {
             HELLO: self._greeted,
             LOAD: lambda _: self._begun(self._earlier or "", resumed=True),
@@ -65,6 +65,11 @@ class AcpEvents:
     def goodbye(self) -> bytes:
         """What is said where it is told to stop."""
         return rpc.notification("session/cancel", {"sessionId": self._session}) if self._prompting else b""
+
+    def steer(self, words: str) -> bytes:
+        """Words of the user's for an agent that works: its turn is cancelled, and they are the next prompt."""
+        self._more = words
+        return self.goodbye()
 
     def prompt(self, words: str) -> bytes:
         """Words of the user's, once it has answered the last ones."""
@@ -123,6 +128,9 @@ class AcpEvents:
     def _answered(self, number: rpc.Id | None, event: Mapping[str, Any]) -> Sequence[Fact] | None:
         if number == LOAD and "error" in event:
             return self._anew()
+        if number == self._prompts and self._prompting and self._more:
+            more, self._more = self._more, ""
+            return [*self._spoken(), *self._calls.drop(), Reply(self.prompt(more))]
         if number in self._answers or (number == self._prompts and self._prompting):
             if "error" in event:
                 return [*self._spoken(), Ended(_failure(mapping(event.get("error"))))]

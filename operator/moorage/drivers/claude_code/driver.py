@@ -64,7 +64,7 @@ def _launch(task: Task, model: str) -> Launch:
         dialect=ClaudeCodeEvents(),
         remember=conversation.remember,
         results=transcript.results,
-        speech=Speech(message=user, steers=True),
+        speech=Speech(message=user, steer=user),
         nested=True,
     )
 
