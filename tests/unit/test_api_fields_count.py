@@ -39,7 +39,6 @@ READ_ELSEWHERE = {
     "suspend": "controller/gather.py",
     "cancel": "controller/gather.py",
     "scheduling.class": "controller/roll.py",
-    "approvals": "api/agentrun.py",  # refused by the schema unless empty
     "scheduling.preemptible": "api/agentrun.py",  # a leave that this version doesn't take, and says so
     "goalFrom": "controller/gather.py",
     "workspaceRef": "controller/gather.py",
@@ -57,6 +56,10 @@ def agent(**change: Any) -> dict[str, Any]:
 
 def builtin(**change: Any) -> dict[str, Any]:
     return {"agent": {"driver": "builtin", "model": MODEL} | change}
+
+
+def approvals(**change: Any) -> dict[str, Any]:
+    return {**builtin(), "delivery": {}, "approvals": [{"name": "a", "before": "Delivery"} | change]}
 
 
 def egress(**change: Any) -> dict[str, Any]:
@@ -149,10 +152,15 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "retention.ttlAfterFinished": {"retention": {"ttlAfterFinished": "9h"}},
     "retention.keepWorktree": {"retention": {"keepWorktree": "Never"}},
     "retention.deleteObject": {"retention": {"deleteObject": True}},
+    "approvals.name": approvals(name="b"),
+    "approvals.before": approvals(before="ToolCall"),
+    "approvals.tools": approvals(before="ToolCall", tools=["bash"]),
+    "approvals.rejectAfter": approvals(rejectAfter="9h"),
     "parentRef.name": {"parentRef": {"name": "a"}},
     "continueFrom.name": {"continueFrom": {"name": "a"}},
 }
 BESIDE = {
+    "approvals.": approvals(),
     "agent.model.": agent(model=MODEL),
     "agent.continuation.checkRounds": builtin(),
     "agent.continuation.nudges": builtin(),

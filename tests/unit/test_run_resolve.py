@@ -96,6 +96,13 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
         ),
         ({"agent": {"driver": "nobody"}}, {}, "UnknownDriver", "builtin, codex, command", True),
         (
+            {"approvals": [{"name": "shell", "before": "ToolCall"}]},
+            {},
+            "ApprovalNotEnforceable",
+            "doesn't ask before its tool calls; builtin does",
+            True,
+        ),
+        (
             {"sandbox": {"runtimeClassName": "kata"}},
             {"runtime_classes": frozenset({"gvisor"})},
             "RuntimeClassNotFound",

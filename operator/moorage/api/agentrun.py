@@ -23,7 +23,7 @@ from moorage.api.meta import (
 )
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
-from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
+from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching
 from moorage.api.transitions import raised_duration, raised_number, raised_quantity, unchanged, unchanged_at
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
@@ -155,11 +155,39 @@ class Timeouts(Fields):
     )
 
 
+ToolPattern = Annotated[
+    str,
+    Field(max_length=128),
+    matching("[-A-Za-z0-9_.*]+", "must be the name of a tool, with * for any part of it"),
+]
+
+
 class Approval(Fields):
     """Something that a person must allow first."""
 
     name: Label = Field(description="Name of the approval; unique in the run.")
-    before: Literal["Delivery", "ToolCall"] = Field(description="What waits for it: Delivery or ToolCall.")
+    before: Literal["Delivery", "ToolCall"] = Field(
+        description="What waits for it: Delivery (the result, once it is verified) or ToolCall (a call of the agent's,"
+        " for drivers that ask before each: builtin)."
+    )
+    tools: Annotated[tuple[ToolPattern, ...], Field(min_length=1, max_length=32)] | None = Field(
+        default=None,
+        description="ToolCall: names of tools, * for any part of one, such as bash or write*. Default: all.",
+    )
+    reject_after: Duration | None = Field(
+        default=None,
+        description="How long it waits for an answer; then it is refused. Left out: it waits, and costs nothing"
+        " meanwhile; scheduling.deadline ends the run all the same.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "tools are for approvals before ToolCall",
+            "self.before == 'ToolCall' || !has(self.tools)",
+            lambda approval: approval.before == "ToolCall" or approval.tools is None,
+            field="tools",
+        ),
+    )
 
 
 class Recovery(Fields):
@@ -247,14 +275,13 @@ class AgentRunSpec(Fields):
             tuple[Approval, ...],
             Field(max_length=16),
             KeyedBy("name"),
-            Rule(
-                "approvals aren't enforced by this version, so none can be asked for: leave approvals out",
-                "self.size() == 0",
-                lambda approvals: not approvals,
-            ),
         ]
         | None
-    ) = Field(default=None, description="What a person must allow first. Not enforced yet, and refused unless empty.")
+    ) = Field(
+        default=None,
+        description="What a person must allow first, by a RunCommand Approve or Reject; who may is RBAC on"
+        " agentruns/approve.",
+    )
     recovery: Recovery = Field(
         default=Recovery(), description="What happens when an attempt is lost, or its result isn't accepted."
     )
@@ -296,6 +323,12 @@ class AgentRunSpec(Fields):
         _cluster_only("workspaceRef", "workspace_ref", "describe it in workspace: {local: {path: …}}"),
         _cluster_only("agentRef", "agent_ref", "describe it in agent"),
         _cluster_only("goalFrom", "goal_from", "write the text in goal"),
+        Rule(
+            "approvals before Delivery need a delivery: without one nothing leaves",
+            "!has(self.approvals) || has(self.delivery) || self.approvals.all(a, a.before != 'Delivery')",
+            lambda spec: spec.delivery is not None or all(a.before != "Delivery" for a in spec.approvals or ()),
+            field="approvals",
+        ),
         Rule(  # here and not at the goal, or the refusal would repeat the whole text
             "goal must be at most 256 KiB: put what is longer into a file of the repository, and name it in the goal",
             f"!has(self.goal) || size(bytes(self.goal)) <= {MAX_GOAL_BYTES}",

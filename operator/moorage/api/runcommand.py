@@ -62,7 +62,8 @@ class RunCommandSpec(Fields):
         default=None, description="Resolve: what you have seen at the target: confirmed (it happened) or rejected."
     )
     note: Annotated[str, Field(max_length=500)] | None = Field(
-        default=None, description="Resolve: how you know, for the journal."
+        default=None,
+        description="Resolve, Approve, Reject: how you know, or why, for the journal. A refused agent hears it.",
     )
     approval: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         default=None, description="Approve, Reject: name of the approval that the run waits for."
@@ -88,9 +89,9 @@ class RunCommandSpec(Fields):
             "outcome is confirmed or rejected: Resolve needs it, others have none",
         ),
         Rule(
-            "note is for Resolve alone",
-            "self.type == 'Resolve' || !has(self.note)",
-            lambda spec: spec.type == "Resolve" or spec.note is None,
+            "note is for Resolve, Approve and Reject: how you know, or why",
+            "self.type in ['Resolve', 'Approve', 'Reject'] || !has(self.note)",
+            lambda spec: spec.type in {"Resolve", *APPROVALS} or spec.note is None,
             field="note",
         ),
         _for(

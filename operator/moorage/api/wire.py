@@ -28,6 +28,7 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
+    runner    POST /v1/self/consent               ConsentRequest -> ConsentAnswer     held open while nobody answers
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
@@ -203,6 +204,17 @@ class ResolvedSandbox(Wire):
     egress: tuple[ResolvedEgress, ...] = ()
 
 
+class ResolvedApproval(Wire):
+    """T6: what a person must allow first. `tools` are patterns of tools' names (empty: all). Without `reject_after_ms`
+    it waits.
+    """
+
+    name: str
+    before: Literal["Delivery", "ToolCall"]
+    tools: tuple[str, ...] = ()
+    reject_after_ms: int | None = None
+
+
 class ResolvedRetention(Wire):
     """W5: what happens after the end; None keeps."""
 
@@ -228,6 +240,7 @@ class ResolvedRun(Wire):
     timeouts: ResolvedTimeouts = ResolvedTimeouts()
     sandbox: ResolvedSandbox = ResolvedSandbox()
     retention: ResolvedRetention = ResolvedRetention()
+    approvals: tuple[ResolvedApproval, ...] = ()
     max_attempts: int = 5
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
 
@@ -357,6 +370,7 @@ class Assignment(Wire):
     handoff: str | None = None
     tokens_used: int = 0
     budget: Budget | None = None
+    approvals: tuple[ResolvedApproval, ...] = ()  # T6: of tool calls
     egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings
 
 
@@ -368,6 +382,22 @@ class Heartbeat(Wire):
     progress_seq: int
     last_checkpoint: int | None = None
     observed_at: int
+
+
+class ConsentRequest(Wire):
+    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again."""
+
+    epoch: int
+    key: str = Field(min_length=1, max_length=64)
+    tool: str = Field(min_length=1, max_length=128)
+
+
+class ConsentAnswer(Wire):
+    """`pending` is neither: ask again. `by` and `reason` are the person's."""
+
+    status: Literal["approved", "rejected", "pending"]
+    by: str = ""
+    reason: str = ""
 
 
 class Orders(Wire):

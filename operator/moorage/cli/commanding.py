@@ -43,9 +43,11 @@ QUIET_S = 2.0  # what takes longer says what it waits for
 RECEIPT_S = 60.0
 MOST_SECONDS = 7 * 86_400.0
 MOST_ID = 200
+MOST_NOTE = 500
 
 Said = Annotated[str, typer.Argument(metavar="TEXT", help="What the agent is to hear; - reads it from standard input.")]
 Approval = Annotated[str, typer.Argument(metavar="APPROVAL", help="Name of the approval that the run waits for.")]
+Note = Annotated[str, typer.Option("--note", help="Why, for the journal; a refused agent hears it.")]
 Id = Annotated[str, typer.Option("--id", help="Id of the command: sent again, it is done once. Default: a new one.")]
 Patience = Annotated[float, typer.Option("--timeout", min=0.0, max=MOST_SECONDS, help="Seconds to wait, at most.")]
 
@@ -57,6 +59,7 @@ class Asked:
     type: CommandType
     text: str = ""
     approval: str = ""
+    note: str = ""
 
 
 class Sender(Protocol):
@@ -128,17 +131,17 @@ def follow_up(*, run: RunName, text: Said) -> Asked:
 
 
 @sending
-def approve(*, run: RunName, approval: Approval) -> Asked:
+def approve(*, run: RunName, approval: Approval, note: Note = "") -> Asked:
     """Allow what a run waits for."""
     del run
-    return Asked("Approve", approval=approval)
+    return Asked("Approve", approval=approval, note=_noted(note))
 
 
 @sending
-def reject(*, run: RunName, approval: Approval) -> Asked:
+def reject(*, run: RunName, approval: Approval, note: Note = "") -> Asked:
     """Refuse what a run waits for."""
     del run
-    return Asked("Reject", approval=approval)
+    return Asked("Reject", approval=approval, note=_noted(note))
 
 
 @sending
@@ -172,6 +175,12 @@ def cancel(*, run: RunName) -> Asked:
 COMMANDS = (steer, follow_up, approve, reject, pause, resume, checkpoint, cancel)
 
 
+def _noted(note: str) -> str:
+    if len(note) > MOST_NOTE:
+        raise Usage(f"a note has at most {MOST_NOTE} characters", "say it in short")
+    return note
+
+
 def _words(text: str) -> str:
     said = sys.stdin.read() if text == "-" else text
     if not said.strip():
@@ -186,7 +195,12 @@ def _send(session: Session, where: Where, run: str, asked: Asked, how: How) -> N
         raise Usage(f"an id has at most {MOST_ID} characters", "it becomes the name of an object")
     name = how.command_id or f"{slug(run, 40)}-{slug(asked.type)}-{secrets.token_hex(4)}"
     request = CommandRequest(
-        command_id=name, type=asked.type, text=asked.text, approval=asked.approval, surface="moorage-cli"
+        command_id=name,
+        type=asked.type,
+        text=asked.text,
+        approval=asked.approval,
+        note=asked.note,
+        surface="moorage-cli",
     )
 
     async def work() -> Receipt:

@@ -301,6 +301,11 @@ def _cancel(stage: str) -> Callable[[Payload], str]:
     return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
 
 
+def _answered_by(p: Payload) -> str:
+    why = f": {p['reason']}" if p.get("reason") else ""
+    return f"{p.get('outcome')} by {p.get('by') or 'somebody'}{why}"
+
+
 def _command(word: str) -> Callable[[Payload], str]:
     def describe(p: Payload) -> str:
         issuer = f" by {p['issuer']}" if p.get("issuer") else ""
@@ -367,6 +372,8 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.EFFECT_RECONCILED: _closed,
     RecordType.EFFECT_DEFERRED: _deferred,
     RecordType.EFFECT_ADOPTED: _adopted,
+    RecordType.APPROVAL_REQUESTED: lambda p: f"waits for the approval {p.get('name')}: {p.get('subject')}",
+    RecordType.APPROVAL_DECIDED: _answered_by,
     RecordType.COMMAND_ACCEPTED: _command("accepted"),
     RecordType.COMMAND_REJECTED: _command("rejected"),
     RecordType.COMMAND_DELIVERED: lambda p: f"the agent is given {p.get('command_id')}",

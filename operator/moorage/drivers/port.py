@@ -130,6 +130,10 @@ class EndCheck:
     proved: bool = False
 
 
+class Parked(Exception):
+    """Q5: the run is to stand still while a person makes up their mind."""
+
+
 Kind = Literal["Steer", "FollowUp"]
 
 
@@ -213,6 +217,11 @@ class Host(Protocol):
 
     def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
         """P6: while it is entered, each request to the model waits until it is passed on or refused."""
+
+    async def consent(self, call_id: str, tool: str) -> str | None:
+        """T6: wait until that call may run; None where it may, else why it may not. Raise Parked where the run is to
+        stand still meanwhile: the same call is asked for again by whoever goes on.
+        """
 
     async def check_end(self) -> EndCheck:
         """N4: what stands against the end that the agent has just said, at its last safe point. No process of its may

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from moorage.api.meta import format_time
 from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
+from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
@@ -213,6 +214,7 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), fa
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
         handoff=handoff(caller.run, said, failed) if state.recovered and caller.pod.role == Role.RUNNER else None,
         tokens_used=state.usage.tokens,
+        approvals=tuple(each for each in spec.approvals if each.before == TOOL_CALL),
         egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, ResolveRequest
+from moorage.core.approvals.consent import APPROVED, REJECTED, waiting
 from moorage.core.commands.admission import Accepted, Decision, Rejected, decide
 from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, digest_of, known
 from moorage.core.journal.chain import MAX_ID
@@ -152,7 +153,18 @@ class CommandsRoom:
                 return [self._pauses.request_draft(run, PauseReason.COMMAND, f"paused by {who}", by=who)]
             case "Resume" if run.state.pause is not None and not run.state.pause.released:
                 return [self._pauses.resume_draft(run, by=who)]
+            case "Approve" | "Reject":
+                return self._answer(run, asked, who)
         return []
+
+    def _answer(self, run: Run, asked: CommandRequest, who: str) -> list[Draft]:
+        """T6: the answer; what was parked for it goes on by that."""
+        consent = waiting(run.state.consents, asked.approval)
+        if consent is None:
+            return []
+        outcome = APPROVED if asked.type == "Approve" else REJECTED
+        said = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}
+        return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.key, actor=asked.issuer or None)]
 
     async def _admit(self, run: Run, taking: Taking) -> Receipt:
         """Append what is decided, on the very state that the record follows."""

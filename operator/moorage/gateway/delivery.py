@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from functools import partial
 
+from moorage.core.approvals.consent import unmet
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import Draft, RecordType
@@ -85,6 +86,7 @@ class Delivery:
         if run.state.phase is RunPhase.CANCELLING or run.state.end is not None:
             return  # I5: only reconciliation is left
         branch = _demand_deliverable(run, commit)
+        demand_approved(run, commit)
         intent = Intent(self._next_id(run, commit), commit, branch, None)
         try:
             upstream = await self._upstream(run)
@@ -280,6 +282,14 @@ def _not_taken(effect: Effect, intent: Intent, seen: Seen) -> Verdict:
     refused = effect.detail if effect.detail.startswith(f"{DeliveryRejected.reason}: ") else None
     again = ("rejected", refused) if refused else ("not_dispatched", "the branch is where it was before")
     return _foreseen(seen, intent) or again
+
+
+def demand_approved(run: Run, commit: str) -> None:
+    """T6: raise Refusal where a person has to allow it first, whoever asks for the push."""
+    lacking = unmet(run.spec.approvals, run.state.consents, commit)
+    if lacking is not None:
+        why = f"{commit} waits for the approval {lacking.name}: nothing of it leaves before"
+        raise Refusal(why, status=409, reason="AwaitingApproval")
 
 
 def _demand_deliverable(run: Run, commit: str) -> str:

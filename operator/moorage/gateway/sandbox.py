@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.budget import Budget
 from moorage.api.wire import (
     CheckpointReport,
+    ConsentRequest,
     Heartbeat,
     Reported,
     ReportedRecord,
@@ -31,6 +32,7 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
+from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import TOOLS, Asking
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
@@ -60,7 +62,7 @@ class SandboxRoom:
         self._mirrors = gate.deps.mirrors
         self._settings = gate.deps.settings
         self._assignments = Assignments(gate, bases)
-        self._orders = OrderBook(gate)
+        self._orders, self._consents = OrderBook(gate), Consents(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -70,6 +72,7 @@ class SandboxRoom:
             Route("/v1/self/records", self.records, methods=["POST"], name="records"),
             Route("/v1/self/heartbeat", self.heartbeat, methods=["POST"], name="heartbeat"),
             Route("/v1/self/orders", self.orders, methods=["GET"], name="orders"),
+            Route("/v1/self/consent", self.consent, methods=["POST"], name="consent"),
             Route("/v1/self/messages", self.messages, methods=["GET"], name="messages"),
             Route("/v1/self/checkpoint", self.checkpoint, methods=["POST"], name="checkpoint"),
             Route("/v1/self/result", self.result, methods=["POST"], name="result"),
@@ -124,6 +127,14 @@ class SandboxRoom:
         caller = await self._gate.pod(request)
         heard = query_int(request, "heard", -1) if "heard" in request.query_params else None
         return answer(await self._orders.wait(caller, query_int(request, "after", 0), heard))
+
+    async def consent(self, request: Request) -> Response:
+        """POST ConsentRequest -> ConsentAnswer, held open while nobody answers (T6)."""
+        caller = await self._gate.sandbox(request, "consent", Role.RUNNER)
+        body = await read_model(request, ConsentRequest, self._settings.max_body_bytes)
+        await self._own_epoch(caller, body.epoch, "consent")
+        refuse_idle(caller.run)
+        return answer(await self._consents.ask(caller, body))
 
     async def messages(self, request: Request) -> Response:
         """GET WaitingMessages: what people say to the agent and it hasn't got (M3)."""

@@ -19,6 +19,8 @@ from moorage.api.commands import WaitingMessages
 from moorage.api.wire import (
     Assignment,
     CheckpointReport,
+    ConsentAnswer,
+    ConsentRequest,
     ErrorBody,
     Heartbeat,
     Orders,
@@ -116,6 +118,10 @@ class GatewayClient:
         """Wait for an order above `after` or a message above `heard`, up to the gateway's own limit."""
         path = f"/v1/self/orders?after={after}&heard={heard}"
         return await self._once(Orders, "GET", path, read_s=ORDERS_TIMEOUT_S)
+
+    async def consent(self, asked: ConsentRequest) -> ConsentAnswer:
+        """Whether a tool call may run (T6); `pending` after the gateway's own limit."""
+        return await self._call(ConsentAnswer, "POST", "/v1/self/consent", asked)
 
     async def messages(self) -> WaitingMessages:
         """What people have said to the agent and it hasn't got."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.budget import Budget
-from moorage.api.wire import Assignment, CheckpointReport
+from moorage.api.wire import Assignment, CheckpointReport, ConsentAnswer, ConsentRequest
+from moorage.core.approvals.consent import for_tool
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
-from moorage.drivers.port import Child, EndCheck, Held
+from moorage.drivers.port import Child, EndCheck, Held, Parked
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.client import GatewayClient
@@ -31,6 +33,7 @@ from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
 MAX_LEFT_OUT = 1_000
+ASK_AGAIN_S = 0.1  # after a gateway that won't hold a question open: an order is on its way
 
 
 class RunnerHost:
@@ -77,6 +80,18 @@ class RunnerHost:
         self._called = self._called or type == "TOOL_REQUEST"
         ids = {"record_id": record_id, "tool_call_id": tool_call_id}
         await self._reporter.emit(type, payload, turn=turn, step=step, **ids)
+
+    async def consent(self, call_id: str, tool: str) -> str | None:
+        """T6: see the port."""
+        if for_tool(self._assignment.approvals, tool) is None:
+            return None
+        asked = ConsentRequest(epoch=self._assignment.epoch, key=call_id, tool=tool)
+        while (answer := await self._client.consent(asked)).status == "pending":
+            await _within(self.pausing, ASK_AGAIN_S)
+            if self.pausing.is_set():
+                raise Parked
+            self._reporter.progress += 1
+        return None if answer.status == "approved" else refusal(answer)
 
     async def check_end(self) -> EndCheck:
         """N4: what stands against the agent's end."""
@@ -200,6 +215,19 @@ def iterations_used(assignment: Assignment) -> int:
 def home_on(volume: Path) -> Path:
     """The agent's HOME."""
     return volume / ".moorage" / "agent" / "home"
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def refusal(answer: ConsentAnswer) -> str:
+    """What the agent hears instead of a result."""
+    who = f" by {answer.by}" if answer.by else ""
+    because = f": {answer.reason}" if answer.reason else ""
+    return f"This call was refused{who}{because}. It did not run; find another way, or say what is in the way."
 
 
 class AgentPaths:

@@ -86,6 +86,7 @@ class LocalHost:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     pausing: asyncio.Event = field(default_factory=asyncio.Event)
     messages: GivenMessages = field(default_factory=GivenMessages)
+    refused: dict[str, str] = field(default_factory=dict)
     ends: list[EndCheck] = field(default_factory=list)
     checked: int = 0
     circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
@@ -110,6 +111,10 @@ class LocalHost:
         """Keep a fact."""
         self.circles.told(type, payload)
         self.told.append(Told(type, payload, record_id, turn, tool_call_id))
+
+    async def consent(self, call_id: str, tool: str) -> str | None:  # noqa: ARG002  the port's signature
+        """What the test says of that tool; anything may run."""
+        return self.refused.get(tool)
 
     async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
         """Keep what the agent wrote."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moorage.api.commands import CommandRequest
+from moorage.core.approvals.consent import waiting
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 
@@ -107,8 +108,13 @@ def _stands_already(_: CommandRequest, s: RunState, __: Abilities) -> Decision |
     return Accepted("SafePoint") if s.phase is RunPhase.PAUSED else None
 
 
-def _nothing_to_approve(_: CommandRequest, __: RunState, ___: Abilities) -> Decision | None:
-    return Rejected("NothingToApprove", "nothing in this run waits for an approval")
+def _answers(asked: CommandRequest, s: RunState, _: Abilities) -> Decision | None:
+    """T6: an answer to what waits, and to nothing else."""
+    if waiting(s.consents, asked.approval) is not None:
+        return Accepted("Approved" if asked.type == "Approve" else "Refused")
+    others = ", ".join(dict.fromkeys(each.name for each in s.consents if each.pending))
+    what = f"what waits is {others}" if others else "nothing in this run waits for an approval"
+    return Rejected("NothingToApprove", f"{asked.approval} doesn't wait for an answer; {what}")
 
 
 _LIVE: tuple[Policy, ...] = (_not_ahead, _not_ended, _not_cancelling)
@@ -116,8 +122,8 @@ POLICIES: Mapping[str, tuple[Policy, ...]] = {
     "Steer": (*_LIVE, _can_steer, _agent_hears),
     "FollowUp": (*_LIVE, _can_follow_up, _agent_hears),
     "Checkpoint": (*_LIVE, _has_safe_points, _stands_already, _agent_hears),
-    "Approve": (*_LIVE, _nothing_to_approve),
-    "Reject": (*_LIVE, _nothing_to_approve),
+    "Approve": (*_LIVE, _answers),
+    "Reject": (*_LIVE, _answers),
     "Pause": _LIVE,
     "Resume": _LIVE,
     "Cancel": (_not_ahead, _not_ended),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moorage.api.wire import ResolvedRun, Role
+from moorage.core.approvals.consent import waiting
 from moorage.core.run.actions import (
     Action,
     EnsureLease,
@@ -14,6 +15,7 @@ from moorage.core.run.actions import (
     StartSandbox,
 )
 from moorage.core.run.admission import STARTING, next_epoch
+from moorage.core.run.approving import told as asking
 from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
@@ -126,11 +128,13 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     if o.spec is None:
         return Plan()
     checks = (_attempt_timeout(o.spec, s, now), _owner_lost(o, s, view, now), _no_progress(o, o.spec, s, now))
-    return next((p for p in checks if p is not None), _watched(s, _next_look(o, o.spec, s, now)))
+    return next((p for p in checks if p is not None), _watched(o, s, _next_look(o, o.spec, s, now)))
 
 
-def _watched(s: RunState, look_ms: int) -> Plan:
-    """All is well. What an attempt's start waits for is told."""
+def _watched(o: Observed, s: RunState, look_ms: int) -> Plan:
+    """All is well. What an attempt's start waits for is told, and what a call of its agent's does."""
+    if (pending := waiting(s.consents)) is not None:
+        return Plan(requeue_ms=look_ms, reason="AwaitingApproval", message=asking(o.name, pending))
     waits = _start_waits(s)
     return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")
 
@@ -199,7 +203,8 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
 
 def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
     limit, last = spec.timeouts.no_progress_ms, _progressed_at(o, s)
-    if _start_waits(s) is not None or last is None or now - last < limit:
+    waits = _start_waits(s) is not None or waiting(s.consents) is not None
+    if waits or last is None or now - last < limit:
         return None
     return Plan(actions=(give_up(s, "NoProgress", f"alive, but nothing new for {limit // 1000} s"),), requeue_ms=1)
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 from moorage.api.meta import Condition, Status, get_condition
 from moorage.api.wire import Role
+from moorage.core.approvals.consent import waiting
 from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.telling import VIOLATED, stopping, warning
 from moorage.core.run.actions import Plan
+from moorage.core.run.approving import told as asking
 from moorage.core.run.limits import Spent, spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
@@ -33,10 +35,21 @@ def conditions(o: Observed, told: Plan, phase: str, previous: Iterable[Condition
         _progressing(s, told, phase),
         _within_budget(o, s, told),
         _effects_closed(s),
+        *_awaiting(o, s),
         _accepted(o, s),
         _delivered(o, s, told),
         _succeeded(told, phase),
     )
+
+
+def _awaiting(o: Observed, s: RunState) -> tuple[Condition, ...]:
+    """T6: of a run that asks for approvals."""
+    if o.spec is None or not o.spec.approvals:
+        return ()
+    pending = waiting(s.consents)
+    if pending is None or s.end is not None:
+        return (_truth("AwaitingApproval", "False", "NothingPending"),)
+    return (_truth("AwaitingApproval", "True", pending.before, asking(o.name, pending)),)
 
 
 def _truth(kind: str, status: Status, reason: str, message: str = "") -> Condition:

@@ -24,6 +24,7 @@ def doing(s: RunState, *, asking: bool) -> str:
 STANDING = {
     RunPhase.PENDING: "admitted",
     RunPhase.PROVISIONING: "sandbox starts",
+    RunPhase.AWAITING_APPROVAL: "waits for an approval",
     RunPhase.VERIFYING: "runs acceptance",
     RunPhase.DELIVERING: "pushes",
 }

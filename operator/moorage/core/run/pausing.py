@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moorage.api.wire import ResolvedTimeouts
+from moorage.core.approvals.consent import waiting
 from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
@@ -198,6 +199,8 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
     if reached is not None:
         return Hold(PauseReason.BUDGET, f"{reached.message}; {how_to_raise(o.spec, reached.limit)}")
     if pause.released or pause.reason == PauseReason.SUSPENDED or _widened(s, pause, higher):
+        return None
+    if pause.reason == PauseReason.APPROVAL and waiting(s.consents) is None:
         return None
     return Hold(pause.reason, pause.message)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from moorage.core.run.actions import Plan
 from moorage.core.run.admission import admitted, not_admitted
+from moorage.core.run.approving import answering, due
 from moorage.core.run.attempts import attempt, ownership, recovering
 from moorage.core.run.ending import cancelling, ended
 from moorage.core.run.observed import Observed
@@ -68,8 +69,8 @@ def _in_time(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     limit = o.spec.timeouts.deadline_ms if o.spec else None
     ends = [] if limit is None or s.admitted_at is None else [o.created_at + limit]
     waits = [max(1, at - now) for at in (*ends, *clock_ends(o, s))]
-    if plan.requeue_ms is not None:
-        waits.append(plan.requeue_ms)
+    for wait in (plan.requeue_ms, due(s, now)):
+        waits += [] if wait is None else [wait]
     return replace(plan, requeue_ms=min(waits)) if waits else plan
 
 
@@ -79,6 +80,7 @@ POLICIES: tuple[Policy, ...] = (
     cancelling,
     deadline,
     raising,
+    answering,
     pausing,
     admitted,
     ownership,

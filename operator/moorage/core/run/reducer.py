@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moorage.core.approvals import reducing as approvals
 from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType, Source
@@ -461,6 +462,8 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_DEFERRED.value: _effect_deferred,
     RecordType.CONSTRAINT_EVALUATED.value: _constraints,
     RecordType.DRIFT_SAVED.value: _drift,
+    RecordType.APPROVAL_REQUESTED.value: approvals.requested,
+    RecordType.APPROVAL_DECIDED.value: approvals.decided,
     RecordType.COMMAND_ACCEPTED.value: commands.accepted,
     RecordType.COMMAND_REJECTED.value: commands.rejected,
     RecordType.COMMAND_DELIVERED.value: commands.delivered,

@@ -21,6 +21,7 @@ from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.quantity import Quantity
 from moorage.api.wire import (
     ResolvedAgent,
+    ResolvedApproval,
     ResolvedCheck,
     ResolvedContinuation,
     ResolvedDelivery,
@@ -36,6 +37,7 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.models.anthropic import MESSAGES
@@ -45,6 +47,7 @@ from moorage.core.run.observed import Problem
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
 ACCEPTANCE_ROUNDS = 2
+ASKS_BEFORE_CALLS = frozenset({"builtin"})  # drivers whose tool calls wait for an approval (T6)
 WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]
 SPEAKS = MappingProxyType({"claude-code": frozenset({MESSAGES.name}), "codex": frozenset({RESPONSES.name})})
@@ -141,8 +144,28 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
+        approvals=_approvals(run, resolved.driver),
         max_attempts=spec.recovery.max_attempts,
         acceptance_rounds=_rounds(run, resolved.driver),
+    )
+
+
+def _approvals(run: AgentRun, driver: str) -> tuple[ResolvedApproval, ...]:
+    """T6: one that nothing would hold up is refused, not ignored."""
+    asked = run.spec.approvals or ()
+    calls = next((each.name for each in asked if each.before == TOOL_CALL), None)
+    if calls is not None and driver not in ASKS_BEFORE_CALLS:
+        able = ", ".join(sorted(ASKS_BEFORE_CALLS))
+        why = f"spec.approvals {calls}: the driver {driver} doesn't ask before its tool calls; {able} does"
+        raise Unresolved("ApprovalNotEnforceable", why, stalled=True)
+    return tuple(
+        ResolvedApproval(
+            name=each.name,
+            before=each.before,
+            tools=each.tools or (),
+            reject_after_ms=each.reject_after.ms if each.reject_after else None,
+        )
+        for each in asked
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
+from moorage.core.run.approving import before_delivery
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.rework import next_round
@@ -50,6 +51,12 @@ def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now:
         unproved = _verify(o, s, spec, proposal, now)
         if unproved is not None:
             return unproved
+    if (
+        delivery is not None
+        and not proposal.empty
+        and (unasked := before_delivery(o, s, spec, proposal, now)) is not None
+    ):
+        return unasked
     if delivery is not None and delivery.push and not proposal.empty:
         return _deliver(o.uid, s, spec, proposal, now)
     return Plan(actions=(_succeed(s, proposal),), requeue_ms=1)

@@ -30,7 +30,7 @@ from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversati
 from moorage.drivers.builtin.purse import Purse
 from moorage.drivers.builtin.room import NO_TOOLS, Room
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Task
+from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Task
 from moorage.drivers.program import SUMMARY_CAP
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
@@ -107,6 +107,12 @@ class _Loop:
         self.purse = Purse(self.task.limits, self.host, self.task.tokens_used, self.task.iterations_used)
 
     async def run(self) -> Outcome:
+        try:
+            return await self._decisions()
+        except Parked:  # the decision is recorded, and acted on by whoever goes on (R2)
+            return self._paused()
+
+    async def _decisions(self) -> Outcome:
         iteration = self.task.next_iteration
         ended = await self._begin()
         while (ended := await self._goes_on(ended, iteration)) is None:
@@ -210,7 +216,8 @@ class _Loop:
         if (why := self.host.budget.exhausted) is not None:
             return ToolResult(False, f"not run: {why}")
         if size <= MAX_ARGUMENTS:
-            result = await self.tools.run(call.name, call.arguments)
+            refused = await self.host.consent(place.call_id, call.name)
+            result = await self.tools.run(call.name, call.arguments) if refused is None else _refused(refused)
         else:
             why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
             result = ToolResult(False, why, size=len(why))
@@ -317,6 +324,10 @@ class _Loop:
     def _warn(self) -> None:
         for told in self.purse.warnings():
             self.talk.say(told)
+
+
+def _refused(why: str) -> ToolResult:
+    return ToolResult(False, why, size=len(why))
 
 
 ENDS = MappingProxyType({DECLINED: Finish.DECLINED, NO_ROOM: Finish.NO_ROOM})

@@ -1,0 +1,1 @@
+"""Approvals (T6): what a run waits for a person to allow, and what became of it."""

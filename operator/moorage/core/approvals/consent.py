@@ -1,0 +1,82 @@
+"""What a person is asked to allow. Pending is neither yes nor no, however often whoever asked is started again (T6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from moorage.api.wire import ResolvedApproval
+
+KEPT_DECIDED: Final = 32
+DELIVERY: Final = "Delivery"
+TOOL_CALL: Final = "ToolCall"
+PENDING: Final = "pending"
+APPROVED: Final = "approved"
+REJECTED: Final = "rejected"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """One question. `key` says what exactly is asked, so that asked again it is the same question; `name` is that of
+    the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status.
+    """
+
+    key: str
+    name: str
+    before: str
+    subject: str
+    status: str
+    at: int
+    reject_at: int | None = None
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """Nobody has answered."""
+        return self.status == PENDING
+
+
+def asked(consents: Iterable[Consent], key: str) -> Consent | None:
+    """The question of that key."""
+    return next((each for each in consents if each.key == key), None)
+
+
+def waiting(consents: Iterable[Consent], name: str | None = None) -> Consent | None:
+    """The oldest question that nobody has answered, of that approval where one is named."""
+    return next((each for each in consents if each.pending and name in {None, each.name}), None)
+
+
+def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:
+    """All pending ones and the last that were answered."""
+    decided = [each.key for each in consents if not each.pending]
+    dropped = frozenset(decided[:-KEPT_DECIDED])
+    return tuple(each for each in consents if each.key not in dropped)
+
+
+def for_tool(approvals: Iterable[ResolvedApproval], tool: str) -> ResolvedApproval | None:
+    """The first approval that a call of that tool needs."""
+    calls = (each for each in approvals if each.before == TOOL_CALL)
+    return next((each for each in calls if not each.tools or any(fnmatchcase(tool, p) for p in each.tools)), None)
+
+
+def for_delivery(approvals: Iterable[ResolvedApproval]) -> tuple[ResolvedApproval, ...]:
+    """Those that the result needs before it leaves."""
+    return tuple(each for each in approvals if each.before == DELIVERY)
+
+
+def delivery_key(name: str, commit: str) -> str:
+    """Another commit is another question."""
+    return f"delivery:{name}:{commit}"
+
+
+def unmet(approvals: Iterable[ResolvedApproval], consents: Iterable[Consent], commit: str) -> ResolvedApproval | None:
+    """The first approval that delivering this commit lacks."""
+    known = {each.key: each for each in consents}
+    for each in for_delivery(approvals):
+        found = known.get(delivery_key(each.name, commit))
+        if found is None or found.status != APPROVED:
+            return each
+    return None

@@ -1,0 +1,93 @@
+"""Policies of what waits for a person (T6): asking before the result leaves, giving up in time where that was said, and
+letting a sandbox go that would only wait.
+"""
+
+from __future__ import annotations
+
+from moorage.api.wire import ResolvedApproval, ResolvedRun
+from moorage.core.approvals.consent import (
+    APPROVED,
+    DELIVERY,
+    REJECTED,
+    TOOL_CALL,
+    Consent,
+    asked,
+    delivery_key,
+    for_delivery,
+    waiting,
+)
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Plan, Report
+from moorage.core.run.observed import Observed
+from moorage.core.run.state import PauseReason, Proposal, RunState
+from moorage.core.run.words import ask_to_pause, fail, report
+
+PARK_MS = 60_000  # a person who is there answers sooner; a sandbox that only waits costs its slot and its node
+NOBODY = "nobody answered in the time that its approval allows"
+
+
+def answering(o: Observed, s: RunState, now: int) -> Plan | None:
+    """A question that was to be answered by now, and a sandbox that has waited long enough."""
+    pending = waiting(s.consents)
+    if pending is None or s.end is not None or s.cancel_stage is not None:
+        return None
+    if pending.reject_at is not None and now >= pending.reject_at:
+        return Plan(actions=(_given_up(pending),), requeue_ms=1)
+    if pending.before == TOOL_CALL and s.pause is None and o.live_sandboxes and now >= pending.at + PARK_MS:
+        why = f"waits for the approval {pending.name}: {pending.subject}"
+        return Plan(actions=(ask_to_pause(s, PauseReason.APPROVAL, why, by="approvals"),), requeue_ms=1)
+    return None
+
+
+def _given_up(pending: Consent) -> Report:
+    said = {"key": pending.key, "outcome": REJECTED, "by": "timeout", "reason": NOBODY}
+    return report(RecordType.APPROVAL_DECIDED, said, pending.key)
+
+
+def due(s: RunState, now: int) -> int | None:
+    """In how many milliseconds a question has to be looked at again."""
+    pending = waiting(s.consents)
+    if pending is None:
+        return None
+    times = [pending.reject_at] if pending.reject_at is not None else []
+    if pending.before == TOOL_CALL and s.pause is None:
+        times.append(pending.at + PARK_MS)
+    return min((max(1, at - now) for at in times), default=None)
+
+
+def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan | None:
+    """None once every approval of the result is there; else the plan that asks, waits, or ends the run."""
+    for approval in for_delivery(spec.approvals):
+        consent = asked(s.consents, delivery_key(approval.name, proposal.commit))
+        if consent is None:
+            return Plan(actions=(_asking(approval, proposal, now),), requeue_ms=1)
+        if consent.pending:
+            return Plan(reason="AwaitingApproval", message=told(o.name, consent), requeue_ms=due(s, now))
+        if consent.status != APPROVED:
+            return Plan(actions=(_refused(approval, consent, proposal),), requeue_ms=1)
+    return None
+
+
+def told(run: str, consent: Consent) -> str:
+    """What is waited for, and what to do."""
+    return f"{consent.subject}: kubectl moorage approve {run} {consent.name}, or reject"
+
+
+def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
+    key = delivery_key(approval.name, proposal.commit)
+    until = None if approval.reject_after_ms is None else now + approval.reject_after_ms
+    said = {
+        "key": key,
+        "name": approval.name,
+        "before": DELIVERY,
+        "subject": f"{proposal.commit[:12]} is to be delivered",
+        "reject_at": until,
+    }
+    return report(RecordType.APPROVAL_REQUESTED, said, key)
+
+
+def _refused(approval: ResolvedApproval, consent: Consent, proposal: Proposal) -> Report:
+    who = f" by {consent.by}" if consent.by else ""
+    why = f"the approval {approval.name} was refused{who}" + (f": {consent.reason}" if consent.reason else "")
+    kept = f"{proposal.commit} is kept until the run is released: `kubectl moorage diff` shows it"
+    return fail("ApprovalRejected", f"{why}. {kept}", proposal.commit)

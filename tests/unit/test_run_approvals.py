@@ -1,0 +1,172 @@
+"""T6: what waits for a person, by the plan: asked once, never taken for an answer, and in nobody's way meanwhile."""
+
+from typing import Any
+
+import pytest
+from tests.property.run_world import T, World
+from tests.run_plans import records, started
+
+from moorage.api.agentrun import AgentRunStatus
+from moorage.api.wire import ResolvedApproval
+from moorage.core.approvals.consent import for_tool, unmet
+from moorage.core.run import actions as a
+from moorage.core.run.approving import PARK_MS
+from moorage.core.run.phases import IllegalMove, RunPhase
+from moorage.core.run.status import project
+
+HOUR = 3_600_000
+PUSH = ResolvedApproval(name="push", before="Delivery")
+BASH = ResolvedApproval(name="shell", before="ToolCall", tools=("bash", "write*"))
+
+
+def at_delivery(*approvals: ResolvedApproval) -> World:
+    """A run whose agent has proposed a commit that nobody has to verify."""
+    world = started(acceptance=(), approvals=approvals)
+    world.work()
+    return world
+
+
+def settle(world: World, passes: int = 30) -> World:
+    """Pass until nothing is left to do but to wait."""
+    for _ in range(passes):
+        if not world.step():
+            return world
+    raise AssertionError(world.plan())
+
+
+def answer(world: World, outcome: str, key: str | None = None) -> None:
+    pending = [each for each in world.state.consents if each.pending]
+    said = {"key": key or pending[0].key, "outcome": outcome, "by": "ada", "reason": ""}
+    world.note(T.APPROVAL_DECIDED, said)
+
+
+def asked(world: World, key: str = "tool:1.0", **more: Any) -> None:
+    said = {"key": key, "name": "shell", "before": "ToolCall", "subject": "the tool bash is to run", **more}
+    world.note(T.APPROVAL_REQUESTED, said)
+
+
+@pytest.mark.rule("T6")
+def test_a_result_waits_for_its_approval_and_leaves_once_it_is_there() -> None:
+    world = settle(at_delivery(PUSH))
+    assert (world.state.phase, world.remote.pushes) == (RunPhase.AWAITING_APPROVAL, 0)
+    world.now += 1000 * HOUR
+    settle(world)
+    status = project(world.observed(), world.plan(), AgentRunStatus(), world.now)
+    assert (status.phase, status.reason) == ("AwaitingApproval", "AwaitingApproval")
+    assert "kubectl moorage approve fix push" in (status.message or "")
+    assert len([r for r in world.gateway.history if r.type == T.APPROVAL_REQUESTED]) == 1
+    answer(world, "approved")
+    settle(world)
+    assert (world.state.phase, world.remote.pushes) == (RunPhase.SUCCEEDED, 1)
+
+
+@pytest.mark.rule("T6", "S2")
+def test_what_waits_for_its_approval_is_not_pushed_whoever_asks_for_it() -> None:
+    world = settle(at_delivery(PUSH))
+    with pytest.raises(IllegalMove):
+        world.push("b" * 40)
+
+
+@pytest.mark.rule("T6")
+def test_a_refused_result_ends_the_run_and_is_kept() -> None:
+    world = settle(at_delivery(PUSH))
+    answer(world, "rejected")
+    settle(world)
+    assert world.state.end is not None
+    assert (world.state.phase, world.state.end.reason) == (RunPhase.FAILED, "ApprovalRejected")
+    assert world.state.end.commit is not None
+    assert world.remote.pushes == 0
+
+
+@pytest.mark.rule("T6")
+def test_the_first_answer_stands() -> None:
+    world = settle(at_delivery(PUSH))
+    (consent,) = world.state.consents
+    answer(world, "approved")
+    answer(world, "rejected", consent.key)
+    assert [each.status for each in world.state.consents] == ["approved"]
+
+
+def test_nobody_answering_is_a_no_only_where_that_was_said() -> None:
+    world = settle(at_delivery(PUSH.model_copy(update={"reject_after_ms": HOUR})))
+    (consent,) = world.state.consents
+    assert consent.reject_at is not None
+    world.now = consent.reject_at - 1
+    assert records(world.plan()) == []
+    world.now += 1
+    settle(world)
+    assert world.state.end is not None
+    assert "nobody answered" in world.state.end.message
+
+
+def test_all_approvals_of_a_result_are_asked_for_one_after_the_other() -> None:
+    world = settle(at_delivery(PUSH, PUSH.model_copy(update={"name": "legal"})))
+    answer(world, "approved")
+    settle(world)
+    assert [(each.name, each.status) for each in world.state.consents] == [("push", "approved"), ("legal", "pending")]
+    answer(world, "approved")
+    settle(world)
+    assert world.state.phase is RunPhase.SUCCEEDED
+
+
+@pytest.mark.rule("X1")
+def test_a_run_that_waits_can_be_cancelled() -> None:
+    world = settle(at_delivery(PUSH))
+    world.cancel = True
+    for _ in range(30):
+        world.step()
+    assert (world.state.phase, world.remote.pushes) == (RunPhase.CANCELLED, 0)
+
+
+@pytest.mark.rule("T6", "Q5")
+def test_a_call_that_waits_lets_its_sandbox_go_and_comes_back_by_the_answer() -> None:
+    world = started(approvals=(BASH,))
+    runner = world.sandbox("runner")
+    assert runner
+    world.gateway.as_runner("s", T.AGENT_STARTED, {}, 1, world.now)
+    asked(world)
+    assert world.state.phase is RunPhase.AWAITING_APPROVAL
+    assert world.plan().reason == "AwaitingApproval"
+    world.now += PARK_MS
+    assert records(world.plan()) == [(T.PAUSE_REQUESTED, "Approval")]
+    world.step()
+    world.stop(runner.name, runner.uid)
+    settle(world)
+    assert (world.state.phase, world.pods, world.lease) == (RunPhase.PAUSED, {}, None)
+    world.now += 1000 * HOUR
+    assert not any(isinstance(action, a.StartSandbox | a.Report) for action in world.plan().actions)
+    answer(world, "approved")
+    settle(world)
+    assert world.state.epoch == 2
+    assert world.sandbox("runner")
+
+
+@pytest.mark.rule("T6", "R1")
+def test_a_lost_sandbox_takes_no_question_with_it_and_answers_none() -> None:
+    world = started(approvals=(BASH,))
+    world.gateway.as_runner("s", T.AGENT_STARTED, {}, 1, world.now)
+    asked(world)
+    world.note(T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "NodeLost"})
+    world.raise_fence(2, 2, "Recovery")
+    world.gateway.as_runner("s2", T.AGENT_STARTED, {}, 2, world.now)
+    assert [each.status for each in world.state.consents] == ["pending"]
+    asked(world)  # as the next attempt does
+    assert [each.status for each in world.state.consents] == ["pending"]
+    answer(world, "approved")
+    assert world.state.phase is RunPhase.RUNNING
+
+
+@pytest.mark.parametrize(("tool", "needs"), [("bash", True), ("write_file", True), ("read", False), ("rebash", False)])
+def test_tools_are_named_by_patterns(tool: str, needs: bool) -> None:
+    assert (for_tool((PUSH, BASH), tool) is not None) is needs
+    assert for_tool((PUSH,), tool) is None
+    assert for_tool((ResolvedApproval(name="all", before="ToolCall"),), tool) is not None
+
+
+def test_another_commit_is_another_question() -> None:
+    world = settle(at_delivery(PUSH))
+    answer(world, "approved")
+    commit = world.state.proposal.commit if world.state.proposal else ""
+    assert unmet((PUSH,), world.state.consents, commit) is None
+    assert unmet((PUSH,), world.state.consents, "c" * 40) == PUSH
+    assert unmet((BASH,), (), commit) is None
