@@ -11,7 +11,9 @@ from tests.contract.posing_agents import ACP, agent
 
 from moorage.drivers.registry import load
 from moorage.testing.drivers import Stage, Subject
+from moorage.testing.drivers.stage import CheckpointRefused
 
+pytestmark = pytest.mark.timeout(240)  # real processes; the suite's own limit is below that
 WORDS = (
     ACP
     + """
@@ -112,7 +114,6 @@ look("terminal/wait_for_exit", terminalId=name)
 look("terminal/output", terminalId=name)
 look("terminal/release", terminalId=name)
 look("terminal/output", terminalId=name)
-time.sleep(0.2)
 """,
     )
     end = {"exitCode": 3, "signal": None}
@@ -232,6 +233,20 @@ for_ever()
 """
     assert (await stage.played_until("begun", script)).outcome == "cancelled"
     assert (stage.tree / "cancelled").exists()
+    assert stage.left() == []
+
+
+async def test_a_receipt_that_the_host_refuses_ends_it(stage: Stage) -> None:
+    emit = stage.host.emit
+
+    async def refusing(type: str, payload: Any, **more: Any) -> None:  # noqa: A002
+        if type == "TOOL_RESPONSE":
+            raise CheckpointRefused
+        await emit(type, payload, **more)
+
+    stage.host.emit = refusing  # type: ignore[method-assign]
+    with pytest.raises(CheckpointRefused):
+        await stage.play('begin(); ask("terminal/create", command="echo 1"); end()')
     assert stage.left() == []
 
 

@@ -8,7 +8,7 @@ from tests.contract.posing_agents import ACP, CLAUDE_CODE, COMMAND, agent
 from moorage.drivers.registry import load
 from moorage.testing.drivers import DriverContract, Subject, spoken
 
-pytestmark = pytest.mark.timeout(120)  # real processes; the suite's own limit is below that
+pytestmark = pytest.mark.timeout(240)  # real processes; the suite's own limit is below that
 
 
 class TestCommand(DriverContract):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "driver-template"
-pytestmark = pytest.mark.timeout(300)  # the whole contract, with real processes
+pytestmark = pytest.mark.timeout(600)  # the whole contract, with real processes
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ class Desk:
         self._place, self._say = Place(task.tree, task.tmp), say
         self._terminals = Terminals(host, env, task.tree)
         self._waits: set[asyncio.Task[None]] = set()
+        self._failed: BaseException | None = None  # what broke one of them
         self._calls = 0
         self._methods: Mapping[str, Callable[[_Job], Awaitable[Answer]]] = {
             "fs/read_text_file": self._read,
@@ -86,11 +87,11 @@ class Desk:
             await self._answer(job)
 
     async def close(self) -> None:
-        """End all commands, and whatever waits for them."""
+        """End all commands, and have told what became of them. Raises what the host did meanwhile."""
         await self._terminals.close()
-        for wait in self._waits:
-            wait.cancel()
         await asyncio.gather(*self._waits, return_exceptions=True)
+        if self._failed is not None:
+            raise self._failed
 
     def _job(self, wanted: Wanted, tell: Tell) -> _Job:
         if not (wanted.own and wanted.method in CHANGES):
@@ -116,7 +117,12 @@ class Desk:
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._waits.add(task)
-        task.add_done_callback(self._waits.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._waits.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failed = self._failed or task.exception()
 
     # --- files --------------------------------------------------------------------------------------------------------
 

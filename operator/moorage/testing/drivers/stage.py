@@ -18,7 +18,7 @@ from moorage.testing.leftovers import running
 
 SAID_BYTES = 1 << 20
 HURRY_S = 1.0
-LIMIT_S = 50.0
+LIMIT_S = 90.0
 LOOK_S = 0.02
 
 
