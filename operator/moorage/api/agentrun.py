@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moorage.api.agent import AgentTemplate, Sandbox
+from moorage.api.approvals import Approval
 from moorage.api.constraints import Constraints
 from moorage.api.meta import (
     OBJECT_NAME,
@@ -23,7 +24,7 @@ from moorage.api.meta import (
 )
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
-from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one, matching
+from moorage.api.rules import Fields, KeyedBy, Rule, Told, exactly_one
 from moorage.api.transitions import raised_duration, raised_number, raised_quantity, unchanged, unchanged_at
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, BranchName, WorkspaceSource
 
@@ -152,41 +153,6 @@ class Timeouts(Fields):
         default=Duration("5m"),
         description="How long a run that is to pause may take to its next safe point; then its agent is stopped where"
         " it stands, and what it did since the last one is kept apart.",
-    )
-
-
-ToolPattern = Annotated[
-    str,
-    Field(max_length=128),
-    matching("[-A-Za-z0-9_.*]+", "must be the name of a tool, with * for any part of it"),
-]
-
-
-class Approval(Fields):
-    """Something that a person must allow first."""
-
-    name: Label = Field(description="Name of the approval; unique in the run.")
-    before: Literal["Delivery", "ToolCall"] = Field(
-        description="What waits for it: Delivery (the result, once it is verified) or ToolCall (a call of the agent's,"
-        " for drivers that ask before each: builtin)."
-    )
-    tools: Annotated[tuple[ToolPattern, ...], Field(min_length=1, max_length=32)] | None = Field(
-        default=None,
-        description="ToolCall: names of tools, * for any part of one, such as bash or write*. Default: all.",
-    )
-    reject_after: Duration | None = Field(
-        default=None,
-        description="How long it waits for an answer; then it is refused. Left out: it waits, and costs nothing"
-        " meanwhile; scheduling.deadline ends the run all the same.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "tools are for approvals before ToolCall",
-            "self.before == 'ToolCall' || !has(self.tools)",
-            lambda approval: approval.before == "ToolCall" or approval.tools is None,
-            field="tools",
-        ),
     )
 
 

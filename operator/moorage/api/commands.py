@@ -3,7 +3,8 @@ runner is to pass on.
 
     operator  POST /v1/runs/{uid}/commands        CommandRequest -> Receipt           the same id, the same receipt
     resolver  POST /v1/runs/{uid}/resolve         ResolveRequest -> Resolved          what a person saw of an effect
-    runner    GET  /v1/self/messages              -> Messages                         accepted and not delivered yet
+    runner    GET  /v1/self/messages              -> WaitingMessages                  accepted and not delivered yet
+    runner    POST /v1/self/consent               ConsentRequest -> ConsentAnswer     held open while nobody answers
 """
 
 from __future__ import annotations
@@ -78,6 +79,22 @@ class WaitingMessages(Wire):
     """In the order of their admission."""
 
     messages: tuple[WaitingMessage, ...] = ()
+
+
+class ConsentRequest(Wire):
+    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again."""
+
+    epoch: int
+    key: str = Field(min_length=1, max_length=64)
+    tool: str = Field(min_length=1, max_length=128)
+
+
+class ConsentAnswer(Wire):
+    """`pending` is neither: ask again. `by` and `reason` are the person's."""
+
+    status: Literal["approved", "rejected", "pending"]
+    by: str = ""
+    reason: str = ""
 
 
 class ResolveRequest(Wire):

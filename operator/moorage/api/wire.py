@@ -28,7 +28,6 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
-    runner    POST /v1/self/consent               ConsentRequest -> ConsentAnswer     held open while nobody answers
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
@@ -382,22 +381,6 @@ class Heartbeat(Wire):
     progress_seq: int
     last_checkpoint: int | None = None
     observed_at: int
-
-
-class ConsentRequest(Wire):
-    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again."""
-
-    epoch: int
-    key: str = Field(min_length=1, max_length=64)
-    tool: str = Field(min_length=1, max_length=128)
-
-
-class ConsentAnswer(Wire):
-    """`pending` is neither: ask again. `by` and `reason` are the person's."""
-
-    status: Literal["approved", "rejected", "pending"]
-    by: str = ""
-    reason: str = ""
 
 
 class Orders(Wire):

@@ -6,7 +6,7 @@ restart, asks the same question. Enforced by the runner, in the sandbox: what le
 
 from __future__ import annotations
 
-from moorage.api.wire import ConsentAnswer, ConsentRequest
+from moorage.api.commands import ConsentAnswer, ConsentRequest
 from moorage.core.approvals.consent import TOOL_CALL, Consent, asked, for_tool
 from moorage.core.journal.record import RecordType
 from moorage.gateway.gate import Caller, Gate

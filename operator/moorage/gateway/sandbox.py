@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.budget import Budget
+from moorage.api.commands import ConsentRequest
 from moorage.api.wire import (
     CheckpointReport,
-    ConsentRequest,
     Heartbeat,
     Reported,
     ReportedRecord,

@@ -15,12 +15,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from moorage.api.commands import WaitingMessages
+from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
 from moorage.api.wire import (
     Assignment,
     CheckpointReport,
-    ConsentAnswer,
-    ConsentRequest,
     ErrorBody,
     Heartbeat,
     Orders,
