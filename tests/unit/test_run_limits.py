@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from tests.property.run_world import a_spec
+from tests.property.run_world import T, a_spec
+from tests.run_plans import records, running
 
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
+from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.limits import DIMENSIONS
 from moorage.core.run.limits import how_to_raise, in_force, raises, spent, widens
+from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Raise, RunState, Usage, Violation
 
 STATE = RunState(usage=Usage(input_tokens=7, cost_micros=70, tool_calls=3, effects=2, egress_bytes=5), disk_bytes=9)
@@ -64,3 +68,48 @@ def test_what_isnt_a_number_isnt_raised() -> None:
     assert raises(mine, other) == {"tokens_hard": 6}
     assert not widens(mine, other), "it is another run"
     assert widens(mine, mine.model_copy(update={"tokens_hard": 6}))
+
+
+@pytest.mark.rule("C2", "F5")
+def test_time_runs_out_during_a_tool_call_too_and_isnt_given_back() -> None:
+    """Elapsed time that only counts between the steps, or anew after a resume, is a public failure of a neighbour."""
+    world = running(limits=ResolvedLimits(wall_clock_ms=50_000))
+    world.report("asked", T.TOOL_REQUEST, {"tool": "bash"})
+    world.now = (world.state.admitted_at or 0) + 50_000
+    assert records(world.plan()) == [("PAUSE_REQUESTED", "BudgetExhausted")]
+    world.step()
+    assert world.state.pause is not None
+    assert world.state.pause.kill, "nobody waits for the call's end"
+    for _ in range(6):
+        world.step()
+    assert world.state.phase is RunPhase.PAUSED
+    assert "RESUMED" not in dict(records(world.plan()))
+    world.wanted = world.spec.limits.model_copy(update={"wall_clock_ms": 60_000})
+    for _ in range(4):
+        world.step()
+    assert world.state.phase is not RunPhase.PAUSED
+    assert lived_ms(world.state, world.now) >= 50_000, "what was lived stays so"
+
+
+@pytest.mark.rule("C3", "B3")
+def test_a_refused_effect_holds_the_run_until_its_limit_is_raised() -> None:
+    world = running(limits=ResolvedLimits(effects_hard=0))
+    said = {"constraint": "effects", "holds": False, "action": "GRACEFUL_EXIT", "reason": "EffectsExhausted"}
+    world.report("judged", T.CONSTRAINT_EVALUATED, {"validations": [said | {"message": "no more"}]})
+    ask = {"reason": "BudgetExhausted", "by": "limits", "message": "no more", "limit": "effects_hard"}
+    world.report("ask", T.PAUSE_REQUESTED, ask)
+    world.report("end", T.AGENT_FINISHED, {"outcome": "paused", "reason": "Paused"})
+    view = world.sandbox("runner")
+    assert view
+    world.set_pod(view, phase=SandboxPhase.ENDED)
+    for _ in range(6):
+        world.step()
+    plan = world.plan()
+    assert (world.state.phase, plan.reason) == (RunPhase.PAUSED, "BudgetExhausted")
+    assert '{"spec": {"constraints": {"effects": {"hard": 2}}}}' in plan.message
+    world.wanted = world.spec.limits.model_copy(update={"effects_hard": 2})
+    world.step()
+    assert [kind for kind, _ in records(world.plan())] in [["RESUMED"], ["LIMITS_RAISED", "RESUMED"], []]
+    for _ in range(4):
+        world.step()
+    assert world.state.phase is not RunPhase.PAUSED

@@ -28,7 +28,7 @@ from moorage.runner.hold import Hold
 from moorage.runner.mailbox import Mailbox
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
-from moorage.runner.remaining import Remaining, first
+from moorage.runner.remaining import Remaining, first, wants_disk
 from moorage.runner.report import Reporter, now_ms, plain
 from moorage.workspace.worktree import RunWorktree
 
@@ -163,9 +163,7 @@ class RunnerHost:
 
     async def _on_disk(self) -> int | None:
         """Bytes of the tree and of the agent's own folders, where a constraint wants to know."""
-        limits = self._assignment.limits
-        limited = (limits.disk_soft_bytes, limits.disk_hard_bytes) != (None, None)
-        if not limited and not limits.custom:
+        if not wants_disk(self._assignment.limits):
             return None
         return await asyncio.to_thread(bytes_below, self._worktree.tree, self._paths.own)
 

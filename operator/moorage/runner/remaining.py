@@ -12,6 +12,8 @@ from moorage.api.quantity import dollars
 from moorage.api.wire import Assignment
 from moorage.core.constraints.limits import COST, METERED
 
+DISK_NAME = "diskBytes"  # what an expression calls it
+
 
 class Remaining:
     """The file is rewritten when what it says changes; a reader sees the one or the other, whole."""
@@ -58,3 +60,9 @@ def first(assignment: Assignment, iterations: int) -> Budget:
 def _left(limits: ResolvedLimits, used: dict[str, int]) -> dict[str, int]:
     hard = {each.name: each.hard(limits) for each in METERED}
     return {name: max(0, most - used.get(name, 0)) for name, most in hard.items() if most is not None}
+
+
+def wants_disk(limits: ResolvedLimits) -> bool:
+    """Whether anybody looks at how much lies on the disk: nobody knows what an entry point looks at."""
+    asked = any(each.cel is None or DISK_NAME in each.cel for each in limits.custom)
+    return asked or (limits.disk_soft_bytes, limits.disk_hard_bytes) != (None, None)

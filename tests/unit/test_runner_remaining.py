@@ -1,0 +1,73 @@
+"""C7: the file that says what is left."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moorage.api.budget import Budget, ResolvedConstraint, ResolvedLimits
+from moorage.runner.disk import bytes_below
+from moorage.runner.remaining import Remaining, first, wants_disk
+
+
+@pytest.mark.rule("C7")
+def test_nothing_left_is_0_and_unlimited_is_null(tmp_path: Path) -> None:
+    budget = Budget(left={"tokens": 0, "cost": 1_250_000, "effects": 3}, ends_at=0, warnings=("soon",))
+    Remaining(file := tmp_path / "remaining.json", budget).write()
+    assert json.loads(file.read_text()) == {
+        "iterations": None,
+        "tokens": 0,
+        "cost_micros": 1_250_000,
+        "tool_calls": None,
+        "effects": 3,
+        "egress_bytes": None,
+        "disk_bytes": None,
+        "cost": "1.25",
+        "ends_at": "1970-01-01T00:00:00Z",
+        "warnings": ["soon"],
+        "exhausted": None,
+    }
+
+
+def test_the_file_is_another_one_each_time_that_something_changed(tmp_path: Path) -> None:
+    remaining = Remaining(file := tmp_path / "remaining.json", Budget(left={"tokens": 5}))
+    remaining.write()
+    before = file.stat().st_ino
+    remaining.hear(Budget(left={"tokens": 5}))
+    remaining.hear(None)
+    assert file.stat().st_ino == before, "a reader that waits for news gets none"
+    remaining.hear(Budget(left={"tokens": 4}))
+    assert (file.stat().st_ino != before, json.loads(file.read_text())["tokens"]) == (True, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["remaining.json"]
+
+
+@pytest.mark.rule("R8")
+def test_an_older_gateway_tells_of_two_and_no_limit_is_taken_for_none() -> None:
+    limits = ResolvedLimits(max_iterations=3, tokens_hard=10, effects_hard=0)
+    assignment: Any = SimpleNamespace(budget=None, limits=limits, tokens_used=12)
+    assert first(assignment, 1).left == {"iterations": 2, "tokens": 0, "effects": 0}
+    assignment.budget = Budget(left={"tokens": 4})
+    assert first(assignment, 1).left == {"tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        (ResolvedLimits(tokens_hard=5), False),
+        (ResolvedLimits(disk_soft_bytes=5), True),
+        (ResolvedLimits(custom=(ResolvedConstraint(name="a", cel="tokens < 5"),)), False),
+        (ResolvedLimits(custom=(ResolvedConstraint(name="a", cel="diskBytes < 5"),)), True),
+        (ResolvedLimits(custom=(ResolvedConstraint(name="a", entry_point="b"),)), True),
+    ],
+)
+def test_the_disk_is_measured_where_somebody_looks(limits: ResolvedLimits, wanted: bool) -> None:
+    assert wants_disk(limits) is wanted
+
+
+def test_bytes_are_those_of_files_and_not_of_what_links_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"x" * 100_000)
+    (tmp_path / "a" / "link").symlink_to("/usr")
+    assert 100_000 <= bytes_below(tmp_path / "a", tmp_path / "gone") < 200_000
