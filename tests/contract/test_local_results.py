@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.contract.local_machine import BRANCH, MOORAGE, Machine
 
+from moorage.cli.exits import Exit
 from moorage.testing.trees import git
 
 ONE = {"agent": "echo 1 > one.txt", "check": "test -e one.txt"}
@@ -55,7 +56,7 @@ def test_a_list_tells_what_became_of_each_run(machine: Machine) -> None:
 def test_a_run_that_is_out_of_time_says_only_that(machine: Machine) -> None:
     machine.write(agent="sleep 50", constraints={"wallClock": "2s"})
     code, result, err = machine.run()
-    assert (code, result["phase"], result["reason"]) == (1, "Failed", "WallClockExceeded")
+    assert (code, result["phase"], result["reason"]) == (Exit.PAUSED, "Paused", "BudgetExhausted")
     assert not [word for word in ("Traceback", "ASGI", "uvicorn") if word in err], err
 
 

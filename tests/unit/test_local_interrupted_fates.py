@@ -79,6 +79,21 @@ def test_the_same_manifest_goes_on_and_nothing_is_given_up_unasked(
 
 
 @pytest.mark.rule("R7")
+@pytest.mark.parametrize(
+    ("asked", "fates"),
+    [
+        ({"tokens_hard": 10, "max_iterations": 3}, Fate.GO_ON),
+        ({"tokens_hard": 11, "max_iterations": 3}, Fate.GO_ON),
+        ({"tokens_hard": 9, "max_iterations": 4}, Fate.IN_THE_WAY),
+        ({"tokens_hard": 10}, Fate.IN_THE_WAY),
+        ({"tokens_hard": 10, "max_iterations": 3, "cost_hard_micros": 1}, Fate.IN_THE_WAY),
+    ],
+)
+def test_a_run_with_raised_limits_is_the_same_run_and_with_others_it_is_not(asked: dict[str, int], fates: Fate) -> None:
+    left = found(resolved(OLD, limits=ResolvedLimits(tokens_hard=10, max_iterations=3)))
+    assert fate(left, resolved(limits=ResolvedLimits(**asked)), manifest(), fresh=False) is fates
+
+
 def test_a_wall_clock_that_was_widened_is_the_same_run() -> None:
     left = found(resolved(OLD, limits=ResolvedLimits(wall_clock_ms=60_000)))
     asked = resolved(limits=ResolvedLimits(wall_clock_ms=600_000))
