@@ -51,14 +51,12 @@ def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now:
         unproved = _verify(o, s, spec, proposal, now)
         if unproved is not None:
             return unproved
-    if (
-        delivery is not None
-        and not proposal.empty
-        and (unasked := before_delivery(o, s, spec, proposal, now)) is not None
-    ):
-        return unasked
-    if delivery is not None and delivery.push and not proposal.empty:
-        return _deliver(o.uid, s, spec, proposal, now)
+    if delivery is not None and not proposal.empty:
+        waits = before_delivery(o, s, spec, proposal, now)
+        if waits is not None:
+            return waits
+        if delivery.push:
+            return _deliver(o.uid, s, spec, proposal, now)
     return Plan(actions=(_succeed(s, proposal),), requeue_ms=1)
 
 
