@@ -6,12 +6,15 @@ this room reads it: it goes with the orphans once no recovery can ask for it (T5
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from secrets import token_bytes
+from typing import Any
 
 from moorage.core.journal.ciphers import NONCE_BYTES, ContentKeys, NotDecrypted
 from moorage.core.journal.record import BlobRef, Privacy, Retention
 from moorage.gateway.facts import Facts
-from moorage.store.blobs import BlobStore
+from moorage.store.blobs import BlobStore, reference
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
 NO_KEYS = ContentKeys(())
@@ -31,12 +34,20 @@ class Contents:
         """Whether people can read what is kept."""
         return captured or self._keys is None
 
-    async def keep(self, tenant: str, content: bytes, *, captured: bool) -> BlobRef:
-        """Make it durable before the record that names it. Raise as the blob store does."""
-        if self._keys is None or captured:
-            return await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE)
-        held = self._keys.encrypt(tenant, content, token_bytes(NONCE_BYTES))
-        return await self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)
+    async def noted(
+        self, tenant: str, content: bytes, note: Callable[[BlobRef | None], Awaitable[None]], *, captured: bool
+    ) -> None:
+        """`note` appends the record that names it. Both are durable at the end: what people read before the record is
+        (J8), and what a recovery reads at the same time, since no record needs it. Raise what either raises.
+        """
+        if not content:
+            await note(None)
+        elif self._keys is None or captured:
+            await note(await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE))
+        else:
+            held = self._keys.encrypt(tenant, content, token_bytes(NONCE_BYTES))
+            put = self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)
+            await _both(note(reference(held, Privacy.CONTENT, Retention.REPLAY)), put)
 
     async def read(self, tenant: str, ref: BlobRef) -> bytes:
         """What was kept. Raise ContentLost, StoreUnavailable."""
@@ -46,6 +57,13 @@ class Contents:
             return keys.decrypt(tenant, held) if ref.retention == Retention.REPLAY else held
         except (BlobMissing, BlobCorrupted, NotDecrypted) as error:
             raise ContentLost(str(error)) from None
+
+
+async def _both(*work: Awaitable[Any]) -> None:
+    """Neither goes on by itself once this has ended."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def replayable(facts: Facts) -> set[str]:

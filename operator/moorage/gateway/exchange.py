@@ -13,7 +13,7 @@ import httpx
 from starlette.responses import Response
 
 from moorage.api.wire import ResolvedModel, ResolvedPrices
-from moorage.core.journal.record import Draft, RecordType
+from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.models.passing import Passing
 from moorage.core.models.prices import cost_micros
 from moorage.core.models.rates import Limits
@@ -290,7 +290,7 @@ class Exchange:
     # --- records ------------------------------------------------------------------------------------------------------
 
     async def _note_request(self, model: ResolvedModel) -> None:
-        """Content first, then the record with what is reserved (B2), both durable before anything leaves (E1, J8)."""
+        """The record with what is reserved (B2), and what is asked: durable before anything leaves (E1, J8)."""
         run, ask = self._caller.run, self._ask
         payload = {
             "protocol": self._protocol.name,
@@ -304,9 +304,14 @@ class Exchange:
         }
         if ask.first is not None:
             payload |= {"retry_of": ask.first, "try": ask.tries}
-        draft = await self._draft(RecordType.MODEL_REQUEST, payload, ask.body if self._wanted else b"")
         budget = None if ask.first is None else model.retries.budget
-        await self._questions.ask(run, self._caller.epoch, draft, self._gone, budget)
+
+        async def note(content: BlobRef | None) -> None:
+            draft = self._draft(RecordType.MODEL_REQUEST, payload, content)
+            await self._questions.ask(run, self._caller.epoch, draft, self._gone, budget)
+
+        body = ask.body if self._ask.turn is not None or self._readable else b""  # other agents' need only the hash
+        await self._gate.contents.noted(run.tenant, body, note, captured=self._captured)
 
     @property
     def _captured(self) -> bool:
@@ -314,11 +319,8 @@ class Exchange:
         return model is not None and model.capture
 
     @property
-    def _wanted(self) -> bool:
-        """Whether anybody reads again what was asked: people, or an agent whose turns are its own (R2). Of others a
-        recovery needs the hash alone.
-        """
-        return self._ask.turn is not None or self._gate.contents.readable(captured=self._captured)
+    def _readable(self) -> bool:
+        return self._gate.contents.readable(captured=self._captured)
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
@@ -360,18 +362,20 @@ class Exchange:
             "problem": told.problem,
             "duration_ms": self._clock.monotonic_ms() - self._began,
         }
-        content = b"" if self._kept.over else self._kept.content()
+
+        async def note(content: BlobRef | None) -> None:
+            await self._ledger.append(run, None, [self._draft(RecordType.MODEL_RESPONSE, payload, content)])
+
+        wanted = not self._kept.over and (payload["complete"] or self._readable)  # nothing else is given again
+        content = self._kept.content() if wanted else b""
         try:
-            draft = await self._draft(RecordType.MODEL_RESPONSE, payload, content)
-            await self._ledger.append(run, None, [draft])
+            await self._gate.contents.noted(run.tenant, content, note, captured=self._captured)
         except RunSealed:
             self._gate.deps.log.warning("model_answer_after_the_release", run_uid=run.uid)
 
-    async def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: bytes) -> Draft:
-        """Its content is durable before it is (J8)."""
+    def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: BlobRef | None) -> Draft:
         run, ask = self._caller.run, self._ask
-        kept = await self._gate.contents.keep(run.tenant, content, captured=self._captured) if content else None
-        attachments = {"content": kept} if kept else None
+        attachments = {"content": content} if content else None
         return self._ledger.observed(
             kind,
             payload,
