@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tests.gateway_script import refused
 
-from moorage.api.wire import ResolvedApproval
+from moorage.api.wire import ResolvedApproval, ResolvedEgress, ResolvedSandbox
+from moorage.gateway.settings import GatewaySettings
+from moorage.testing.authority import Authority
 from moorage.testing.models import Reply, Script, ToolCall
 from moorage.testing.models.script import Usage
 from moorage.testing.world import Run, Sandbox, World
@@ -125,3 +127,43 @@ async def test_a_runner_waits_through_an_outage_of_its_gateway(tmp_path: Path) -
         await asyncio.sleep(0)
         await answer(fix, "Approve")
         assert await sandbox.ended() == 0, sandbox.said.read_text()
+
+
+HOST = "pay.example.com"
+PAY = ResolvedApproval(name="pay", before="Egress", hosts=("*.example.com",))
+
+
+@pytest.mark.rule("T6", "E8")
+async def test_a_host_is_reached_once_somebody_has_allowed_it(tmp_path: Path) -> None:
+    settings = GatewaySettings(orders_wait_ms=200, egress_private=("127.0.0.0/8",))
+    async with Authority().listening() as shop, World(tmp_path, settings=settings, hosts={HOST: "127.0.0.1"}) as world:
+        entry = ResolvedEgress(host=HOST, scheme="http", port=shop.port)
+        fix = await world.admit(command=("sleep", "600"), approvals=(PAY,), sandbox=ResolvedSandbox(egress=(entry,)))
+        await fix.start()
+        await fix.until("AGENT_STARTED", within_s=90)
+        runner = world.gateway.sandbox(f"{fix.spec.uid}-p1", "team-a")
+        door = f"/egress/http/{HOST}/orders/1"
+        for _ in range(2):
+            refused(await runner.post(door, content=b"one"), 503, "AwaitingApproval")
+        assert (await fix.types()).count("APPROVAL_REQUESTED") == 1
+        assert (await fix.state())["phase"] == "Running"
+        assert (shop.committed, (await fix.types()).count("EFFECT_INTENT")) == ([], 0)
+        assert (await answer(fix, "Approve", "pay"))["state"] == "Done"
+        assert (await runner.post(door, content=b"one")).status_code == 201
+        assert (await fix.state())["usage"]["human_approvals"] == 1
+
+
+@pytest.mark.rule("T6", "E8")
+async def test_a_refused_host_is_not_reached(tmp_path: Path) -> None:
+    settings = GatewaySettings(orders_wait_ms=200, egress_private=("127.0.0.0/8",))
+    async with World(tmp_path, settings=settings, hosts={HOST: "127.0.0.1"}) as world:
+        entry = ResolvedEgress(host=HOST, scheme="http", port=9)
+        fix = await world.admit(command=("sleep", "600"), approvals=(PAY,), sandbox=ResolvedSandbox(egress=(entry,)))
+        await fix.start()
+        await fix.until("AGENT_STARTED", within_s=90)
+        runner = world.gateway.sandbox(f"{fix.spec.uid}-p1", "team-a")
+        refused(await runner.get(f"/egress/http/{HOST}/"), 503, "AwaitingApproval")
+        assert (await answer(fix, "Reject", "pay"))["state"] == "Done"
+        said = refused(await runner.get(f"/egress/http/{HOST}/"), 403, "ApprovalRejected")
+        assert "refused by ada: not today" in said
+        refused(await runner.post(f"/tunnel/{HOST}:9"), 403, "ApprovalRejected")

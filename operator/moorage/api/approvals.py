@@ -17,17 +17,28 @@ ToolPattern = Annotated[
 ]
 
 
+HostPattern = Annotated[
+    str,
+    Field(max_length=253),
+    matching("[-a-z0-9.*]+", "must be the name of a host, with * for any part of it"),
+]
+
+
 class Approval(Fields):
     """Something that a person must allow first."""
 
     name: Label = Field(description="Name of the approval; unique in the run.")
-    before: Literal["Delivery", "ToolCall"] = Field(
-        description="What waits for it: Delivery (the result, once it is verified) or ToolCall (a call of the agent's,"
-        " for drivers that ask before each: builtin)."
+    before: Literal["Delivery", "ToolCall", "Egress"] = Field(
+        description="What waits for it: Delivery (the result, once it is verified), ToolCall (a call of the agent's,"
+        " for drivers that ask before each: builtin) or Egress (the way to a host, for any driver)."
     )
     tools: Annotated[tuple[ToolPattern, ...], Field(min_length=1, max_length=32)] | None = Field(
         default=None,
         description="ToolCall: names of tools, * for any part of one, such as bash or write*. Default: all.",
+    )
+    hosts: Annotated[tuple[HostPattern, ...], Field(min_length=1, max_length=32)] | None = Field(
+        default=None,
+        description="Egress: hosts of sandbox.egress, * for any part, such as *.example.com. Default: all of them.",
     )
     reject_after: Duration | None = Field(
         default=None,
@@ -41,5 +52,11 @@ class Approval(Fields):
             "self.before == 'ToolCall' || !has(self.tools)",
             lambda approval: approval.before == "ToolCall" or approval.tools is None,
             field="tools",
+        ),
+        Rule(
+            "hosts are for approvals before Egress",
+            "self.before == 'Egress' || !has(self.hosts)",
+            lambda approval: approval.before == "Egress" or approval.hosts is None,
+            field="hosts",
         ),
     )

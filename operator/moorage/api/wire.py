@@ -204,13 +204,14 @@ class ResolvedSandbox(Wire):
 
 
 class ResolvedApproval(Wire):
-    """T6: what a person must allow first. `tools` are patterns of tools' names (empty: all). Without `reject_after_ms`
-    it waits.
+    """T6: what a person must allow first. `tools` and `hosts` are patterns of names (empty: all). Without
+    `reject_after_ms` it waits.
     """
 
     name: str
-    before: Literal["Delivery", "ToolCall"]
+    before: Literal["Delivery", "ToolCall", "Egress"]
     tools: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     reject_after_ms: int | None = None
 
 

@@ -1,58 +1,79 @@
-"""T6: a tool call asks whether it may run, and waits at this door while nobody has answered.
+"""T6: what waits at a door of the gateway until somebody has allowed it: a tool call, or the way to a host.
 
 The question is durable before the wait begins, and the answer before it is told; whoever asks again, after whatever
-restart, asks the same question. Enforced by the runner, in the sandbox: what leaves the sandbox has doors of its own.
+restart, asks the same question. Tool calls are held up by the runner, in the sandbox; hosts by the gateway itself.
 """
 
 from __future__ import annotations
 
 from moorage.api.commands import ConsentAnswer, ConsentRequest
-from moorage.core.approvals.consent import TOOL_CALL, Consent, asked, for_tool
+from moorage.api.wire import ResolvedApproval
+from moorage.core.approvals.consent import APPROVED, Consent, asked, for_host, for_tool
 from moorage.core.journal.record import RecordType
+from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.signals import rung_within
 
 PENDING = ConsentAnswer(status="pending")
+ASK_AGAIN_S = 60
 
 
 class Consents:
-    """For sandboxes."""
+    """For the doors of sandboxes."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._ledger = gate, gate.ledger
         self._settings, self._clock = gate.deps.settings, gate.deps.clock
 
-    async def ask(self, caller: Caller, body: ConsentRequest) -> ConsentAnswer:
-        """The answer as soon as there is one, or that there is none when the wait is over."""
-        run, key = caller.run, f"tool:{body.key}"
+    async def of_call(self, caller: Caller, body: ConsentRequest) -> ConsentAnswer:
+        """Whether a tool call may run, as soon as that is known, or that nobody has answered when the wait is over."""
+        approval = for_tool(caller.run.spec.approvals, body.tool)
+        if approval is None:
+            return ConsentAnswer(status="approved")
+        found = await self._answered(caller, approval, f"tool:{body.key}", f"the tool {body.tool} is to run")
+        return _answer(found) if found is not None else PENDING
+
+    async def demand_host(self, caller: Caller, host: str) -> None:
+        """Wait until the agent may reach that host. Raise Refusal where it may not (403), or nobody says (503)."""
+        approval = for_host(caller.run.spec.approvals, host)
+        if approval is None:
+            return
+        found = await self._answered(caller, approval, f"host:{host}", f"the agent is to reach {host}")
+        if found is None:
+            why = f"{host} waits for the approval {approval.name}: nothing was sent; ask again"
+            later = {"retry-after": str(ASK_AGAIN_S)}
+            raise Refusal(why, status=503, reason="AwaitingApproval", headers=later)
+        if found.status != APPROVED:
+            why = f"{host} was refused" + (f" by {found.by}" if found.by else "")
+            raise Refusal(f"{why}: {found.reason}" if found.reason else why, status=403, reason="ApprovalRejected")
+
+    async def _answered(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> Consent | None:
+        """The answer, once there is one; None where the wait is over without, or the run is to stand still."""
+        run = caller.run
         if asked(run.state.consents, key) is None:
-            approval = for_tool(run.spec.approvals, body.tool)
-            if approval is None:
-                return ConsentAnswer(status="approved")
-            await self._request(caller, key, approval.name, approval.reject_after_ms, body.tool)
+            await self._request(caller, approval, key, subject)
         deadline = self._clock.monotonic_ms() + self._settings.orders_wait_ms
         while True:
             bell = run.bell.arm()
             await self._ledger.refresh(run)
             consent, left = asked(run.state.consents, key), deadline - self._clock.monotonic_ms()
             if consent is not None and not consent.pending:
-                return _answer(consent)
+                return consent
             if left <= 0 or run.state.pausing or run.state.cancel_stage is not None:
-                return PENDING
+                return None
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
-    async def _request(self, caller: Caller, key: str, name: str, reject_after_ms: int | None, tool: str) -> None:
-        until = None if reject_after_ms is None else self._clock.now_ms() + reject_after_ms
+    async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> None:
+        patience = approval.reject_after_ms
         said = {
             "key": key,
-            "name": name,
-            "before": TOOL_CALL,
-            "subject": f"the tool {tool} is to run",
-            "reject_at": until,
+            "name": approval.name,
+            "before": approval.before,
+            "subject": subject,
+            "reject_at": None if patience is None else self._clock.now_ms() + patience,
         }
-        draft = self._ledger.observed(
-            RecordType.APPROVAL_REQUESTED, said, key, attempt=caller.run.state.attempt or None
-        )
+        attempt = caller.run.state.attempt or None
+        draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, key, attempt=attempt)
         await self._ledger.append(caller.run, caller.epoch, [draft])
 
 

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.wire import ResolvedEgress, Role
 from moorage.core.effects.http import Asked, NotAllowed, allowed
 from moorage.gateway.calls import Calls, Demand
+from moorage.gateway.consents import Consents
 from moorage.gateway.errors import Invalid, Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import forwarded
@@ -34,7 +35,7 @@ class EgressRoom:
     """Doors below /egress, for runners."""
 
     def __init__(self, gate: Gate, calls: Calls) -> None:
-        self._gate, self._calls = gate, calls
+        self._gate, self._calls, self._consents = gate, calls, Consents(gate)
         self._coming: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
 
     def routes(self) -> list[BaseRoute]:
@@ -46,6 +47,7 @@ class EgressRoom:
         caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
         asked = asked_of(request)
         entry = self._allowed(caller, asked)
+        await self._consents.demand_host(caller, entry.host)
         with self._admitted(caller.run):
             body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)

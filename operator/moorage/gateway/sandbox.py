@@ -134,7 +134,7 @@ class SandboxRoom:
         body = await read_model(request, ConsentRequest, self._settings.max_body_bytes)
         await self._own_epoch(caller, body.epoch, "consent")
         refuse_idle(caller.run)
-        return answer(await self._consents.ask(caller, body))
+        return answer(await self._consents.of_call(caller, body))
 
     async def messages(self, request: Request) -> Response:
         """GET WaitingMessages: what people say to the agent and it hasn't got (M3)."""

@@ -25,6 +25,7 @@ from moorage.api.wire import ResolvedEgress, Role
 from moorage.core.effects import http
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import RecordType
+from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import NONE, Asking, Exhausted, outward
 from moorage.gateway.effects import EffectLog
 from moorage.gateway.egress import authority_of
@@ -76,7 +77,7 @@ class TunnelRoom:
 
     def __init__(self, gate: Gate, under_way: UnderWay) -> None:
         self._gate, self._under_way = gate, under_way
-        self._log, self._outward = EffectLog(gate), Outward(gate.deps)
+        self._log, self._outward, self._consents = EffectLog(gate), Outward(gate.deps), Consents(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The door."""
@@ -87,6 +88,7 @@ class TunnelRoom:
         caller = await self._gate.sandbox(request, "tunnel", Role.RUNNER)
         demand_working(caller.run, self._gate.deps.settings.egress_open)
         entry = self._allowed(caller, request.path_params["authority"])
+        await self._consents.demand_host(caller, entry.host)
         addresses = await self._outward.demand_addresses(entry)
         me = self._gate.deps.peers.me
         effect_id = await self._mean(caller, entry)

@@ -12,9 +12,11 @@ from moorage.api.wire import ResolvedApproval
 KEPT_DECIDED: Final = 32
 DELIVERY: Final = "Delivery"
 TOOL_CALL: Final = "ToolCall"
+EGRESS: Final = "Egress"
 PENDING: Final = "pending"
 APPROVED: Final = "approved"
 REJECTED: Final = "rejected"
+TIMEOUT: Final = "timeout"  # who says no where nobody answers
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,17 @@ def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:
 def for_tool(approvals: Iterable[ResolvedApproval], tool: str) -> ResolvedApproval | None:
     """The first approval that a call of that tool needs."""
     calls = (each for each in approvals if each.before == TOOL_CALL)
-    return next((each for each in calls if not each.tools or any(fnmatchcase(tool, p) for p in each.tools)), None)
+    return next((each for each in calls if _named(tool, each.tools)), None)
+
+
+def for_host(approvals: Iterable[ResolvedApproval], host: str) -> ResolvedApproval | None:
+    """The first approval that reaching that host needs."""
+    ways = (each for each in approvals if each.before == EGRESS)
+    return next((each for each in ways if _named(host, each.hosts)), None)
+
+
+def _named(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def for_delivery(approvals: Iterable[ResolvedApproval]) -> tuple[ResolvedApproval, ...]:

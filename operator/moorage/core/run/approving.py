@@ -9,6 +9,7 @@ from moorage.core.approvals.consent import (
     APPROVED,
     DELIVERY,
     REJECTED,
+    TIMEOUT,
     TOOL_CALL,
     Consent,
     asked,
@@ -40,7 +41,7 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
 
 
 def _given_up(pending: Consent) -> Report:
-    said = {"key": pending.key, "outcome": REJECTED, "by": "timeout", "reason": NOBODY}
+    said = {"key": pending.key, "outcome": REJECTED, "by": TIMEOUT, "reason": NOBODY}
     return report(RecordType.APPROVAL_DECIDED, said, pending.key)
 
 

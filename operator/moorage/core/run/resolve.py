@@ -163,6 +163,7 @@ def _approvals(run: AgentRun, driver: str) -> tuple[ResolvedApproval, ...]:
             name=each.name,
             before=each.before,
             tools=each.tools or (),
+            hosts=each.hosts or (),
             reject_after_ms=each.reject_after.ms if each.reject_after else None,
         )
         for each in asked
