@@ -31,7 +31,19 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "replayed": st.booleans(),
     "outcome": st.sampled_from(["completed", "failed", "confirmed", "unknown", "approved", "rejected"]),
     "name": words,
-    "before": st.sampled_from(["Delivery", "ToolCall"]),
+    "before": st.sampled_from(["Delivery", "ToolCall", "Egress"]),
+    "validations": st.lists(
+        st.fixed_dictionaries(
+            {
+                "constraint": words,
+                "holds": st.booleans(),
+                "action": st.sampled_from(["ALLOW", "WARN_CONTINUE"]),
+                "reason": words,
+                "message": words,
+            }
+        ),
+        max_size=2,
+    ),
     "reason": words | st.just("AcceptanceFailed"),
     "failing": st.lists(words, max_size=3),
     "command_id": words,
