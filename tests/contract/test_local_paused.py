@@ -25,7 +25,7 @@ def test_a_run_whose_limit_is_used_up_goes_on_once_it_is_raised(machine: Machine
     machine.write(constraints={"maxIterations": 2, "wallClock": "10m"})
     code, result, err = machine.run()
     assert (code, result["phase"], result["reason"]) == (Exit.PAUSED, "Paused", "BudgetExhausted"), err
-    assert "all 2 iterations of the run are used up" in result["message"]
+    assert "the run's iteration limit of 2 is used up (2)" in result["message"]
     assert "raise constraints.maxIterations in the manifest" in result["message"]
     assert machine.silent()
 
