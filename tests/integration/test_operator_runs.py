@@ -280,6 +280,11 @@ async def test_a_run_that_works_is_paused_and_gone_on_with_by_its_spec(world: Op
     await world.end_pod(pod)
     status = await world.until_phase("fix", "Paused")
     assert (status["reason"], truths(status)["Owned"], truths(status)["Stalled"]) == ("Suspended", "False", "False")
+
+    async def let_go() -> bool:
+        return pod["metadata"]["uid"] not in {each["metadata"]["uid"] for each in await world.pods()}
+
+    await world.until(let_go, "the end of the sandbox")
     second = await world.until_pod()
     await world.api.patch(world.run_path("fix"), {"spec": {"suspend": False}})
     assert (await world.until_reason("fix", "Queued"))["phase"] == "Paused"

@@ -67,12 +67,13 @@ async def test_whatever_befalls_a_runner_that_pauses_the_run_is_paused(
 
 
 def asking(machine: Machine, model: StandIn, hard: int) -> None:
-    """A manifest whose agent asks its model once in each of two iterations, and waits for ever where it is refused."""
+    """A manifest whose agent asks its model once in each of two iterations, and goes on without where it is refused."""
     said = '{"model":"stand-in","max_tokens":1,"messages":[{"role":"user","content":"?"}]}'
     ask = f"curl -sf -o answer.json $ANTHROPIC_BASE_URL/v1/messages -H content-type:application/json -d '{said}'"
     tell = """echo '{"moorage": {"event": "iteration"}}'"""
-    agent = f"test -e first || {{ {ask}; touch first; {tell}; }}; {ask} || sleep 600; touch second; {tell}"
-    machine.write(agent=agent, check="test -e second", constraints={"tokens": {"hard": hard}}, timeouts={"pause": "1s"})
+    refused = f"while :; do {tell}; sleep 0.2; done"
+    agent = f"test -e first || {{ {ask}; touch first; {tell}; }}; {ask} || {refused}; touch second; {tell}"
+    machine.write(agent=agent, check="test -e second", constraints={"tokens": {"hard": hard}})
     body = yaml.safe_load(machine.manifest.read_text())
     body["spec"]["agent"]["model"] = {"providerRef": {"name": "models"}, "name": "stand-in"}
     provider = {"protocol": "anthropic-messages", "baseURL": model.url}
