@@ -52,10 +52,30 @@ def may(server: ApiServer, tenant: str, user: str, rights: list[tuple[str, str]]
         "subjects": [{"kind": "User", "name": user, "apiGroup": rbac}],
     }
     server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([role, binding]))
+    for what, verb in rights:
+        granted(server, tenant, user, what, verb, *runs)
 
 
 def bind(server: ApiServer, tenant: str, user: str, role: str) -> None:
     server.kubectl("create", "rolebinding", f"{user}-{role}", "-n", tenant, f"--clusterrole={role}", f"--user={user}")
+    granted(server, tenant, user, "runcommands", "create")
+    granted(server, tenant, user, "agentruns/approve" if role == "moorage-approver" else "agentruns/steer", "create")
+
+
+def granted(server: ApiServer, tenant: str, user: str, what: str, verb: str, *runs: str) -> None:
+    """Wait until the API server knows of the right; roles that are put together of others take longest."""
+    resource, _, below = what.partition("/")
+    asked = {"namespace": tenant, "group": "moorage.dev", "resource": resource, "verb": verb}
+    asked |= {"subresource": below, "name": runs[0] if runs else ""} if below else {}
+    spec = {"user": user, "resourceAttributes": asked}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        said = server.kubectl("create", "-f", "-", "-o", "jsonpath={.status.allowed}", stdin=json.dumps(body))
+        if said.strip() == "true":
+            return
+        assert time.monotonic() < deadline, f"{user} was never granted {verb} {what}"
+        time.sleep(0.1)
 
 
 def ask(server: ApiServer, tenant: str, user: str, kind: str = "Steer", **more: Any) -> dict[str, Any]:
