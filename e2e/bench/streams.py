@@ -193,20 +193,23 @@ async def _written(server: Server, lines: int) -> None:
             sent.append(group.create_task(server.write(f"{number} {time.perf_counter()} {'x' * 80}\n")))
 
 
-async def _round(server: Server) -> list[list[float]]:
-    """What each reader saw."""
+async def _round(server: Server, slow: Server | None = None) -> tuple[list[list[float]], int]:
+    """What each reader saw, and the KiB by which the server grew meanwhile. `slow`: beside one that takes nothing."""
     ready = asyncio.Semaphore(0)
     async with asyncio.TaskGroup() as group:
         readers = [group.create_task(_arrivals(server, ready, LINES)) for _ in range(READERS)]
         for _ in readers:
             await ready.acquire()
-        await _written(server, LINES)
-    return [reader.result() for reader in readers]
+        before = server.resident_kib()
+        async with _connected(slow) if slow else contextlib.nullcontext():
+            await _written(server, LINES)
+            grown = server.resident_kib() - before
+    return [reader.result() for reader in readers], grown
 
 
 async def _followed(server: Server, found: Found) -> None:
     before, began = server.meter.ms(), time.perf_counter()
-    seen = await _round(server)
+    seen, _ = await _round(server)
     spent = time.perf_counter() - began
     found.cpu[server.kind].append((server.meter.ms() - before) / spent)
     found.each[server.kind] += [statistics.median(reader) for reader in seen]
@@ -218,11 +221,8 @@ async def _beside_a_slow_one(server: Server, found: Found) -> None:
     """It has asked, and takes nothing of 8 MiB that are there and of what comes."""
     for _ in range(LOG_BYTES // CHUNK):
         await server.write("0 0 " + "y" * CHUNK + "\n")
-    before = server.resident_kib()
-    async with _connected(server):
-        fresh = Server(**{**vars(server), "path": f"{server.path}?tail=0"})
-        seen = await _round(fresh)
-        found.grown_kib.append(server.resident_kib() - before)
+    seen, grown = await _round(Server(**{**vars(server), "path": f"{server.path}?tail=0"}), slow=server)
+    found.grown_kib.append(grown)
     found.beside_slow += [statistics.median(reader) for reader in seen]
     found.lines += sum(map(len, seen))
 

@@ -68,12 +68,14 @@ class Feed:
 
 
 class Feeds:
-    """The feeds that are followed now, by run and kind of stream."""
+    """The feeds that are followed now, by run and kind of stream. `catching_up` is held by whoever reads a journal for
+    one reader alone.
+    """
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._settings = gate, gate.deps.settings
         self._live: dict[tuple[str, str], Feed] = {}
-        self._catching_up = asyncio.Semaphore(self._settings.stream_catch_ups)
+        self.catching_up = asyncio.Semaphore(self._settings.stream_catch_ups)
 
     @property
     def live(self) -> tuple[Feed, ...]:
@@ -136,7 +138,7 @@ class Feeds:
                 full=f"/v1/runs/{feed.source.uid}/logs",
             )
             return gap_event(missed).encoded(), Place(feed.ring.since)
-        async with self._catching_up:
+        async with self.catching_up:
             self._gate.deps.metrics.stream_catch_ups.inc()
             return await self._page(feed, place.next)
 

@@ -104,7 +104,10 @@ class StreamsRoom:
         outputs = Outputs(self._blobs, run.tenant)
         lines = _lines(request)
         source = Source("logs", self._store, run.uid, outputs.event)
-        before = await tail(source, outputs, lines) if lines is not None else (b"", cursor_of(request) + 1)
+        if lines is None:
+            return self._answer(request, run, "logs", source, (b"", cursor_of(request) + 1))
+        async with self._feeds.catching_up:
+            before = await tail(source, outputs, lines)
         return self._answer(request, run, "logs", source, before)
 
     async def timeline(self, request: Request) -> Response:
