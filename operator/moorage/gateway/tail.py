@@ -49,8 +49,8 @@ async def _chunks(source: Source) -> tuple[deque[int], int]:
 
 @dataclass
 class Search:
-    """On its way back from a log's end: the lines begin behind the `ends`th line end from here. `last`: nothing that was
-    written has been met yet.
+    """On its way back from a log's end: the lines begin behind the `ends`th line end from here on. `last`: nothing that
+    was written has been met yet.
     """
 
     ends: int
