@@ -26,7 +26,6 @@ _CANCEL = (Point.CANCEL_BEFORE, Point.CANCEL_WITHIN, Point.CANCEL_ACK_BEFORE, Po
 _PAUSE = (Point.PAUSE_BEFORE, Point.PAUSE_WITHIN, Point.PARK_BEFORE, Point.PARK_AFTER)
 _RESUME = (Point.RESUME_BEFORE, Point.RESUME_AFTER)
 _PAUSED = (Point.PAUSE_AFTER,)
-_END_CHECK = (Point.END_CHECK_BEFORE, Point.END_CHECK_WITHIN, Point.END_CHECK_AFTER)
 _COMMANDS = (
     (Point.COMMAND_BEFORE, Point.MESSAGE_BEFORE),
     (Point.COMMAND_AFTER, Point.MESSAGE_AFTER),
@@ -78,10 +77,6 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
     },
     "test_whatever_befalls_a_runner_that_pauses_the_run_is_paused": dict.fromkeys(Fault, (_PAUSED,)),
     "test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes_once": dict.fromkeys(Fault, (_FOLLOWED,)),
-    "test_whatever_befalls_the_check_of_an_end_the_run_comes_to_its_verdict": {
-        **dict.fromkeys((Fault.KILL, Fault.ERROR), tuple((point,) for point in _END_CHECK)),
-        **dict.fromkeys((Fault.DELAY, Fault.STOP), (_END_CHECK,)),
-    },
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
 }
 """Points in one run of each fault, by the test."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.contract.killpoint_places import elsewhere
 
 from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedContinuation, ResolvedModel, SecretRef
 from moorage.points import Point
@@ -48,14 +47,13 @@ async def ended(run: Run, trace: Path, shots: Sequence[Shot], fault: Fault) -> b
 
 
 @pytest.mark.rule("K1", "N4")
-@pytest.mark.parametrize(
-    ("fault", "points"), elsewhere("test_whatever_befalls_the_check_of_an_end_the_run_comes_to_its_verdict")
-)
-async def test_whatever_befalls_the_check_of_an_end_the_run_comes_to_its_verdict(
-    tmp_path: Path, fault: Fault, points: Sequence[Point]
+@pytest.mark.parametrize("point", [Point.END_CHECK_BEFORE, Point.END_CHECK_WITHIN, Point.END_CHECK_AFTER])
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.DELAY])
+async def test_whatever_befalls_the_check_of_an_end_nothing_of_it_is_left(
+    tmp_path: Path, fault: Fault, point: Point
 ) -> None:
     work = Reply(tools=(ToolCall(name="bash", input={"command": "echo two > a.txt"}),))
-    shots = [Shot(point, fault=fault) for point in points]
+    shots = [Shot(point, fault=fault)]
     async with World(tmp_path / "world", script=Script(replies=(work, Reply(text="Done.")))) as world:
         run, epoch = await admitted(world), 1
         whole = await ended(run, tmp_path / "trace", shots, fault)
