@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.contract.commanded_run import Commanded, commanded
-from tests.contract.local_machine import Machine
+from tests.contract.local_machine import BRANCH, Machine
+
+from moorage.testing.trees import git
 
 pytestmark = pytest.mark.timeout(240)  # a case starts the program several times
 
@@ -83,3 +85,24 @@ async def test_a_run_that_is_not_there_and_words_that_are_none(run: Commanded) -
     assert "no run was ever made here" in err
     code, _, err = await run.said("steer", "steps", "  ")
     assert (code, "TEXT is empty" in err) == (2, True)
+
+
+@pytest.mark.rule("T6", "R7")
+async def test_a_result_waits_for_its_approval_over_a_kill_and_is_delivered_once(run: Commanded) -> None:
+    machine = run.machine
+    machine.write(agent="echo 1 > all.txt", check="test -e all.txt", approvals=[{"name": "push", "before": "Delivery"}])
+    process = machine.start()
+    await run.until(lambda: machine.told("APPROVAL_REQUESTED") == 1 or process.poll() is not None)
+    process.kill()
+    process.communicate()
+    assert git(machine.repository, "branch", "--list", BRANCH) == ""
+    process = machine.start()
+
+    async def approved() -> bool:
+        return (await run.said("approve", "steps", "push", "--id", "a1"))[0] == 0
+
+    while not await approved():  # whoever goes on has to have begun
+        assert process.poll() is None, process.communicate()
+    assert (await run.ended(process))["phase"] == "Succeeded"
+    assert machine.told("APPROVAL_REQUESTED") == machine.told("APPROVAL_DECIDED") == 1
+    assert git(machine.repository, "show", f"{BRANCH}:all.txt") == "1"
