@@ -57,6 +57,9 @@ class Point(StrEnum):
     PUSH_BEFORE = "push/before"  # journaled as dispatched, nothing sent
     PUSH_WITHIN = "push/within"  # the remote has answered, there is no receipt
     PUSH_AFTER = "push/after"
+    PULL_BEFORE = "pull-request/before"  # journaled as dispatched, nothing sent
+    PULL_WITHIN = "pull-request/within"  # the forge has answered, there is no receipt
+    PULL_AFTER = "pull-request/after"
     EGRESS_BEFORE = "egress/before"  # journaled as dispatched, nothing sent
     EGRESS_WITHIN = "egress/within"  # the host has answered, there is no receipt
     EGRESS_AFTER = "egress/after"  # there is one, the agent wasn't told

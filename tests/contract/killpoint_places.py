@@ -22,6 +22,7 @@ _RUNNERS = (
 )
 _STREAM, _SNAPSHOT = (Point.MODEL_STREAM,), (Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER)
 _LETTING_GO = (Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER)
+_PULL = (Point.PULL_BEFORE, Point.PULL_WITHIN, Point.PULL_AFTER)
 _CANCEL = (Point.CANCEL_BEFORE, Point.CANCEL_WITHIN, Point.CANCEL_ACK_BEFORE, Point.CANCEL_ACK_AFTER)
 _PAUSE = (Point.PAUSE_BEFORE, Point.PAUSE_WITHIN, Point.PARK_BEFORE, Point.PARK_AFTER)
 _RESUME = (Point.RESUME_BEFORE, Point.RESUME_AFTER)
@@ -77,6 +78,10 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
     },
     "test_whatever_befalls_a_runner_that_pauses_the_run_is_paused": dict.fromkeys(Fault, (_PAUSED,)),
     "test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes_once": dict.fromkeys(Fault, (_FOLLOWED,)),
+    "test_whatever_befalls_a_gateway_at_a_pull_request_there_is_one": {
+        **dict.fromkeys(Fault, (_PULL[::2], _PULL[1:2])),
+        Fault.DELAY: (_PULL,),
+    },
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
 }
 """Points in one run of each fault, by the test."""

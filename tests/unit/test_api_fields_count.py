@@ -50,6 +50,11 @@ def remote(**change: Any) -> dict[str, Any]:
     return {"workspace": {"remoteGit": GIT | change}}
 
 
+def asking(api: dict[str, Any] | None = None, **change: Any) -> dict[str, Any]:
+    """A run that wants a pull request."""
+    return remote(api=api or {"kind": "gitea"}) | {"delivery": {"pullRequest": change}}
+
+
 def agent(**change: Any) -> dict[str, Any]:
     return {"agent": {"driver": "command", "command": ["a"]} | change}
 
@@ -140,6 +145,18 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "delivery.push": {"delivery": {"push": False}},
     "delivery.allowEmpty": {"delivery": {"allowEmpty": True}},
     "delivery.message": {"delivery": {"message": "Mend it"}},
+    "delivery.pullRequest.title": asking(title="Mend it"),
+    "delivery.pullRequest.body": asking(body="Mended."),
+    "delivery.pullRequest.base": asking(base="next"),
+    "delivery.pullRequest.draft": asking(draft=True),
+    "workspace.remoteGit.api.kind": asking({"kind": "gitlab"}),
+    "workspace.remoteGit.api.url": asking({"kind": "gitea", "url": "https://api.example/v1"}),
+    "workspace.remoteGit.api.credentialsSecretRef.name": asking(
+        {"kind": "gitea", "credentialsSecretRef": {"name": "f"}}
+    ),
+    "workspace.remoteGit.api.credentialsSecretRef.key": asking(
+        {"kind": "gitea", "credentialsSecretRef": {"name": "f", "key": "k"}}
+    ),
     "scheduling.deadline": {"scheduling": {"deadline": "9h"}},
     "timeouts.scheduleToStart": {"timeouts": {"scheduleToStart": "9m"}},
     "timeouts.attempt": {"timeouts": {"attempt": "9m"}},

@@ -34,7 +34,7 @@ def kinds_in_sources() -> set[str]:
 @pytest.mark.rule("E7")
 def test_every_kind_says_what_once_covers_who_reconciles_and_what_can_remain() -> None:
     table = rows("Each kind")
-    assert kinds_in_sources() == {"git_push", "http_request", "tunnel"}
+    assert kinds_in_sources() == {"git_push", "http_request", "pull_request", "tunnel"}
     for kind in kinds_in_sources():
         assert [row[0] for row in table if f"`{kind}`" in row[0]]
     for about in ("push", "objects that the operator makes", "files", "commands", "model requests", "network"):

@@ -85,6 +85,24 @@ class AcceptanceCheck(Fields):
     timeout: Duration = Field(default=Duration("10m"), description="Longest time that it may take.")
 
 
+class PullRequest(Fields):
+    """The pull request that asks for the delivered branch to be merged."""
+
+    title: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        default=None,
+        description="Title. Default: the first line of delivery.message, of the agent's summary or the goal.",
+    )
+    body: Annotated[str, Field(max_length=8192)] | None = Field(
+        default=None, description="Text. Default: the agent's summary, and which run it is."
+    )
+    base: BranchName | None = Field(
+        default=None,
+        description="Branch that it is to be merged into. Default: the branch that the run started from, where"
+        " remoteGit.ref names it; else the default branch of the remote.",
+    )
+    draft: bool = Field(default=False, description="Whether it is made as a draft.")
+
+
 class Delivery(Fields):
     """Where the result goes, once it has been accepted."""
 
@@ -103,6 +121,19 @@ class Delivery(Fields):
     )
     message: Annotated[str, Field(max_length=8192)] | None = Field(
         default=None, description="Message of the commit. Default: made from the goal's first line."
+    )
+    pull_request: PullRequest | None = Field(
+        default=None,
+        description="Pull request of the branch, made once it is pushed; the run succeeds with it. The Workspace's"
+        " remoteGit.api says where.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "a pull request needs a pushed branch: set delivery.push, or leave delivery.pullRequest out",
+            "!has(self.pullRequest) || self.push",
+            lambda delivery: delivery.pull_request is None or delivery.push,
+        ),
     )
 
 

@@ -158,6 +158,20 @@ class ResolvedCheck(Wire):
     timeout_ms: int = 600_000
 
 
+class ResolvedPullRequest(Wire):
+    """W5: the pull request of the delivered branch, at the API `api` of that kind. None is the forge's default branch,
+    or what the agent says."""
+
+    kind: Literal["github", "gitlab", "gitea"]
+    api: str
+    project: str
+    base: str | None = None
+    title: str | None = None
+    body: str | None = None
+    draft: bool = False
+    credentials: SecretRef | None = None
+
+
 class ResolvedDelivery(Wire):
     """Where the result goes. With `push` false the branch stays in the gateway's mirror (or the local repository)."""
 
@@ -165,6 +179,7 @@ class ResolvedDelivery(Wire):
     push: bool = True
     allow_empty: bool = False
     message: str | None = None
+    pull_request: ResolvedPullRequest | None = None
 
 
 class ResolvedTimeouts(Wire):

@@ -94,6 +94,22 @@ class SecretRef(Fields):
     )
 
 
+class ForgeApi(Fields):
+    """The API of the remote's host, by which pull requests are made."""
+
+    kind: Literal["github", "gitlab", "gitea"] = Field(description="github, gitlab or gitea (Forgejo too).")
+    url: GitUrl | None = Field(
+        default=None,
+        description="Address of the API, for example https://git.example.com/api/v4. Default: the kind's usual place at"
+        " the remote's host; of github.com, https://api.github.com.",
+    )
+    credentials_secret_ref: SecretRef | None = Field(
+        default=None,
+        description="Secret with a token that may make pull requests, under token or password. Default: what the"
+        " remote's own credentialsSecretRef names. It stays outside the sandbox.",
+    )
+
+
 class RemoteGit(Fields):
     """A repository that is fetched into the gateway's mirror; the sandbox sees the mirror only."""
 
@@ -107,6 +123,9 @@ class RemoteGit(Fields):
     )
     credentials_secret_ref: SecretRef | None = Field(
         default=None, description="Secret with what the remote asks for. It stays outside the sandbox."
+    )
+    api: ForgeApi | None = Field(
+        default=None, description="API of the remote's host. Needed for delivery.pullRequest, and for nothing else."
     )
     depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="Commits of history in the worktree; at least 1. Default: all."

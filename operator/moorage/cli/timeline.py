@@ -261,7 +261,12 @@ def _verdict(p: Payload) -> str:
     return f"{_short(p.get('commit'))} {verdict}{where}" + (f": {p['summary']}" if p.get("summary") else "")
 
 
-DOES = {"git_push": "git push", "http_request": "send a request", "tunnel": "open a tunnel"}
+DOES = {
+    "git_push": "git push",
+    "pull_request": "make a pull request",
+    "http_request": "send a request",
+    "tunnel": "open a tunnel",
+}
 
 
 def _intent(p: Payload) -> str:

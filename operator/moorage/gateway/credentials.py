@@ -17,6 +17,8 @@ GIT_KEYS = ("password", "token")
 """Where a remote's password is looked for if no key is named; a user name may stand beside it."""
 MODEL_KEYS = ("api-key", "apiKey", "token")
 """The same for a model provider's key."""
+FORGE_KEYS = ("token", "password")
+"""The same for a token that makes pull requests; a remote's own credential will do."""
 EGRESS_KEYS = ("token",)
 """The same for an allowed host's credential."""
 
@@ -68,6 +70,10 @@ def wanted(spec: ResolvedRun) -> Iterator[Wanted]:
     if model is not None and model.credentials is not None:
         keys = _keys(model.credentials, MODEL_KEYS)
         yield Wanted(f"ModelProvider {model.provider}", model.credentials, keys, keys[:1])
+    pull = spec.delivery.pull_request if spec.delivery else None
+    if pull is not None and pull.credentials is not None and pull.credentials != space.credentials:
+        keys = _keys(pull.credentials, FORGE_KEYS)
+        yield Wanted("remoteGit.api of the workspace", pull.credentials, keys, keys[:1])
     for host in spec.sandbox.egress:
         if host.credentials is not None:
             keys = _keys(host.credentials, EGRESS_KEYS)

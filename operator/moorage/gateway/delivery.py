@@ -12,7 +12,7 @@ import hashlib
 from functools import partial
 
 from moorage.core.approvals.consent import unmet
-from moorage.core.effects import http
+from moorage.core.effects import http, pulls
 from moorage.core.effects.levels import Level
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.phases import RunPhase
@@ -25,6 +25,7 @@ from moorage.gateway.facts import Intent
 from moorage.gateway.gate import Gate, mirror_key
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Unreached
+from moorage.gateway.pulls import PullRequests
 from moorage.gateway.reconciling import Reconciling
 from moorage.gateway.sending import demand_still
 from moorage.gateway.underway import UnderWay, settling
@@ -59,12 +60,13 @@ class Delivery:
         self._gate = gate
         self._mirrors = gate.deps.mirrors
         self._log = EffectLog(gate)
-        kinds = {KIND: self.reconcile, http.KIND: calls.reconcile}
+        self._pulls = PullRequests(gate, self._log)
+        kinds = {KIND: self.reconcile, http.KIND: calls.reconcile, pulls.KIND: self._pulls.reconcile}
         self._reconciling = Reconciling(self._log, kinds, under_way)
 
     async def deliver(self, run: Run, epoch: int, commit: str | None) -> None:
-        """One try: settle what is unsettled, of every kind, then push what is known not to have been. Repeating it
-        repeats no effect. Without a commit nothing is pushed.
+        """One try: settle what is unsettled, of every kind, then push what is known not to have been, and ask for its
+        merge where that is wanted. Repeating it repeats no effect. Without a commit nothing is pushed.
 
         While another call is at it, here or at another gateway, this one does nothing: what that one comes to is in the
         journal.
@@ -79,6 +81,8 @@ class Delivery:
             last = run.state.delivered()
             if commit is not None and (last is None or last.status == "not_dispatched"):
                 await self._push(run, epoch, commit)
+            if commit is not None:
+                await self._pulls.ask(run, epoch)
 
     # --- the first time -----------------------------------------------------------------------------------------------
 

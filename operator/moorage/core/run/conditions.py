@@ -184,6 +184,9 @@ def _most(o: Observed, s: RunState) -> int:
 
 def _delivered(o: Observed, s: RunState, told: Plan) -> Condition:
     kind, push = "Delivered", s.delivered()
+    pull = o.spec.delivery.pull_request if o.spec and o.spec.delivery else None
+    if push is not None and push.status == "confirmed" and (pull is not None or s.asked_for_merge() is not None):
+        return _asked_for_merge(s, s.asked_for_merge(), told)
     if push is not None:
         return _pushed(s, push, told)
     if s.deferral is not None and not s.deferral.of_start:
@@ -207,6 +210,19 @@ def _pushed(s: RunState, push: Effect, told: Plan) -> Condition:
     if s.deferral is not None and s.end is None:
         return _truth(kind, status, s.deferral.reason, told.message or s.deferral.message)
     return _truth(kind, status, f"Push{_short(push.status.title())}", push.detail or push.target)
+
+
+def _asked_for_merge(s: RunState, pull: Effect | None, told: Plan) -> Condition:
+    """W5: the branch is there; the pull request is what is missing of the delivery."""
+    kind = "Delivered"
+    if pull is not None and pull.status == "confirmed":
+        return _truth(kind, "True", "PullRequestOpen", pull.detail)
+    if pull is not None and pull.status == "rejected":
+        return _truth(kind, "False", _short(pull.detail.partition(": ")[0]) or "PullRequestRejected", pull.detail)
+    status: Status = "Unknown" if pull is not None and pull.status in {"unknown", "dispatched"} else "False"
+    if s.deferral is not None and s.end is None:
+        return _truth(kind, status, s.deferral.reason, told.message or s.deferral.message)
+    return _truth(kind, status, "PullRequestPending", pull.detail if pull else "the branch is pushed")
 
 
 def _short(reason: str) -> str:

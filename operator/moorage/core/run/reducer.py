@@ -423,6 +423,9 @@ def _demand_evidence(s: RunState) -> None:
         raise IllegalMove(s.phase, RunPhase.SUCCEEDED, "acceptance has not passed")
     if push is not None and push.status != "confirmed":
         raise IllegalMove(s.phase, RunPhase.SUCCEEDED, f"the push to {push.target} is {push.status}")
+    pull = s.asked_for_merge()
+    if pull is not None and pull.status != "confirmed":
+        raise IllegalMove(s.phase, RunPhase.SUCCEEDED, f"the pull request at {pull.target} is {pull.status}")
 
 
 def _end(phase: RunPhase) -> Handler:

@@ -36,13 +36,14 @@ from moorage.api.wire import (
     ResolvedWorkspace,
     SecretRef,
 )
-from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, Workspace, WorkspaceSource
+from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, ForgeApi, Workspace, WorkspaceSource
 from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.responses import RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
+from moorage.core.run.merges import LACKING, forge_of, pull_request
 from moorage.core.run.observed import Problem
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
@@ -139,7 +140,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
             ResolvedCheck(name=check.name, run=check.run, timeout_ms=check.timeout.ms)
             for check in spec.acceptance or ()
         ),
-        delivery=_delivery(run, prefix),
+        delivery=_delivery(run, prefix, workspace, forge_of(run, refs.workspace)),
         limits=_enforced(run, agent, resolved, refs.constraints),
         timeouts=timeouts(run),
         sandbox=sandbox,
@@ -361,11 +362,22 @@ def _source(run: AgentRun, source: WorkspaceSource, defaults: Defaults, named: W
     return ResolvedWorkspace(key=digest("ephemeral", run.metadata.uid), kind="ephemeral", **common)
 
 
-def _delivery(run: AgentRun, prefix: str) -> ResolvedDelivery | None:
+def _delivery(
+    run: AgentRun, prefix: str, workspace: ResolvedWorkspace, forge: ForgeApi | None
+) -> ResolvedDelivery | None:
     asked, branch = run.spec.delivery, run.branch(prefix)
     if asked is None or branch is None:
         return None
-    return ResolvedDelivery(branch=branch, push=asked.push, allow_empty=asked.allow_empty, message=asked.message)
+    pull = pull_request(asked.pull_request, workspace, forge) if asked.pull_request else None
+    if asked.pull_request and pull is None:
+        raise Unresolved("NoForgeApi", LACKING, stalled=run.spec.workspace is not None)
+    return ResolvedDelivery(
+        branch=branch,
+        push=asked.push,
+        allow_empty=asked.allow_empty,
+        message=asked.message,
+        pull_request=pull,
+    )
 
 
 # --- sandbox, limits, times -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moorage.api.wire import ResolvedRun, Role
+from moorage.core.effects.pulls import KIND as PULL
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Report, StartSandbox, StopSandbox
 from moorage.core.run.approving import before_delivery
@@ -11,6 +12,7 @@ from moorage.core.run.observed import Observed, SandboxView
 from moorage.core.run.rework import next_round
 from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import (
+    DELIVERING,
     classified,
     due,
     explained,
@@ -24,6 +26,7 @@ from moorage.core.run.waiting import (
 from moorage.core.run.words import attempt_ended, fail, lacking, lost, report
 
 MAX_VERIFIER_LOSSES = 3
+PUSHED = "The branch is pushed: make the pull request by hand, or mend the cause and run again"
 VERIFIER_SLACK_MS = 600_000  # checkout and set-up, beside the commands' own limits
 
 
@@ -136,8 +139,12 @@ def _await_verdict(s: RunState, spec: ResolvedRun, view: SandboxView, serial: in
 
 
 def _deliver(uid: str, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan:
-    """Push until the remote has said something, for `timeouts.delivery` at most."""
-    effect = s.delivered()
+    """Push, then ask for a merge where that is wanted, until the remote has said something to either, for
+    `timeouts.delivery` at most.
+    """
+    effect, pull = s.delivered(), spec.delivery.pull_request if spec.delivery else None
+    if effect is not None and effect.status == "confirmed" and pull is not None:
+        effect = s.asked_for_merge()
     if effect is not None and effect.status == "confirmed":
         return Plan(actions=(_succeed(s, proposal),), requeue_ms=1)
     if effect is not None and effect.status == "rejected":
@@ -157,7 +164,7 @@ def _rejected(effect: Effect, proposal: Proposal) -> Report:
         f"{proposal.commit} is kept until the run is released: `kubectl moorage diff` shows it, and `git apply` takes"
         " that; or mend the cause and run again"
     )
-    why = f"{(message or effect.detail).rstrip('.')}. {kept}"
+    why = f"{(message or effect.detail).rstrip('.')}. {PUSHED if effect.kind == PULL else kept}"
     return fail(reason or "DeliveryRejected", why, proposal.commit)
 
 
@@ -174,10 +181,14 @@ def _try_again(uid: str, waited: Deferral, proposal: Proposal, limit: int, now: 
 
 def _undelivered(s: RunState, waited: Deferral, proposal: Proposal, patience_ms: int) -> tuple[Action, ...]:
     """The remote had its time. The work is kept, and what is not known is called neither success nor failure (E4)."""
-    unknown = tuple(effect for effect in unknown_of(s) if effect.kind == "git_push")
+    unknown = tuple(effect for effect in unknown_of(s) if effect.kind in DELIVERING)
     if unknown:
         end = fail("EffectUnknown", f"{not_known(unknown)}. The last answer was: {waited.message}", proposal.commit)
         return (*classified(s.effects), end)
+    push = s.delivered()
+    if push is not None and push.status == "confirmed":
+        why = f"no pull request could be made within {patience_ms // 1000} s: {waited.message}. {PUSHED}"
+        return (*classified(s.effects), fail(waited.reason, why, proposal.commit))
     why = (
         f"{proposal.commit} could not be delivered within {patience_ms // 1000} s: {waited.message}. Nothing was"
         " pushed. The commit is kept until the run is released (`kubectl moorage diff` shows it); when the remote is"

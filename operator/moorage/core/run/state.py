@@ -358,8 +358,14 @@ class RunState:
 
     def delivered(self) -> Effect | None:
         """The push of this run's proposal, if one was intended."""
-        found = [e for e in self.effects if e.kind == "git_push"]
-        return found[-1] if found else None
+        return self._last("git_push")
+
+    def asked_for_merge(self) -> Effect | None:
+        """The pull request of what was delivered, if one was intended (W5)."""
+        return self._last("pull_request")
+
+    def _last(self, kind: str) -> Effect | None:
+        return next((e for e in reversed(self.effects) if e.kind == kind), None)
 
 
 class _Counting(Usage):

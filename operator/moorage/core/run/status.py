@@ -162,7 +162,10 @@ def _result(s: RunState) -> RunResult | None:
     accepted = s.verification.commit if s.verification and s.verification.passed else None
     commit = s.end.commit if s.end and s.phase is RunPhase.SUCCEEDED else accepted
     summary = (s.agent_end.summary or None) if s.agent_end else None
-    return RunResult(summary=summary, commit=commit) if commit or summary else None
+    pull = s.asked_for_merge()
+    url = pull.detail if pull is not None and pull.status == "confirmed" else None
+    found = RunResult(summary=summary, commit=commit, pull_request=url)
+    return found if found != RunResult() else None
 
 
 def grade(s: RunState) -> str | None:

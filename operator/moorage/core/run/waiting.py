@@ -70,12 +70,15 @@ def _silent(view: SandboxView) -> bool:
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
+DELIVERING = frozenset({"git_push", "pull_request"})
+
+
 def unsettled(s: RunState) -> Plan | None:
-    """I8: what an agent has left open outside its sandbox is settled before the run goes on; pushes have their own way.
+    """I8: what an agent has left open outside its sandbox is settled before the run goes on; ours have their own way.
 
     One try settles all but what is under way at this moment, which ends by itself.
     """
-    left = [e for e in s.open_effects if e.kind != "git_push"]
+    left = [e for e in s.open_effects if e.kind not in DELIVERING]
     if not left:
         return None
     why = f"finding out what became of the {named(left)}"

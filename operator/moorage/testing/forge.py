@@ -1,0 +1,187 @@
+"""A stand-in for the pull requests of GitHub, GitLab and Gitea, with the faults that a far server has.
+
+It is none of the three: names, shapes and statuses are those that their documentation tells, for exactly what Moorage
+asks of them. It looks at a real bare repository for the branches that a pull request is between.
+
+    forge = StandInForge("gitea", repository=bare, token="t")
+    async with forge.serving() as url:
+        forge.faults = ["lost"]                 # the next request is done, and its answer never comes
+        …
+        assert [pull.title for pull in forge.pulls] == ["Mend it"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from moorage.core.effects.pulls import FORGES
+from moorage.testing.serving import listening
+from moorage.testing.trees import git
+
+Kind = Literal["github", "gitlab", "gitea"]
+Fault = Literal["lost", "late", "busy", "down", "refused"]
+"""What befalls a request that makes one: done and never answered; answered with 502 though done; 429; 503; 403."""
+STATUSES: Mapping[str, int] = {"late": 502, "busy": 429, "down": 503, "refused": 403}
+DONE = frozenset({"lost", "late"})
+
+
+@dataclass
+class Made:
+    """A pull request. `state`: open, closed or merged."""
+
+    number: int
+    head: str
+    base: str
+    title: str
+    body: str
+    draft: bool
+    state: str = "open"
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody has closed or merged it."""
+        return self.state == "open"
+
+
+class _Cut(Response):
+    """An answer that breaks off."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
+        """Promise more than comes."""
+        headers = [(b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{", "more_body": False})
+
+
+@dataclass
+class StandInForge:
+    """One repository `project` at a forge of that kind. `faults` befall the next requests that make a pull request, one
+    after the other; `asked` are all requests, as method and path.
+    """
+
+    kind: Kind
+    repository: Path
+    token: str
+    project: str = "team/shop"
+    pulls: list[Made] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The API's address."""
+        route = Route("/{path:path}", self._serve, methods=["GET", "POST"])
+        async with listening(Starlette(routes=[route])) as root:
+            self.url = f"{root}{FORGES[self.kind].api}"
+            yield self.url
+
+    async def _serve(self, request: Request) -> Response:
+        path = unquote(request.url.path).removeprefix(FORGES[self.kind].api)
+        self.asked.append(f"{request.method} {path}")
+        if request.headers.get("authorization") != FORGES[self.kind].credential(self.token)["authorization"]:
+            return JSONResponse({"message": "Bad credentials"}, 401)
+        project = f"/projects/{self.project}" if self.kind == "gitlab" else f"/repos/{self.project}"
+        pulls = f"{project}/{'merge_requests' if self.kind == 'gitlab' else 'pulls'}"
+        if path == project:
+            return JSONResponse({"default_branch": "main"})
+        if path != pulls:
+            return JSONResponse({"message": "Not Found"}, 404)
+        return self._list(request) if request.method == "GET" else self._make(await request.json())
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _list(self, request: Request) -> Response:
+        query = request.query_params
+        found = [pull for pull in reversed(self.pulls) if self._fits(pull, query)]
+        size = int(query.get("per_page") or query.get("limit") or 30)
+        first = (int(query.get("page", "1")) - 1) * size
+        return JSONResponse([self._told(pull) for pull in found[first : first + size]])
+
+    def _fits(self, pull: Made, query: Mapping[str, str]) -> bool:
+        """By the filters that this kind has."""
+        owner = self.project.partition("/")[0]
+        head = {"github": f"{owner}:{pull.head}", "gitlab": pull.head}.get(self.kind)
+        asked = query.get("head" if self.kind == "github" else "source_branch")
+        state = query.get("state", "open")
+        return (asked is None or asked == head) and (state == "all" or (state in {"open", "opened"}) == pull.is_open)
+
+    # --- making -------------------------------------------------------------------------------------------------------
+
+    def _make(self, asked: Mapping[str, Any]) -> Response:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None and fault not in DONE:
+            return JSONResponse({"message": fault}, STATUSES[fault])
+        answer = self._made(asked)
+        if fault == "lost":
+            return _Cut()
+        return JSONResponse({"message": fault}, STATUSES[fault]) if fault else answer
+
+    def open_by_hand(self, head: str, base: str, title: str) -> Response:
+        """A person's own request, past all faults."""
+        lab = self.kind == "gitlab"
+        return self._made(
+            {"source_branch" if lab else "head": head, "target_branch" if lab else "base": base, "title": title}
+        )
+
+    def _made(self, asked: Mapping[str, Any]) -> Response:
+        lab = self.kind == "gitlab"
+        head, base = asked["source_branch" if lab else "head"], asked["target_branch" if lab else "base"]
+        if not {head, base} <= self._branches():
+            return JSONResponse({"message": "Validation Failed", "errors": [{"field": "head", "code": "invalid"}]}, 422)
+        if any(pull.is_open and (pull.head, pull.base) == (head, base) for pull in self.pulls):
+            return JSONResponse({"message": "already exists"}, 422 if self.kind == "github" else 409)
+        title, draft = _title(asked["title"], self.kind)
+        body = asked.get("description" if lab else "body") or ""
+        pull = Made(len(self.pulls) + 1, head, base, title, body, draft or asked.get("draft") is True)
+        self.pulls.append(pull)
+        return JSONResponse(self._told(pull), 201)
+
+    def _branches(self) -> set[str]:
+        return set(git(self.repository, "for-each-ref", "--format=%(refname:short)", "refs/heads").split())
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def _told(self, pull: Made) -> dict[str, Any]:
+        return self._lab(pull) if self.kind == "gitlab" else self._hub(pull)
+
+    def _hub(self, pull: Made) -> dict[str, Any]:
+        repository = {"full_name": self.project}
+        return {
+            "number": pull.number,
+            "html_url": f"https://forge.example/{self.project}/pulls/{pull.number}",
+            "state": "open" if pull.is_open else "closed",
+            "title": pull.title,
+            "draft": pull.draft,
+            "head": {"ref": pull.head, "repo": repository},
+            "base": {"ref": pull.base, "repo": repository},
+        }
+
+    def _lab(self, pull: Made) -> dict[str, Any]:
+        return {
+            "iid": pull.number,
+            "web_url": f"https://forge.example/{self.project}/-/merge_requests/{pull.number}",
+            "state": "opened" if pull.is_open else pull.state,
+            "title": pull.title,
+            "source_branch": pull.head,
+            "target_branch": pull.base,
+            "source_project_id": 1,
+            "target_project_id": 1,
+        }
+
+
+def _title(title: str, kind: Kind) -> tuple[str, bool]:
+    """GitLab and Gitea tell a draft by how its title begins."""
+    mark = {"gitlab": "Draft: ", "gitea": "WIP: "}.get(kind)
+    return (title.removeprefix(mark), title.startswith(mark)) if mark else (title, False)
