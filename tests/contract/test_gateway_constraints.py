@@ -283,7 +283,7 @@ async def test_an_expression_stops_the_run_where_it_is_false(site: Site) -> None
     agent = await site.agent(cel("tokens < 400 || toolCalls > 0", message="use your tools"))
     assert (await agent.ask()).status_code == 200
     assert (await agent.iterate(1))["exhausted"] == "constraint mine: use your tools"
-    assert await agent.standing() == [("mine", "GRACEFUL_EXIT")]
+    assert await agent.standing() == [("custom.mine", "GRACEFUL_EXIT")]
     assert (await agent.ask()).json()["error"]["message"] == "BudgetExhausted: constraint mine: use your tools"
     await agent.tool()
     await agent.iterate(2)
@@ -297,7 +297,7 @@ async def test_who_lets_the_run_go_on_waives_what_stopped_it(site: Site) -> None
     pause = (await agent.operator.state())["pause"]
     assert (pause["reason"], pause["message"]) == ("Constraint", "constraint mine: iterations < 1 is false")
     agent = await agent.resumed()
-    assert await agent.standing() == [("mine", "WARN_CONTINUE")]
+    assert await agent.standing() == [("custom.mine", "WARN_CONTINUE")]
     assert (await agent.ask()).status_code == 200
     budget = await agent.iterate(2)
     assert (budget["exhausted"], budget["warnings"]) == (None, ["constraint mine: iterations < 1 is false"])
@@ -331,9 +331,9 @@ async def test_an_entry_point_decides_for_itself_and_ends_the_evaluation(site: S
     agent = await site.agent(paid, cel("effects < 1", on_violation="Warn"))
     await agent.ask()
     await agent.post()
-    assert await agent.standing() == [("no-paid-effects", "EMERGENCY_STOP")]
+    assert await agent.standing() == [("custom.no-paid-effects", "EMERGENCY_STOP")]
     (judged,) = await agent.judged()
-    assert [v["constraint"] for v in judged["validations"]] == ["no-paid-effects"], "nobody behind it was asked"
+    assert [v["constraint"] for v in judged["validations"]] == ["custom.no-paid-effects"], "nobody behind it was asked"
 
 
 @pytest.mark.rule("C4")
@@ -352,4 +352,4 @@ async def test_a_gateway_that_starts_again_judges_as_before(site: Site) -> None:
     site.gateway.restart()
     refused(await agent.post(b"again"), 403, "BudgetExhausted")
     await agent.iterate(2)
-    assert await agent.standing() == [("effects", "GRACEFUL_EXIT"), ("mine", "GRACEFUL_EXIT")]
+    assert await agent.standing() == [("effects", "GRACEFUL_EXIT"), ("custom.mine", "GRACEFUL_EXIT")]

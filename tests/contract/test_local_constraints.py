@@ -29,8 +29,11 @@ def test_an_expression_that_turns_false_pauses_the_run_at_its_safe_point(machine
     assert (code, result["phase"], result["reason"]) == (Exit.PAUSED, "Paused", "Constraint"), err
     assert result["message"] == "constraint two-steps: two steps are enough"
     assert machine.told("ITERATION_COMPLETE") in {2, 3}, "it was passed by no more than one"
-    assert machine.told("CONSTRAINT_EVALUATED", '"constraint":"two-steps"') == 1
-    assert "constraints: two-steps: constraint two-steps: two steps are enough (GRACEFUL_EXIT)" in machine.timeline()
+    assert machine.told("CONSTRAINT_EVALUATED", '"constraint":"custom.two-steps"') == 1
+    assert (
+        "constraints: custom.two-steps: constraint two-steps: two steps are enough (GRACEFUL_EXIT)"
+        in machine.timeline()
+    )
     assert machine.silent()
 
 

@@ -163,7 +163,8 @@ class CommandsRoom:
         if consent is None:
             return []
         outcome = APPROVED if asked.type == "Approve" else REJECTED
-        said = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}
+        said: dict[str, Any] = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}
+        said["usage"] = {"human_approvals": 1}
         return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.key, actor=asked.issuer or None)]
 
     async def _admit(self, run: Run, taking: Taking) -> Receipt:

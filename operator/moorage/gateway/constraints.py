@@ -17,9 +17,19 @@ from weakref import WeakKeyDictionary
 
 from moorage.api.budget import Budget, ResolvedConstraint, ResolvedLimits
 from moorage.clock import Clock
-from moorage.core.constraints.cel import Expression
+from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.context import lived_ms, used, with_agent
-from moorage.core.constraints.judging import Action, Constraint, Context, Factory, Judged, Validation, Verdict, evaluate
+from moorage.core.constraints.judging import (
+    Action,
+    Constraint,
+    Context,
+    Factory,
+    Judged,
+    Validation,
+    Verdict,
+    custom,
+    evaluate,
+)
 from moorage.core.constraints.limits import DIMENSIONS, metered, with_more
 from moorage.core.constraints.telling import budget_of
 from moorage.core.journal.errors import JournalError
@@ -76,16 +86,16 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """An entry point that this gateway doesn't have, though the run was admitted with it."""
+class Unjudged:
+    """What this gateway can't judge, though the run was admitted with it."""
 
     name: str
-    entry_point: str
+    reason: str
+    message: str
 
     def validate(self, _: Context) -> Validation:
         """Nobody can say that it holds."""
-        why = f"constraint {self.name}: the gateway has no entry point {self.entry_point} in moorage.constraints"
-        return Validation(self.name, holds=False, reason="ConstraintNotFound", message=why)
+        return Validation(self.name, holds=False, reason=self.reason, message=self.message)
 
     def on_violation(self, _: Validation) -> Action:
         """It may have been the one that mattered."""
@@ -215,10 +225,16 @@ class Judge:
         return known[1]
 
     def _custom(self, told: ResolvedConstraint) -> Constraint:
+        name = custom(told.name)
         if told.entry_point is None:
-            return Expression.compiled(told)
-        factory = self._installed.get(told.entry_point)
-        return Named(told.name, factory()) if factory else Missing(told.name, told.entry_point)
+            try:
+                return Expression.compiled(told)
+            except BadExpression as error:  # of a version that took more
+                return Unjudged(name, "ConstraintInvalid", f"constraint {told.name}: {error}")
+        if (factory := self._installed.get(told.entry_point)) is not None:
+            return Named(name, factory())
+        why = f"constraint {told.name}: the gateway has no entry point {told.entry_point} in moorage.constraints"
+        return Unjudged(name, "ConstraintNotFound", why)
 
 
 def refuse(verdict: Verdict) -> None:

@@ -19,7 +19,7 @@ import cel
 
 from moorage.api.budget import ResolvedConstraint
 from moorage.api.constraints import MAX_EXPRESSION
-from moorage.core.constraints.judging import Action, Context, Validation
+from moorage.core.constraints.judging import Action, Context, Validation, custom
 
 NUMBERS: Mapping[str, str] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ class BadExpression(ValueError):
 class Expression:
     """A constraint in CEL, compiled."""
 
-    name: str
+    title: str
     text: str
     program: Any
     action: Action
@@ -85,6 +85,11 @@ class Expression:
             raise BadExpression(f"the expression can't be read: {_brief(error)}") from None
         _demand_known(program)
         return cls(told.name, text, program, ACTIONS[told.on_violation], told.message or f"{text} is false")
+
+    @property
+    def name(self) -> str:
+        """Apart from the limits'."""
+        return custom(self.title)
 
     def demand_held(self, context: Context) -> None:
         """Raise BadExpression where it is no condition, or doesn't hold there, where nothing is used yet."""
@@ -115,7 +120,7 @@ class Expression:
         return Validation(self.name, holds=True) if holds else self._violated(self.message)
 
     def _violated(self, why: str) -> Validation:
-        return Validation(self.name, holds=False, reason=VIOLATED, message=f"constraint {self.name}: {why}")
+        return Validation(self.name, holds=False, reason=VIOLATED, message=f"constraint {self.title}: {why}")
 
     def on_violation(self, _: Validation) -> Action:
         """As its author said."""

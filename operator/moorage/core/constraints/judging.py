@@ -83,6 +83,11 @@ class Constraint(Protocol):
         """What follows where it doesn't."""
 
 
+def custom(name: str) -> str:
+    """What a user's constraint is called among those of its run: never as a limit is."""
+    return f"custom.{name}"
+
+
 Factory = Callable[[], Constraint]
 """What an entry point is: a class or a function that takes nothing and makes a constraint, one for each run."""
 

@@ -122,7 +122,7 @@ class Survey:
             case RecordType.EFFECT_INTENT:
                 self._effects[said["effect_id"]] = _effect(said, record.seq)
                 self._spend(said.get("usage") or {})
-            case RecordType.EFFECT_RECEIPT | RecordType.EFFECT_RECONCILED:
+            case RecordType.EFFECT_RECEIPT | RecordType.EFFECT_RECONCILED | RecordType.APPROVAL_DECIDED:
                 self._spend(said.get("usage") or {})
 
     def _spend(self, usage: Mapping[str, Any]) -> None:

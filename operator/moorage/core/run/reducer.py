@@ -285,6 +285,11 @@ def _charged(s: RunState, p: Mapping[str, Any]) -> Changes:
     return {"usage": add_usage(s.usage, p["usage"])} if p.get("usage") else NOTHING
 
 
+def _approval_decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """T6; a person's word is charged (B1)."""
+    return {**approvals.decided(s, r, p), **_charged(s, p)}
+
+
 def _keep(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
     """All open and unknown effects and the last closed ones."""
     closed = [e for e in effects if not e.open and e.status != "unknown"]
@@ -466,7 +471,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.CONSTRAINT_EVALUATED.value: _constraints,
     RecordType.DRIFT_SAVED.value: _drift,
     RecordType.APPROVAL_REQUESTED.value: approvals.requested,
-    RecordType.APPROVAL_DECIDED.value: approvals.decided,
+    RecordType.APPROVAL_DECIDED.value: _approval_decided,
     RecordType.COMMAND_ACCEPTED.value: commands.accepted,
     RecordType.COMMAND_REJECTED.value: commands.rejected,
     RecordType.COMMAND_DELIVERED.value: commands.delivered,
