@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.drivers.builtin import BuiltinDriver, prompt
@@ -264,3 +266,30 @@ async def test_a_context_that_is_full_of_the_goal_alone_is_an_end(drive: Drive) 
     outcome, _, stand_in = await drive("anthropic-messages", Script(replies=(full,), by="requests"))
     assert (outcome.outcome, outcome.reason) == ("failed", "ContextExceeded")
     assert len(stand_in.log) == 1
+
+
+class NoRoom:
+    """What OpenAI says, by a status and a code, where others have a stop reason: once, at that request."""
+
+    def __init__(self, app: ASGIApp, at: int) -> None:
+        self._app, self._at, self.asked = app, at, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        told = {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}
+        await (JSONResponse(told, 400) if self.asked == self._at else self._app)(scope, receive, send)
+
+
+@pytest.mark.rule("N1", "N5")
+@pytest.mark.parametrize("protocol", ["openai-chat", "openai-responses"])
+async def test_a_refusal_for_want_of_room_is_no_end_either(tmp_path: Path, protocol: str) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "long.txt").write_text("words " * 2_000)
+    host, stand_in = LocalHost(tree), StandIn(Script(replies=(*reads(3), DONE), by="requests"))
+    model = ResolvedModel(provider="p", protocol=protocol, base_url="http://unused", name="scripted")
+    async with listening(Starlette(routes=[Mount("/model", NoRoom(stand_in.app, at=4))])) as url:
+        agent = ResolvedAgent(driver="builtin", model=model)
+        outcome = await BuiltinDriver().run(task_for(host, agent, relay_url=url), host)
+    assert (outcome.outcome, host.iterations) == ("completed", [1, 2, 3, 4, 5])
+    assert {each["iteration"] for each in compactions(host)} == {4}
