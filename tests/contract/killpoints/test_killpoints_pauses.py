@@ -1,6 +1,7 @@
 """Killed, failing, held up and stopped on the way to a pause and back from it."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -66,10 +67,18 @@ async def test_whatever_befalls_a_runner_that_pauses_the_run_is_paused(
         assert machine.told("MODEL_RESPONSE", '"complete":true') == 2
 
 
+ASK = """
+import os, urllib.request
+body = b'{"model":"stand-in","max_tokens":1,"messages":[{"role":"user","content":"?"}]}'
+url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})).read()
+"""
+
+
 def asking(machine: Machine, model: StandIn, hard: int) -> None:
     """A manifest whose agent asks its model once in each of two iterations, and goes on without where it is refused."""
-    said = '{"model":"stand-in","max_tokens":1,"messages":[{"role":"user","content":"?"}]}'
-    ask = f"curl -sf -o answer.json $ANTHROPIC_BASE_URL/v1/messages -H content-type:application/json -d '{said}'"
+    (machine.root / "ask.py").write_text(ASK)
+    ask = f"{sys.executable} {machine.root}/ask.py"
     tell = """echo '{"moorage": {"event": "iteration"}}'"""
     refused = f"while :; do {tell}; sleep 0.2; done"
     agent = f"test -e first || {{ {ask}; touch first; {tell}; }}; {ask} || {refused}; touch second; {tell}"
