@@ -116,5 +116,6 @@ def journaled(arguments: Mapping[str, Any]) -> object:
 
 def brief(arguments: Mapping[str, Any]) -> str:
     """The first line of what matters most."""
-    text = str(arguments.get("command") or arguments.get("path") or "").strip()
+    told = arguments.get("command") or arguments.get("path") or ""
+    text = (" ".join(map(str, told)) if isinstance(told, list) else str(told)).strip()
     return text.splitlines()[0][:120] if text else ""
