@@ -25,6 +25,7 @@ from moorage.api.wire import Admission, FenceRequest
 from moorage.core.run.view import RUN_VIEW
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
+from moorage.gateway.orders import CANCEL
 from moorage.store.errors import StoreUnavailable
 from moorage.store.memory import MemoryStore
 from moorage.testing.gateway import LocalGateway
@@ -215,7 +216,7 @@ async def test_a_cancel_wakes_a_waiting_runner_at_once(gateway, upstream) -> Non
     assert not waiting.done()
     await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
     orders = await ok(await asyncio.wait_for(waiting, 20))
-    assert (orders["stop"], orders["seq"]) == ("cancel", 1)
+    assert (orders["stop"], orders["seq"]) == ("cancel", CANCEL)
     assert (await operator.types()).count("CANCEL_PROPAGATED") == 1
     await ok(await runner.post("/v1/self/records", json=told("CANCEL_ACKNOWLEDGED", {})))
     assert (await operator.state())["cancel_stage"] == "acknowledged"
