@@ -12,7 +12,6 @@ import httpx
 from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.models.prices import Reserve
 from moorage.core.models.protocol import Protocol
-from moorage.gateway.headers import without
 from moorage.gateway.ledger import Run
 from moorage.gateway.settings import GatewaySettings
 
@@ -88,30 +87,6 @@ class Answered:
     def good(self) -> bool:
         """The provider answered what was asked."""
         return 200 <= self.status < 300
-
-
-class Kept:
-    """What has passed by, up to a limit; `over` once there was more."""
-
-    def __init__(self, limit: int) -> None:
-        self._data, self._limit, self.over = bytearray(), limit, False
-
-    def add(self, chunk: bytes) -> None:
-        """Keep it, where there is room for all of it."""
-        self.over = self.over or len(self._data) + len(chunk) > self._limit
-        if not self.over:
-            self._data += chunk
-
-    def content(self) -> bytes:
-        """All that was kept."""
-        return bytes(self._data)
-
-    def without(self, credential: Mapping[str, str]) -> Kept:
-        """The same, that credential left out."""
-        kept = Kept(self._limit)
-        kept.add(without(self.content(), credential))
-        kept.over = kept.over or self.over
-        return kept
 
 
 def retried(run: Run, model: ResolvedModel, ask: Ask) -> dict[str, str]:

@@ -20,13 +20,14 @@ from moorage.core.models.rates import Limits
 from moorage.core.models.reading import EVENT_STREAM, Reading
 from moorage.core.models.retries import Failed, refused
 from moorage.core.models.usage import against_rate
-from moorage.gateway.ask import Answered, Ask, Kept, retried
+from moorage.gateway.ask import Answered, Ask, retried
 from moorage.gateway.breakers import Breakers
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
 from moorage.gateway.headers import budget_headers, returned
 from moorage.gateway.http import JSON, Cut, Piped, at_once
+from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.turns import Turn, Turns

@@ -32,7 +32,7 @@ from moorage.core.models.prices import worst
 from moorage.core.models.protocol import Protocol
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.gateway.addresses import is_http, leads_to_metadata
-from moorage.gateway.ask import Ask, Kept
+from moorage.gateway.ask import Ask
 from moorage.gateway.breakers import Breakers
 from moorage.gateway.constraints import Asking, Exhausted
 from moorage.gateway.contents import ContentLost
@@ -44,6 +44,7 @@ from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
 from moorage.gateway.headers import forwarded, returned
 from moorage.gateway.http import JSON, Piped, at_once, read_body
+from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
 from moorage.gateway.pausing import Pauses
 from moorage.gateway.ports import SecretMissing

@@ -11,10 +11,10 @@ import httpx
 from moorage.api.wire import ResolvedEgress
 from moorage.core.effects import http
 from moorage.core.effects.levels import NOT_HAPPENED, Level
-from moorage.gateway.ask import Kept
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import GatewayDeps
 from moorage.gateway.headers import returned
+from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Lost, Outgoing, Outward, Unreached
 from moorage.points import Point, reached
