@@ -94,6 +94,7 @@ async def record(agent: str, name: str, replies: Sequence[Reply]) -> None:
             outcome = await load(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
         said = MUCH.sub(rb"\1}}", host.record.read_bytes())  # lists all that it can do
         said = said.replace(str(tree).encode(), TREE).replace(folder.encode(), b"/volume")
+        said = said.replace(folder.replace("/", "-").encode(), b"-volume")
         (FOLDER / f"{agent}-{name}.jsonl").write_bytes(said.replace(url.encode(), b"http://127.0.0.1:1"))
         print(agent, name, outcome.outcome, outcome.reason, outcome.message)  # noqa: T201  for who records
 
