@@ -278,7 +278,7 @@ def test_a_budget_that_only_the_driver_knows_of_waits_for_a_word_or_for_any_rais
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["Command", "Approval", "Constraint"])
+@pytest.mark.parametrize("reason", ["Command", "Constraint"])
 def test_what_somebody_has_asked_for_holds_until_somebody_asks_to_go_on(reason: str):
     world = running()
     world.ask_to_pause(reason)
