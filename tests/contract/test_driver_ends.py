@@ -16,7 +16,8 @@ from moorage.testing.models.script import Conversation
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, Run, World
 
-pytestmark = pytest.mark.timeout(240)  # each case starts several sandboxes
+PATIENCE_S = 200.0  # of a machine that does much else
+pytestmark = pytest.mark.timeout(600)  # each case starts several sandboxes
 
 CHECK = ResolvedCheck(name="tests", run="echo looking; grep -q two a.txt || { echo 'FAIL: a.txt says one'; exit 3; }")
 ROUNDS = ResolvedContinuation(check_rounds=2, nudges=True)
@@ -67,7 +68,7 @@ def asked(world: World, request: int) -> str:
 
 
 async def delivered(world: World, run: Run, epoch: int = 1) -> str:
-    assert await (await run.verify(epoch)).ended() == 0
+    assert await (await run.verify(epoch)).ended(PATIENCE_S) == 0
     assert (await run.state())["verification"]["passed"] is True
     await run.deliver(epoch)
     return git(world.remote.root / "shop.git", "show", f"{BRANCH}:a.txt")
@@ -80,7 +81,7 @@ async def test_the_first_done_fails_acceptance_is_told_the_facts_and_the_second_
     )
     run = await world.admit(agent=agent(world), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     told = asked(world, 2)
     for fact in ("Acceptance `tests` failed", "ended with exit code 3", "FAIL: a.txt says one"):
         assert fact in told
@@ -99,12 +100,12 @@ async def test_whoever_only_repeats_that_it_is_done_is_ended_and_judged(make):
     world = await make(bash("echo 2 > a.txt"), Reply(text="Done."))
     rounds = ResolvedContinuation(check_rounds=9, nudges=True)
     run = await world.admit(agent=agent(world, rounds), acceptance=(CHECK,))
-    assert await (await run.start()).ended() == 0
+    assert await (await run.start()).ended(PATIENCE_S) == 0
     end = (await run.state())["agent_end"]
     assert (end["outcome"], end["reason"]) == ("completed", "NoProgress"), "acceptance has the last word"
     assert world.model
     assert len(world.model.log) == 4, "one decision, and three times the same end"
-    assert await (await run.verify()).ended() == 0
+    assert await (await run.verify()).ended(PATIENCE_S) == 0
     assert (await run.state())["verification"]["passed"] is False
 
 
@@ -114,7 +115,7 @@ async def test_what_a_check_leaves_is_not_delivered_and_what_the_agent_ignores_h
     world = await make(bash("echo '*.log' > .gitignore; echo x > helper.log; echo two > a.txt"), Reply(text="Done."))
     run = await world.admit(agent=agent(world), acceptance=(leaves, CHECK))
     sandbox = await run.start()
-    assert await sandbox.ended() == 0
+    assert await sandbox.ended(PATIENCE_S) == 0
     assert [c["status"] for c in await run.content("COMPLETION_CHECKED")] == ["clear"]
     assert not (sandbox.tree / "left.txt").exists()
     assert await delivered(world, run) == "two"
@@ -125,7 +126,7 @@ async def test_what_a_check_leaves_is_not_delivered_and_what_the_agent_ignores_h
 async def test_an_end_without_the_change_that_was_asked_for_is_told_so(make):
     world = await make(Reply(text="Done."), bash("echo two > a.txt"), Reply(text="Really done."))
     run = await world.admit(agent=agent(world), acceptance=())
-    assert await (await run.start()).ended() == 0
+    assert await (await run.start()).ended(PATIENCE_S) == 0
     assert "no file differs from where you began" in asked(world, 1)
     assert (await run.state())["proposal"]["empty"] is False
 
@@ -135,15 +136,15 @@ async def test_a_failed_verification_is_gone_on_from_in_a_new_attempt_that_is_to
     second = Conversation(when="was not accepted", replies=(bash("echo two > a.txt"), Reply(text="Mended.")))
     world = await make(bash("echo 2 > a.txt"), Reply(text="Done."), conversations=(second,))
     run = await world.admit(agent=agent(world, ResolvedContinuation()), acceptance=(CHECK,))
-    assert await (await run.start()).ended() == 0
-    assert await (await run.verify()).ended() == 0
+    assert await (await run.start()).ended(PATIENCE_S) == 0
+    assert await (await run.verify()).ended(PATIENCE_S) == 0
     summary = (await run.state())["verification"]["summary"]
     await run.report("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "AcceptanceFailed", "message": summary})
     state = await run.state()
     assert (state["phase"], state["rounds"], state["strikes"]) == ("Recovering", 1, 0)
     assert world.model
     before = len(world.model.log)
-    assert await (await run.start(2)).ended() == 0
+    assert await (await run.start(2)).ended(PATIENCE_S) == 0
     opening = asked(world, before)
     for fact in ("was not accepted", "Acceptance failed on", "FAIL: a.txt says one", "make the tests pass"):
         assert fact in opening
@@ -157,7 +158,7 @@ async def test_a_real_agent_hears_of_it_in_its_own_conversation(make, name, tmp_
     world = await make(*steps, Reply(text="Really done."))
     run = await world.admit(agent=real(world, name, tmp_path), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     told = said(world, "Acceptance `tests` failed")
     assert told
     assert set(told) <= set(said(world, "Done.")), "the conversation goes on"
@@ -173,7 +174,7 @@ async def test_a_real_agent_goes_on_where_its_answer_was_cut(make, name, tmp_pat
     world = await make(cut, asks_for(name, "echo two > a.txt"), Reply(text="Done."))
     run = await world.admit(agent=real(world, name, tmp_path), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended(120) == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     assert "Go on exactly where it stopped" in asked(world, 1)
     assert (await run.state())["agent_end"]["outcome"] == "completed"
     assert await delivered(world, run) == "two"
@@ -186,7 +187,7 @@ async def test_a_real_agent_that_only_repeats_itself_does_not_use_up_the_quota(m
     often = ResolvedContinuation(check_rounds=20)
     run = await world.admit(agent=real(world, name, tmp_path, often), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended(150) == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     end = (await run.state())["agent_end"]
     assert (end["outcome"], end["reason"]) == ("completed", "NoProgress")
     assert "FAIL: a.txt says one" in end["message"]
@@ -200,7 +201,7 @@ async def test_a_real_agent_that_goes_in_circles_is_told_the_facts_and_then_ende
     world = await make(*[asks_for(name, "cat a.txt")] * 30)
     run = await world.admit(agent=real(world, name, tmp_path), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended(150) == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     end = (await run.state())["agent_end"]
     assert (end["outcome"], end["reason"]) == ("failed", "NoProgress")
     assert "was called 10 times" in end["message"]
@@ -216,7 +217,7 @@ async def test_a_check_that_cannot_be_made_stands_against_nothing(make):
     world = await make(bash('echo two > a.txt; rm -rf "$TMPDIR"; echo > "$TMPDIR"'), Reply(text="Done."))
     run = await world.admit(agent=agent(world), acceptance=(CHECK,))
     sandbox = await run.start()
-    assert await sandbox.ended() == 0, sandbox.said.read_text()
+    assert await sandbox.ended(PATIENCE_S) == 0, sandbox.said.read_text()
     (check,) = await run.content("COMPLETION_CHECKED")
     assert (check["status"], check["checks"]) == ("unchecked", []), "something stands in its place"
     assert await delivered(world, run) == "two"
