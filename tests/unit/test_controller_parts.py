@@ -80,6 +80,19 @@ def test_the_queue_is_by_age_and_counts_only_who_waits_for_a_slot() -> None:
     assert roll.note(keys["a"], Standing.ENDED)
     assert not roll.note(keys["a"], Standing.ENDED)
     assert list(roll.blocked("t")) == [keys["b"]]
+
+
+@pytest.mark.rule("C3")
+def test_a_paused_run_takes_no_slot_and_keeps_its_age_when_it_waits_for_one() -> None:
+    roll = Roll(limit=1)
+    roll.saw(body("old", created=1, status={"phase": "Paused", "reason": "Suspended"}))
+    roll.saw(body("new", created=2))
+    old, new = RunKey("uid-old", "t", "old"), RunKey("uid-new", "t", "new")
+    assert (roll.slots(new).live, roll.slots(new).ahead) == (0, 0)
+    assert not roll.note(old, Standing.WAITING), "nobody moves up by it"
+    assert (roll.slots(new).ahead, roll.slots(new).free) == (1, False)
+    assert roll.slots(old).free
+    assert roll.note(old, Standing.BLOCKED), "who waited behind it may go on"
     assert list(roll.blocked("other")) == []
 
 
