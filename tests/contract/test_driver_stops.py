@@ -114,7 +114,10 @@ async def test_what_is_left_is_told_from_the_start_and_after_each_safe_point(wor
     run = await world.admit(command=("sh", "-euc", script), limits=limits)
     assert await (await run.start()).ended() == 0
     said = "".join(each["text"] for each in await run.content("AGENT_OUTPUT")).splitlines()
-    assert [json.loads(line) for line in said] == [{"iterations": 3, "tokens": 1000}, {"iterations": 2, "tokens": 1000}]
+    told = [json.loads(line) for line in said]
+    limited = [{name: each[name] for name in each if each[name] not in (None, [])} for each in told]
+    assert limited == [{"iterations": 3, "tokens": 1000}, {"iterations": 2, "tokens": 1000}]
+    assert {"cost", "tool_calls", "effects", "warnings", "exhausted"} < told[0].keys()
 
 
 async def test_an_agent_that_can_not_be_driven_was_never_running(world):
