@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.property.run_world import record
 
-from moorage.cli.replaying import Asked
+from moorage.cli.exits import CliError
+from moorage.cli.replaying import Asked, demand_readable
 from moorage.core.journal.record import BlobRef, RunIdentity
 from moorage.core.recovery.counterfactual import Fork
 from moorage.core.run.state import RunState
@@ -22,9 +23,9 @@ ASKED: dict[str, dict[str, object]] = {
 }
 
 
-def forked(payload: dict[str, Any]) -> Fork:
+def forked(payload: dict[str, Any], retention: str = "erasable") -> Fork:
     run = RunIdentity(tenant="team-a", run_uid="u1", session_id="u1", workspace="w1")
-    content = BlobRef(sha256="a" * 64, size=1, privacy="content", retention="erasable")
+    content = BlobRef(sha256="a" * 64, size=1, privacy="content", retention=retention)
     return Fork(run, RunState(), record(1, "MODEL_REQUEST", payload), content, None)
 
 
@@ -43,3 +44,11 @@ async def test_a_what_if_speaks_the_protocol_of_what_was_asked(protocol: str) ->
         "output_tokens": 5,
         "cache_read_tokens": 100,
     }
+
+
+@pytest.mark.rule("T5")
+def test_what_is_kept_for_a_recovery_alone_is_asked_nobody() -> None:
+    demand_readable(forked({}))
+    with pytest.raises(CliError, match="for a recovery alone") as refused:
+        demand_readable(forked({}, "replay"))
+    assert "capture: true" in str(refused.value.hint)

@@ -118,9 +118,7 @@ async def _what_if(evidence: Evidence, records: Iterator[Record], at: int | None
         forked = fork(records, at)
     except (NoSuchQuestion, IllegalMove) as error:
         raise CliError(str(error)) from None
-    if forked.content.retention == Retention.REPLAY:
-        why = "what had been asked is kept encrypted, for a recovery alone"
-        raise CliError(why, "for runs to come, set `capture: true` in the ModelProvider")
+    demand_readable(forked)
     asked.content = await _content(evidence, forked.content.sha256)
     return counterfactual(forked, str(uuid.uuid4()), SystemClock().now_ms(), asked)
 
@@ -131,6 +129,13 @@ def _keep(made: WhatIf, file: Path, terminal: Terminal) -> None:
         target.writelines(record_line(each) for each in made.records)
     with writing(file.with_name(file.name + ".answer"), terminal.raw) as target:
         target.write(made.answer.body)
+
+
+def demand_readable(forked: Fork) -> None:
+    """Raise CliError where what had been asked was kept for a recovery alone."""
+    if forked.content.retention == Retention.REPLAY:
+        why = "what had been asked is kept encrypted, for a recovery alone"
+        raise CliError(why, "for runs to come, set `capture: true` in the ModelProvider")
 
 
 async def _content(evidence: Evidence, sha256: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from typing import Any
 
 from moorage.clock import Clock
 from moorage.core.models.breaker import Breaker, Policy
@@ -26,9 +26,9 @@ class ProviderDown(Refusal):
 class Breakers:
     """One object per process. `place`: tenant and name of a provider."""
 
-    def __init__(self, policy: Policy, clock: Clock, metrics: GatewayMetrics) -> None:
-        self._policy, self._clock, self._metrics = policy, clock, metrics
-        self._known: dict[Hashable, Breaker] = {}
+    def __init__(self, policy: Policy, clock: Clock, metrics: GatewayMetrics, log: Any) -> None:
+        self._policy, self._clock, self._metrics, self._log = policy, clock, metrics, log
+        self._known: dict[tuple[str, str], Breaker] = {}
 
     def demand(self, place: tuple[str, str]) -> None:
         """Raise ProviderDown where none may pass."""
@@ -52,13 +52,22 @@ class Breakers:
         """One that had passed came to nothing, and says nothing of the provider."""
         self._set(place, self._at(place).dropped())
 
+    def _tell(self, place: tuple[str, str], after: Breaker) -> None:
+        tenant, provider = place
+        self._metrics.model_breaker_moves.labels("closed" if after.closed else "open").inc()
+        if after.closed:
+            self._log.info("provider_answers_again", tenant=tenant, provider=provider)
+        else:
+            wait = after.until - self._clock.monotonic_ms()
+            self._log.warning("provider_left_alone", tenant=tenant, provider=provider, failed=after.failed, for_ms=wait)
+
     def _at(self, place: tuple[str, str]) -> Breaker:
         return self._known.get(place, Breaker())
 
     def _set(self, place: tuple[str, str], after: Breaker) -> None:
         before = self._at(place)
         if before.opened != after.opened:
-            self._metrics.model_breaker_moves.labels("closed" if after.closed else "open").inc()
+            self._tell(place, after)
         if after == Breaker():
             self._known.pop(place, None)  # nothing is kept of a provider that answers
         else:

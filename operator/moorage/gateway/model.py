@@ -262,7 +262,7 @@ class ModelRoom:
 def _shared(gate: Gate, questions: Questions) -> Shared:
     deps, settings = gate.deps, gate.deps.settings
     policy = Policy(settings.breaker_failures, settings.breaker_open_ms, settings.breaker_longest_ms)
-    return Shared(questions, Turns(deps.clock), Breakers(policy, deps.clock, deps.metrics), Given())
+    return Shared(questions, Turns(deps.clock), Breakers(policy, deps.clock, deps.metrics, deps.log), Given())
 
 
 def _post(path: str, door: Any, name: str) -> Route:
