@@ -167,6 +167,24 @@ async def test_a_real_agent_hears_of_it_in_its_own_conversation(make, name, tmp_
     assert await delivered(world, run) == "two"
 
 
+@pytest.mark.rule("N4", "R4", "P2")
+@pytest.mark.parametrize("name", ["claude-code", "codex", "pi"])
+async def test_a_real_agent_goes_on_with_its_conversation_after_a_failed_verification(make, name, tmp_path):
+    steps = (asks_for(name, "echo 2 > a.txt"), Reply(text="Done."), asks_for(name, "echo two > a.txt"))
+    world = await make(*steps, Reply(text="Really done."))
+    run = await world.admit(agent=real(world, name, tmp_path, ResolvedContinuation()), acceptance=(CHECK,))
+    assert await (await run.start()).ended(PATIENCE_S) == 0
+    assert await (await run.verify()).ended(PATIENCE_S) == 0
+    await run.report("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "AcceptanceFailed", "message": "no"})
+    second = await run.start(2)
+    assert await second.ended(PATIENCE_S) == 0, second.said.read_text()
+    told = said(world, "Acceptance failed on")
+    assert told
+    assert set(told) <= set(said(world, "Done.")), "the conversation goes on"
+    assert said(world, "FAIL: a.txt says one")
+    assert await delivered(world, run, 2) == "two"
+
+
 @pytest.mark.rule("N1")
 @pytest.mark.parametrize("name", ["codex", "pi"])
 async def test_a_real_agent_goes_on_where_its_answer_was_cut(make, name, tmp_path):
