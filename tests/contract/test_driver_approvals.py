@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.gateway_script import refused
 
-from moorage.api.wire import ResolvedApproval, ResolvedEgress, ResolvedSandbox
+from moorage.api.wire import ResolvedApproval, ResolvedEgress, ResolvedPrices, ResolvedSandbox
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.authority import Authority
 from moorage.testing.models import Reply, Script, ToolCall
@@ -167,3 +167,41 @@ async def test_a_refused_host_is_not_reached(tmp_path: Path) -> None:
         said = refused(await runner.get(f"/egress/http/{HOST}/"), 403, "ApprovalRejected")
         assert "refused by ada: not today" in said
         refused(await runner.post(f"/tunnel/{HOST}:9"), 403, "ApprovalRejected")
+
+
+PRICES = ResolvedPrices(input=1_000_000, output=1_000_000, cache_read=0, cache_write=0, cache_write_1h=0)
+SPEND = ResolvedApproval(name="spend", before="Cost", step_micros=10)  # an answer costs 11 micro-dollars
+
+
+async def spending(world: World) -> tuple[Run, Sandbox]:
+    """A run that has spent its first step."""
+    agent = world._builtin()
+    assert agent.model is not None
+    priced = agent.model.model_copy(update={"prices": {agent.model.name: PRICES}})
+    fix = await world.admit(approvals=(SPEND,), agent=agent.model_copy(update={"model": priced}))
+    sandbox = await fix.start()
+    await fix.until("APPROVAL_REQUESTED", within_s=90)
+    return fix, sandbox
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_the_next_request_waits_for_every_step_that_is_spent(tmp_path: Path) -> None:
+    async with World(tmp_path, script=SCRIPT) as world:
+        fix, sandbox = await spending(world)
+        assert world.model is not None
+        assert ((await fix.state())["phase"], len(world.model.bodies)) == ("AwaitingApproval", 1)
+        assert (await answer(fix, "Approve", "spend"))["state"] == "Done"
+        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        assert (await fix.state())["agent_end"]["outcome"] == "completed"
+        assert len(world.model.bodies) == 2
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_spending_that_is_refused_ends_the_agent_for_want_of_budget(tmp_path: Path) -> None:
+    async with World(tmp_path, script=SCRIPT) as world:
+        fix, sandbox = await spending(world)
+        await answer(fix, "Reject", "spend")
+        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        end = (await fix.state())["agent_end"]
+        assert (end["outcome"], end["reason"]) == ("exhausted", "BudgetExhausted")
+        assert "spending on was refused by ada" in end["message"]

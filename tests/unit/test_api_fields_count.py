@@ -173,6 +173,7 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "approvals.before": approvals(before="ToolCall"),
     "approvals.tools": approvals(before="ToolCall", tools=["bash"]),
     "approvals.hosts": approvals(before="Egress", hosts=["a.example.com"]),
+    "approvals.step": approvals(before="Cost", step="5.00"),
     "approvals.rejectAfter": approvals(rejectAfter="9h"),
     "parentRef.name": {"parentRef": {"name": "a"}},
     "continueFrom.name": {"continueFrom": {"name": "a"}},

@@ -224,9 +224,10 @@ class ResolvedApproval(Wire):
     """
 
     name: str
-    before: Literal["Delivery", "ToolCall", "Egress"]
+    before: Literal["Delivery", "ToolCall", "Egress", "Cost"]
     tools: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    step_micros: int | None = None
     reject_after_ms: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""T6: what waits at a door of the gateway until somebody has allowed it: a tool call, or the way to a host.
+"""T6: what waits at a door of the gateway until somebody has allowed it: a tool call, the way to a host, more cost.
 
 The question is durable before the wait begins, and the answer before it is told; whoever asks again, after whatever
 restart, asks the same question. Tool calls are held up by the runner, in the sandbox; hosts by the gateway itself.
@@ -7,11 +7,16 @@ restart, asks the same question. Tool calls are held up by the runner, in the sa
 from __future__ import annotations
 
 from moorage.api.commands import ConsentAnswer, ConsentRequest
+from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedApproval
-from moorage.core.approvals.consent import APPROVED, Consent, asked, for_host, for_tool
+from moorage.core.approvals.consent import APPROVED, Consent, asked, for_cost, for_host, for_tool
 from moorage.core.journal.record import RecordType
+from moorage.core.run.phases import RunPhase
+from moorage.gateway.constraints import Exhausted
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.ledger import Run
+from moorage.gateway.questions import Gone
 from moorage.gateway.signals import rung_within
 
 PENDING = ConsentAnswer(status="pending")
@@ -47,6 +52,23 @@ class Consents:
             why = f"{host} was refused" + (f" by {found.by}" if found.by else "")
             raise Refusal(f"{why}: {found.reason}" if found.reason else why, status=403, reason="ApprovalRejected")
 
+    async def demand_spending(self, caller: Caller, gone: Gone) -> None:
+        """Hold a request to the model until somebody says that the run may spend on. Raise Exhausted where it may not.
+
+        A run that is to stand still meanwhile is let through: whoever sees to that holds it, or refuses it.
+        """
+        spent = caller.run.state.usage.cost_micros
+        due = for_cost(caller.run.spec.approvals, spent)
+        if due is None:
+            return
+        approval, step = due
+        subject = f"${dollars(spent)} are spent, and more is to be"
+        found, key = None, f"cost:{approval.name}:{step}"
+        while found is None and not _stands(caller.run) and not await gone():
+            found = await self._answered(caller, approval, key, subject)
+        if found is not None and found.status != APPROVED:
+            raise Exhausted(f"BudgetExhausted: spending on was refused by {found.by or 'somebody'}")
+
     async def _answered(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> Consent | None:
         """The answer, once there is one; None where the wait is over without, or the run is to stand still."""
         run = caller.run
@@ -59,7 +81,7 @@ class Consents:
             consent, left = asked(run.state.consents, key), deadline - self._clock.monotonic_ms()
             if consent is not None and not consent.pending:
                 return consent
-            if left <= 0 or run.state.pausing or run.state.cancel_stage is not None:
+            if left <= 0 or _stands(run):
                 return None
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
@@ -75,6 +97,12 @@ class Consents:
         attempt = caller.run.state.attempt or None
         draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, key, attempt=attempt)
         await self._ledger.append(caller.run, caller.epoch, [draft])
+
+
+def _stands(run: Run) -> bool:
+    """Nothing new is begun in it."""
+    s = run.state
+    return s.pausing or s.phase is RunPhase.PAUSED or s.cancel_stage is not None or s.end is not None
 
 
 def _answer(consent: Consent) -> ConsentAnswer:

@@ -34,6 +34,7 @@ from moorage.core.models.spoken import PROTOCOLS
 from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.ask import Ask
 from moorage.gateway.breakers import Breakers
+from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import Asking, Exhausted
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.credentials import MODEL_KEYS, demand_header_value, unfit
@@ -65,7 +66,7 @@ class ModelRoom:
     def __init__(self, gate: Gate, questions: Questions) -> None:
         self._gate, self._questions, self._ledger = gate, questions, gate.ledger
         self._metrics, self._settings = gate.deps.metrics, gate.deps.settings
-        self._shared, self._pauses = _shared(gate, questions), Pauses(gate)
+        self._shared, self._pauses, self._consents = _shared(gate, questions), Pauses(gate), Consents(gate)
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -108,6 +109,7 @@ class ModelRoom:
             return answer
         await self._questions.settle(caller.run)
         await self._gate.judge.admit(caller.run, Asking(DECISION))
+        await self._consents.demand_spending(caller, request.is_disconnected)
         await self._pauses.demand_going(caller.run, request.is_disconnected, native=ask.turn is not None)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)

@@ -13,6 +13,8 @@ KEPT_DECIDED: Final = 32
 DELIVERY: Final = "Delivery"
 TOOL_CALL: Final = "ToolCall"
 EGRESS: Final = "Egress"
+COST: Final = "Cost"
+PARKED: Final = frozenset({TOOL_CALL, COST})  # what a sandbox would do nothing but wait for
 PENDING: Final = "pending"
 APPROVED: Final = "approved"
 REJECTED: Final = "rejected"
@@ -68,6 +70,14 @@ def for_host(approvals: Iterable[ResolvedApproval], host: str) -> ResolvedApprov
     """The first approval that reaching that host needs."""
     ways = (each for each in approvals if each.before == EGRESS)
     return next((each for each in ways if _named(host, each.hosts)), None)
+
+
+def for_cost(approvals: Iterable[ResolvedApproval], spent_micros: int) -> tuple[ResolvedApproval, int] | None:
+    """The approval that spending on needs, and the number of its step, from 1; None within the first step."""
+    for each in approvals:
+        if each.before == COST and each.step_micros and spent_micros >= each.step_micros:
+            return each, spent_micros // each.step_micros
+    return None
 
 
 def _named(name: str, patterns: tuple[str, ...]) -> bool:

@@ -8,9 +8,9 @@ from moorage.api.wire import ResolvedApproval, ResolvedRun
 from moorage.core.approvals.consent import (
     APPROVED,
     DELIVERY,
+    PARKED,
     REJECTED,
     TIMEOUT,
-    TOOL_CALL,
     Consent,
     asked,
     delivery_key,
@@ -34,7 +34,7 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
         return None
     if pending.reject_at is not None and now >= pending.reject_at:
         return Plan(actions=(_given_up(pending),), requeue_ms=1)
-    if pending.before == TOOL_CALL and s.pause is None and o.live_sandboxes and now >= pending.at + PARK_MS:
+    if pending.before in PARKED and s.pause is None and o.live_sandboxes and now >= pending.at + PARK_MS:
         why = f"waits for the approval {pending.name}: {pending.subject}"
         return Plan(actions=(ask_to_pause(s, PauseReason.APPROVAL, why, by="approvals"),), requeue_ms=1)
     return None
@@ -51,7 +51,7 @@ def due(s: RunState, now: int) -> int | None:
     if pending is None:
         return None
     times = [pending.reject_at] if pending.reject_at is not None else []
-    if pending.before == TOOL_CALL and s.pause is None:
+    if pending.before in PARKED and s.pause is None:
         times.append(pending.at + PARK_MS)
     return min((max(1, at - now) for at in times), default=None)
 

@@ -37,7 +37,7 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, ForgeApi, Workspace, WorkspaceSource
-from moorage.core.approvals.consent import TOOL_CALL
+from moorage.core.approvals.consent import COST, TOOL_CALL
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.models.anthropic import MESSAGES
@@ -145,26 +145,33 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
-        approvals=_approvals(run, resolved.driver),
+        approvals=_approvals(run, resolved),
         max_attempts=spec.recovery.max_attempts,
         acceptance_rounds=_rounds(run, resolved.driver),
     )
 
 
-def _approvals(run: AgentRun, driver: str) -> tuple[ResolvedApproval, ...]:
+def _approvals(run: AgentRun, agent: ResolvedAgent) -> tuple[ResolvedApproval, ...]:
     """T6: one that nothing would hold up is refused, not ignored."""
     asked = run.spec.approvals or ()
     calls = next((each.name for each in asked if each.before == TOOL_CALL), None)
-    if calls is not None and driver not in ASKS_BEFORE_CALLS:
+    if calls is not None and agent.driver not in ASKS_BEFORE_CALLS:
         able = ", ".join(sorted(ASKS_BEFORE_CALLS))
-        why = f"spec.approvals {calls}: the driver {driver} doesn't ask before its tool calls; {able} does"
+        why = f"spec.approvals {calls}: the driver {agent.driver} doesn't ask before its tool calls; {able} does"
         raise Unresolved("ApprovalNotEnforceable", why, stalled=True)
+    costs = next((each.name for each in asked if each.before == COST), None)
+    if costs is not None and agent.model is None:
+        why = f"spec.approvals {costs}: the run's agent names no model, so that nothing of its cost is known"
+        raise Unresolved("ApprovalNotEnforceable", why, stalled=True)
+    if costs is not None and agent.model is not None:
+        _demand_prices(agent.model)
     return tuple(
         ResolvedApproval(
             name=each.name,
             before=each.before,
             tools=each.tools or (),
             hosts=each.hosts or (),
+            step_micros=each.step.micros if each.step else None,
             reject_after_ms=each.reject_after.ms if each.reject_after else None,
         )
         for each in asked
