@@ -50,7 +50,7 @@ class Limits(RuleBasedStateMachine):
     def begin(self, effects: int | None, egress: int | None, tools: int | None) -> None:
         limits = ResolvedLimits(effects_hard=effects, egress_hard_bytes=egress, tool_calls_hard=tools)
         self.run: Any = Run(a_spec(limits=limits))
-        self.judge = Judge(None, StepClock(), {})  # type: ignore[arg-type] # nothing is written here
+        self.judge = Judge(None, StepClock(), {}, None)  # type: ignore[arg-type] # nothing is written here
         self.effects: dict[str, int] = {}
         self.calls: set[str] = set()
         self.charged, self.sent, self.done, self.asked = 0, 0, 0, 0

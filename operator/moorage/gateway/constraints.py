@@ -39,6 +39,7 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.pausing import is_news, pausable, pause_draft
 from moorage.store.errors import StoreError
+from moorage.telemetry.metrics import GatewayMetrics
 
 NONE: Mapping[str, int] = MappingProxyType({})
 TOOLS = MappingProxyType({"toolCalls": 1})
@@ -105,8 +106,8 @@ class Unjudged:
 class Judge:
     """One object per process."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, installed: Mapping[str, Factory]) -> None:
-        self._ledger, self._clock, self._installed = ledger, clock, installed
+    def __init__(self, ledger: Ledger, clock: Clock, installed: Mapping[str, Factory], metrics: GatewayMetrics) -> None:
+        self._ledger, self._clock, self._installed, self._metrics = ledger, clock, installed, metrics
         self._made: WeakKeyDictionary[Run, tuple[ResolvedLimits, tuple[Constraint, ...]]] = WeakKeyDictionary()
         self._carried: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
 
@@ -215,6 +216,7 @@ class Judge:
 
         with contextlib.suppress(_Known):
             await self._ledger.append(run, None, drafts, still_news)
+            self._metrics.constraints.labels(verdict.action.name).inc()
 
     def _constraints(self, run: Run) -> tuple[Constraint, ...]:
         """Made once for each run, and again where its limits were raised."""

@@ -108,7 +108,7 @@ class Gate:
             peers=deps.peers,
             appended=self._appended,
         )
-        self.judge = Judge(self.ledger, deps.clock, deps.constraints)
+        self.judge = Judge(self.ledger, deps.clock, deps.constraints, deps.metrics)
         shared = deps.settings.mirrors_shared
         self.refs: RunRefs = (
             SharedRefs(

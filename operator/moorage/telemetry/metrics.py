@@ -57,6 +57,12 @@ class GatewayMetrics:
         self.lease_renewals = Counter(
             "moorage_lease_renewals", "Renewals of Leases by heartbeat (F4).", ("outcome",), registry=registry
         )
+        self.constraints = Counter(
+            "moorage_constraint_verdicts",
+            "Changed verdicts on the constraints of runs, by the most severe action.",
+            ("action",),
+            registry=registry,
+        )
         self.effects = Counter("moorage_effects", "Effects by how they closed.", ("kind", "outcome"), registry=registry)
         self.model_requests = Counter(
             "moorage_model_requests", "Model requests by their end.", ("protocol", "outcome"), registry=registry
