@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.chat import CHAT, without_usage
 from moorage.core.models.passing import Passing
-from moorage.core.models.protocol import Protocol
+from moorage.core.models.protocol import Carried, Protocol
 from moorage.core.models.reading import Reading
 from moorage.core.models.responses import KEPT, RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
@@ -316,3 +316,44 @@ def test_readings_dont_share_their_usage() -> None:
     Reading().grown({"input_tokens": 3})
     Reading().counted({"input_tokens": 3})
     assert Reading().usage == {}
+
+
+CARRIED: dict[str, dict[str, Any]] = {
+    "anthropic-messages": {
+        "messages": [
+            {"role": "user", "content": "do it"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "bash", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "done"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": [{"text": "x"}]}]},
+        ]
+    },
+    "openai-responses": {
+        "input": [
+            {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"text": "x"}]},
+        ]
+    },
+    "openai-chat": {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "bash", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "done"},
+            {"role": "tool", "tool_call_id": "c2", "content": [{"text": "x"}]},
+        ]
+    },
+}
+
+
+@pytest.mark.rule("P6")
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_results_that_a_request_carries_are_told_by_their_calls(name: str) -> None:
+    assert [*PROTOCOLS[name].carried(CARRIED[name])] == [Carried("c1", "bash", "done"), Carried("c2")]
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_a_request_of_any_shape_carries_what_can_be_told_of_it(name: str, value: Any) -> None:
+    for field in ("messages", "input"):
+        inner = {"type": "tool_result", "tool_use_id": value, "call_id": value, "role": "tool", "content": value}
+        for asked in ({field: value}, {field: [inner]}, {field: [{"content": [inner], "tool_calls": value}]}):
+            assert all(each.call for each in PROTOCOLS[name].carried(asked))

@@ -1,0 +1,227 @@
+"""P6: which of an agent's requests end an iteration, by what they carry; with a program that only these tests know."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.core.models.protocol import Carried
+from moorage.drivers import jsonlines
+from moorage.drivers.facts import Answered, Asked, Fact
+from moorage.drivers.jsonlines import AgentListener, Launch
+from moorage.drivers.program import Spent
+from moorage.drivers.telling import ToolResult
+from moorage.testing.host import LocalHost, task_for
+
+MESSAGES = "/model/v1/messages"
+DID = ToolResult(ok=True, text="")
+
+
+class Lines:
+    """Implements Dialect: `{"ask": ID}` and `{"did": ID}`."""
+
+    def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
+        if "ask" in event:
+            return [Asked(event["ask"], "tool", {})]
+        return [Answered(event["did"], "tool", {}, DID)] if "did" in event else None
+
+    def telling(self, results: Sequence[Carried]) -> int:
+        return len(results)
+
+
+def carrying(*calls: str, title: str = "") -> bytes:
+    results = [{"type": "tool_result", "tool_use_id": call, "content": "x"} for call in calls]
+    return json.dumps({"messages": [{"role": "user", "content": results}], "system": title}).encode()
+
+
+@dataclass
+class Play:
+    """A listener at work on what the test has its program say and ask. `kept` is what its conversation holds."""
+
+    host: LocalHost
+    listener: AgentListener
+    attending: asyncio.Task[None]
+    kept: set[str]
+    words: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+
+    async def say(self, **event: str) -> None:
+        await self.words.put(json.dumps(event).encode() + b"\n")
+
+    async def did(self, *calls: str) -> None:
+        """Calls, from their beginning to their end, told and kept."""
+        for call in calls:
+            await self.say(ask=call)
+            await self.say(did=call)
+        self.kept.update(calls)
+
+    async def ask(self, *calls: str, path: str = MESSAGES, body: bytes | None = None) -> bytes:
+        return await self.host.hold.ask(path, body or carrying(*calls))
+
+    async def until(self, there: Callable[[], bool]) -> None:
+        """Let it work until something is there."""
+        async with asyncio.timeout(30):
+            while not there():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    async def said(self) -> AsyncIterator[bytes]:
+        while True:
+            yield await self.words.get()
+
+
+Playing = Callable[..., Play]
+
+
+@pytest.fixture
+async def playing(tmp_path: Path) -> AsyncIterator[Playing]:
+    (tmp_path / "tree").mkdir()
+    host, tasks = LocalHost(tmp_path / "tree"), list[asyncio.Task[None]]()
+    held = host.held()
+    requests = held.__enter__()
+
+    def begin(*before: str, limits: ResolvedLimits | None = None, **more: Any) -> Play:
+        kept = set(before)
+        launch = replace(Launch((), {}, b"", Lines(), lambda _: None, results=lambda: frozenset(kept)), **more)
+        task = task_for(host, ResolvedAgent(driver="mine"), limits=limits)
+        listener = AgentListener(task, host, launch, requests)
+        play = Play(host, listener, asyncio.create_task(listener.attend()), kept)
+        tasks.extend([play.attending, asyncio.create_task(listener.hear(play.said()))])
+        return play
+
+    yield begin
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    held.__exit__(None, None, None)
+
+
+@pytest.mark.rule("P6")
+async def test_a_decision_with_all_its_calls_is_one_iteration(playing: Playing) -> None:
+    play = playing()
+    assert await play.ask() == b""
+    assert play.host.iterations == []
+    await play.did("a", "b")
+    await play.ask("a", "b")
+    await play.did("c")
+    await play.ask("a", "b", "c")
+    assert play.host.iterations == [1, 2]
+    assert [told.tool_call_id for told in play.host.told if told.type == "TOOL_REQUEST"] == ["1.0", "1.1", "2.0"]
+
+
+@pytest.mark.rule("P6")
+async def test_what_carries_no_new_result_ends_nothing(playing: Playing) -> None:
+    play = playing()
+    await play.ask()
+    await play.did("a")
+    await play.ask("a")
+    for again in (play.ask("a"), play.ask("a"), play.ask(), play.ask("a", body=carrying("a", title="a title"))):
+        await again
+    await play.ask("zz", path="/model/v1/messages/count_tokens")
+    await play.ask("zz", path="/model/v1/models")
+    await play.ask(path=MESSAGES, body=b"{no json")
+    assert play.host.iterations == [1]
+
+
+async def test_a_query_behind_the_path_makes_no_other_door(playing: Playing) -> None:
+    play = playing()
+    await play.ask(path=f"{MESSAGES}?beta=true")
+    await play.did("a")
+    await play.ask("a", path=f"{MESSAGES}?beta=true")
+    assert play.host.iterations == [1]
+
+
+@pytest.mark.rule("R1")
+async def test_what_a_conversation_brings_along_is_of_earlier_attempts(playing: Playing) -> None:
+    play = playing("old-1", "old-2")
+    await play.ask("old-1", "old-2")
+    assert play.host.iterations == []
+    await play.did("new")
+    await play.ask("old-1", "old-2", "new")
+    assert play.host.iterations == [1]
+
+
+async def test_where_nobody_knows_what_it_brings_along_only_what_was_told_counts(playing: Playing) -> None:
+    play = playing(results=None)
+    await play.ask("old-1")
+    assert play.host.iterations == []
+    await play.did("new")
+    await play.ask("old-1", "new")
+    assert play.host.iterations == [1]
+
+
+@pytest.mark.rule("P6")
+async def test_it_waits_for_what_is_told_and_kept_a_moment_later(playing: Playing) -> None:
+    play = playing()
+    await play.ask()
+    await play.say(ask="a")
+    asked = asyncio.create_task(play.ask("a"))
+    await asyncio.sleep(0)
+    await play.say(did="a")
+    assert not asked.done()
+    play.kept.add("a")
+    await asked
+    assert play.host.conversations == [True]
+    assert [told.type for told in play.host.told] == ["TOOL_REQUEST", "TOOL_RESPONSE"]
+
+
+@pytest.mark.rule("P2")
+async def test_a_conversation_that_lags_is_left_out_rather_than_kept_at_another_moment(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonlines, "LAG_S", 0.01)
+    play = playing()
+    await play.ask()
+    await play.say(ask="a")
+    await play.say(did="a")
+    await play.ask("a")
+    assert (play.host.iterations, play.host.conversations) == ([1], [False])
+
+
+@pytest.mark.rule("P6")
+async def test_what_a_helper_asks_within_a_call_ends_nothing(playing: Playing) -> None:
+    play = playing(nested=True)
+    await play.ask()
+    await play.say(ask="helper")
+    await play.did("inner")
+    await play.until(lambda: len(play.host.told) == 3)
+    await play.ask("inner")
+    assert play.host.iterations == []
+    await play.say(did="helper")
+    play.kept.add("helper")
+    await play.ask("helper")
+    assert play.host.iterations == [1]
+
+
+async def test_of_a_body_that_nobody_reads_what_was_told_decides(playing: Playing) -> None:
+    play = playing()
+    await play.host.hold.ask(MESSAGES, None)
+    assert play.host.iterations == []
+    await play.did("a")
+    await play.until(lambda: len(play.host.told) == 2)
+    await play.host.hold.ask(MESSAGES, None)
+    assert (play.host.iterations, play.host.conversations) == ([1], [False])
+
+
+@pytest.mark.rule("X2")
+async def test_an_agent_that_is_to_stop_buys_no_further_decision(playing: Playing) -> None:
+    play = playing()
+    play.host.stopping.set()
+    told = json.loads(await play.ask("a"))
+    assert told["error"]["message"].startswith("Stopping: ")
+    assert play.host.iterations == []
+
+
+@pytest.mark.rule("B3")
+async def test_the_request_after_the_last_iteration_is_never_passed_on(playing: Playing) -> None:
+    play = playing(limits=ResolvedLimits(max_iterations=1))
+    await play.ask()
+    await play.did("a")
+    asked = asyncio.create_task(play.ask("a"))
+    with pytest.raises(Spent):
+        await play.attending
+    assert not asked.done()
+    asked.cancel()
