@@ -54,6 +54,7 @@ class Found:
     first: Samples = field(default_factory=lambda: {kind: [] for kind in KINDS})
     chunk: Samples = field(default_factory=lambda: {kind: [] for kind in KINDS})
     loaded: Samples = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    work: Samples = field(default_factory=lambda: {kind: [] for kind in KINDS})
     cpu: Samples = field(default_factory=lambda: {kind: [] for kind in KINDS})
     few: list[float] = field(default_factory=list)
     beside_slow: list[float] = field(default_factory=list)
@@ -165,12 +166,15 @@ def _body(mark: str, **more: Any) -> dict[str, Any]:
 
 
 async def _requests(http: aiohttp.ClientSession, places: dict[str, Place], found: Found) -> None:
+    before = {kind: places[kind].meter.ms() for kind in KINDS}
     for number in range(REQUESTS):
         for kind in KINDS:
             began = time.perf_counter()
             await _said(_asking(http, places[kind], _body(f"{began}")))
             if number >= REQUESTS // 10:  # connections are there by then
                 found.request[kind].append((time.perf_counter() - began) * 1e3)
+    for kind in KINDS:
+        found.work[kind].append((places[kind].meter.ms() - before[kind]) / REQUESTS)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -227,6 +231,7 @@ def report(found: Found) -> Report:
             "added to a request", "ms", _added(found.request, "ours"), _added(found.request, "bare"), bare, Aim(2.0)
         ),
         Figure("the same request, all in all", "ms", found.request["ours"], found.request["direct"], "directly"),
+        Figure("… the gateway's processor time for it", "ms", found.work["ours"], found.work["bare"], "bare"),
         Figure("added to a chunk", "ms", _added(found.chunk, "ours"), _added(found.chunk, "bare"), bare, Aim(0.2)),
         Figure(
             f"added to a chunk, {STREAMS} streams at {PER_SECOND} a second each, the median of each stream",

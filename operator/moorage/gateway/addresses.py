@@ -51,11 +51,22 @@ async def leads_to_metadata(url: str) -> bool:
         return False
     if not host:
         return False
+    if _literal(host):  # nobody has to be asked
+        return forbidden(host)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
     return any(forbidden(str(entry[4][0])) for entry in found)
+
+
+def _literal(host: str) -> bool:
+    """An address as everybody writes it; resolvers know others."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def forbidden(text: str) -> bool:

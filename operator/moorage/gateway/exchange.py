@@ -403,7 +403,8 @@ def priced(usage: Mapping[str, int], prices: ResolvedPrices | None) -> dict[str,
 
 async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[bytes, None]:
     """What may go on, piece by piece; an empty one is a moment to look up."""
-    async for chunk in answer.aiter_bytes():
+    encoded = "content-encoding" in answer.headers  # it was asked for as it is
+    async for chunk in answer.aiter_bytes() if encoded else answer.aiter_raw():
         yield passing.feed(chunk)
     yield passing.close()
 
