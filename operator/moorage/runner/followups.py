@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide
-from moorage.core.continuation.decisions import Escalate, Nudge, Pass, Terminate
+from moorage.core.continuation.chain import Finish, Given, Policy, Stopped, decide, with_circle, worked
+from moorage.core.continuation.decisions import Decision, Escalate, Nudge, Terminate
 from moorage.drivers.limits import raised, spent
 from moorage.drivers.port import EndCheck, Kind, Outcome, Task
 from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT, STEERED
@@ -40,7 +40,7 @@ class FollowUps:
         if outcome.reason == STEERED:
             return self._going_on(task, await self._said("Steer") or GO_ON)
         if outcome.reason == CIRCLING:
-            return await self._told(task, "nudge", "Circle", outcome.message)
+            return await self._told(task, "Circle", outcome.message)
         finish = FINISHES.get((outcome.outcome, outcome.reason))
         if finish is None:
             return outcome
@@ -62,18 +62,14 @@ class FollowUps:
             objection=check.objection,
             proved=check.proved,
         )
-        decision, self._given = decide(at, self._given, self._policy)
-        circle = self._host.circle()
-        match decision:
-            case Nudge(kind, text) if circle is None:
-                return await self._told(task, "nudge", kind, text)
-            case Nudge(kind, text) if circle is not None and not circle.last:
-                return await self._told(task, "nudge", kind, f"{text}\n\n{circle.facts}")
-            case Nudge() if circle is not None:
-                decision = Terminate(NO_PROGRESS, circle.facts, judged=self._policy.judged)
+        before = worked(self._given) if self._host.has_worked() else self._given
+        decision, self._given = decide(at, before, self._policy)
+        decision = with_circle(decision, self._host.circle(), self._policy)
+        if isinstance(decision, Nudge):
+            return await self._told(task, decision.kind, decision.text)
         return await self._ended(outcome, decision)
 
-    async def _ended(self, outcome: Outcome, decision: object) -> Outcome:
+    async def _ended(self, outcome: Outcome, decision: Decision) -> Outcome:
         match decision:
             case Terminate("BudgetExhausted", message):
                 return replace(outcome, outcome="exhausted", reason="BudgetExhausted", message=message)
@@ -82,7 +78,7 @@ class FollowUps:
                 return replace(outcome, outcome="completed" if judged else "failed", reason=reason, message=message)
             case Escalate(reason, message):
                 return replace(outcome, outcome="failed", reason=reason, message=message)
-            case Pass() | _:
+            case _:  # Pass; and nobody here can make a program's context smaller
                 return outcome
 
     async def _said(self, *kinds: Kind) -> str:
@@ -90,8 +86,8 @@ class FollowUps:
         said = await self._host.messages.take(*kinds, turn=self._host.next_iteration, fresh=True)
         return "\n\n".join(message.text for message in said)
 
-    async def _told(self, task: Task, decision: str, kind: str, text: str) -> Task:
-        await self._host.tell_decision(decision, kind, text)
+    async def _told(self, task: Task, kind: str, text: str) -> Task:
+        await self._host.tell_decision("nudge", kind, text)
         return self._going_on(task, text)
 
     def _going_on(self, task: Task, text: str) -> Task:

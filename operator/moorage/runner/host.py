@@ -64,7 +64,7 @@ class RunnerHost:
         self.next_iteration = assignment.next_iteration
         self.tree = worktree.last_tree
         self.busy = 0  # turns in a row that called tools, before the last one that called none
-        self._busy, self._called, self._decided = 0, False, 0
+        self._busy, self._called, self._worked, self._decided = 0, False, False, 0
 
     async def emit(
         self,
@@ -78,7 +78,8 @@ class RunnerHost:
     ) -> None:
         """Journal a fact as reported."""
         self._circles.told(type, payload)
-        self._called = self._called or type == "TOOL_REQUEST"
+        if type == "TOOL_REQUEST":
+            self._called = self._worked = True
         ids = {"record_id": record_id, "tool_call_id": tool_call_id}
         await self._reporter.emit(type, payload, turn=turn, step=step, **ids)
 
@@ -179,6 +180,11 @@ class RunnerHost:
         """Start a program of the agent's."""
         full = {**self._paths.environment(), **self._worktree.agent_environment, **(env or {})}
         return await spawn(argv, env=full, cwd=cwd or self._worktree.tree, stdin=stdin, talk=talk)
+
+    def has_worked(self) -> bool:
+        """Whether the agent has called any tool since this was asked."""
+        worked, self._worked = self._worked, False
+        return worked
 
     def _turned(self, tree: str) -> None:
         """A turn is over: who called nothing in it has stopped."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
+from moorage.core.continuation.loops import Finding
 
 CUTS = 3
 EMPTIES = 2
@@ -103,6 +104,15 @@ def decide(at: Stopped, given: Given, policy: Policy) -> tuple[Decision, Given]:
 def worked(given: Given) -> Given:
     """After a turn that called tools, whole: rows of cut or empty answers are over."""
     return replace(given, cuts=0, empties=0, compactions=0)
+
+
+def with_circle(decision: Decision, circle: Finding | None, policy: Policy) -> Decision:
+    """N6: what the loop detector has to say is told beside a nudge, or makes it the last word."""
+    if circle is None or not isinstance(decision, Nudge):
+        return decision
+    if circle.last:
+        return Terminate(NO_PROGRESS, circle.facts, judged=policy.judged)
+    return replace(decision, text=f"{decision.text}\n\n{circle.facts}")
 
 
 def _seen(at: Stopped, given: Given) -> Given:

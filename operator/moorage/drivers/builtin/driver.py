@@ -17,9 +17,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from moorage.core.continuation.chain import NO_PROGRESS, Finish, Given, Policy, Stopped, decide, worked
+from moorage.core.continuation.chain import (
+    NO_PROGRESS,
+    Finish,
+    Given,
+    Policy,
+    Stopped,
+    decide,
+    with_circle,
+    worked,
+)
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
-from moorage.core.continuation.loops import Finding
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
 from moorage.drivers.builtin.context import Compaction
@@ -331,12 +339,3 @@ def _refused(why: str) -> ToolResult:
 
 
 ENDS = MappingProxyType({DECLINED: Finish.DECLINED, NO_ROOM: Finish.NO_ROOM})
-
-
-def with_circle(decision: Decision, circle: Finding | None, policy: Policy) -> Decision:
-    """N6: what is told beside a nudge, or makes it the last word."""
-    if circle is None or not isinstance(decision, Nudge):
-        return decision
-    if circle.last:
-        return Terminate(NO_PROGRESS, circle.facts, judged=policy.judged)
-    return replace(decision, text=f"{decision.text}\n\n{circle.facts}")
