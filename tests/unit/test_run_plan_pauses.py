@@ -168,7 +168,7 @@ def test_effects_are_settled_before_a_run_is_paused_and_not_for_ever():
     world.remote.away = True
     world.step()
     assert kinds(world.plan()) == ["Deliver"]
-    world.now += HOUR
+    world.now += ResolvedTimeouts().settle_ms
     assert [kind for kind, _ in records(world.plan())] == ["EFFECT_RECONCILED", "PAUSED"]
     world.step()
     assert [e.status for e in world.state.effects] == ["unknown"]

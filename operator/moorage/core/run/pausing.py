@@ -132,8 +132,8 @@ def _stopping(o: Observed, s: RunState, asked: Pause, now: int) -> Plan:
         left = [at - now for at in until.values() if at > now]
         wait = max(1, min([STOP_POLL_MS if stops or len(left) < len(live) else times.pause_ms, *left]))
         return Plan(actions=stops, requeue_ms=wait, reason="Pausing", message=_why(asked))
-    settling = unsettled(s)
-    if settling is not None and now < asked.at + times.pause_ms + SLACK_MS + times.settle_ms:
+    settling, grace_ms = unsettled(s), 0 if asked.kill else times.pause_ms + SLACK_MS
+    if settling is not None and now < asked.at + grace_ms + times.settle_ms:
         return settling
     told = {"reason": asked.reason, "message": asked.message}
     paused = report(RecordType.PAUSED, told, s.pauses, s.epoch)
