@@ -37,7 +37,9 @@ from moorage.api.wire import (
     SecretRef,
 )
 from moorage.api.workspace import DEFAULT_BRANCH_PREFIX, ForgeApi, Workspace, WorkspaceSource
-from moorage.core.approvals.consent import COST, TOOL_CALL
+from moorage.core.approvals.consent import COST
+from moorage.core.approvals.resolving import resolved as resolved_approvals
+from moorage.core.approvals.resolving import unenforceable
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.models.anthropic import MESSAGES
@@ -48,7 +50,6 @@ from moorage.core.run.observed import Problem
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
 ACCEPTANCE_ROUNDS = 2
-ASKS_BEFORE_CALLS = frozenset({"builtin"})  # drivers whose tool calls wait for an approval (T6)
 WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]
 SPEAKS = MappingProxyType({"claude-code": frozenset({MESSAGES.name}), "codex": frozenset({RESPONSES.name})})
@@ -152,30 +153,12 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
 
 
 def _approvals(run: AgentRun, agent: ResolvedAgent) -> tuple[ResolvedApproval, ...]:
-    """T6: one that nothing would hold up is refused, not ignored."""
     asked = run.spec.approvals or ()
-    calls = next((each.name for each in asked if each.before == TOOL_CALL), None)
-    if calls is not None and agent.driver not in ASKS_BEFORE_CALLS:
-        able = ", ".join(sorted(ASKS_BEFORE_CALLS))
-        why = f"spec.approvals {calls}: the driver {agent.driver} doesn't ask before its tool calls; {able} does"
+    if (why := unenforceable(asked, agent)) is not None:
         raise Unresolved("ApprovalNotEnforceable", why, stalled=True)
-    costs = next((each.name for each in asked if each.before == COST), None)
-    if costs is not None and agent.model is None:
-        why = f"spec.approvals {costs}: the run's agent names no model, so that nothing of its cost is known"
-        raise Unresolved("ApprovalNotEnforceable", why, stalled=True)
-    if costs is not None and agent.model is not None:
+    if agent.model is not None and any(each.before == COST for each in asked):
         _demand_prices(agent.model)
-    return tuple(
-        ResolvedApproval(
-            name=each.name,
-            before=each.before,
-            tools=each.tools or (),
-            hosts=each.hosts or (),
-            step_micros=each.step.micros if each.step else None,
-            reject_after_ms=each.reject_after.ms if each.reject_after else None,
-        )
-        for each in asked
-    )
+    return resolved_approvals(asked)
 
 
 def _rounds(run: AgentRun, driver: str) -> int:
