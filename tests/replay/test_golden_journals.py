@@ -20,6 +20,7 @@ from moorage.core.run.state import RunState
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
     "local-command": ("Succeeded", 2, "af2b9ba43c49c6b607e44b8f938289e07c79ad1895284a2074d872a544bc647d"),
+    "paused-and-raised": ("Succeeded", 4, "beef8197d3963854131992616ce20232009a2b17059d78d01c955e2d18b6086a"),
     "segments-and-repair": ("Failed", 12, "e605941a9502d5d295ec89619aca220316f4e6126761a962256789824102d690"),
 }
 
