@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved, result
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedEgress, ResolvedSandbox
 from moorage.gateway import watching
 from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.tunnel import CHUNK
 from moorage.runner.relay import Relay
 from moorage.store.errors import StoreBusy
 from moorage.store.sqlite import SqliteStore
@@ -87,7 +89,10 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, upstream: GitServer, echo: Echo) -> AsyncIterator[Place]:
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, upstream: GitServer, echo: Echo
+) -> AsyncIterator[Place]:
+    """A test may say which limits its run has."""
     store = SqliteStore(tmp_path / "journal.db")
     gateway = LocalGateway(
         tmp_path, store=store, settings=GatewaySettings(egress_private=("127.0.0.0/8",)), hosts=HOSTS
@@ -98,7 +103,9 @@ async def place(tmp_path: Path, upstream: GitServer, echo: Echo) -> AsyncIterato
     hosts = [ResolvedEgress(host=f"{name}.example.com", effects=name, **common) for name in ("opaque", "keyed", "none")]
     narrow = ResolvedEgress(host="narrow.example.com", paths=("/v1",), **common)
     async with gateway.serving():
-        operator = Operator(gateway, resolved(upstream, sandbox=ResolvedSandbox(egress=(*hosts, narrow))))
+        limits = getattr(request, "param", ResolvedLimits())
+        box = ResolvedSandbox(egress=(*hosts, narrow))
+        operator = Operator(gateway, resolved(upstream, sandbox=box, limits=limits))
         runner = await agent_at_work(gateway, operator)
         relay = Relay(gateway.url or "", tmp_path / "token")
         await relay.start()
@@ -133,6 +140,42 @@ async def test_a_tunnel_carries_bytes_both_ways_and_is_counted(place: Place, siz
     assert effect["detail"] == f"{size} bytes out, {size} bytes back"
     types = [r.type for r in await place.operator.records() if r.effect_id]
     assert types == ["EFFECT_INTENT", "EFFECT_DISPATCHED", "EFFECT_RECEIPT"]
+
+
+async def used(place: Place) -> dict[str, int]:
+    return (await place.operator.state())["usage"]
+
+
+@pytest.mark.rule("B3", "B2")
+@pytest.mark.parametrize("place", [ResolvedLimits(egress_hard_bytes=200_000)], indirect=True)
+@pytest.mark.parametrize(("host", "effects", "end"), [("opaque", 1, "unknown"), ("none", 0, "not_dispatched")])
+async def test_a_tunnel_is_cut_where_the_runs_bytes_are_used_up(
+    place: Place, host: str, effects: int, end: str
+) -> None:
+    _, stream = await place.connect(host)
+    with contextlib.suppress(OSError):
+        await exchange(stream, os.urandom(3_000_000))
+    effect = await place.settled()
+    assert effect["status"] == end
+    assert "the run's egress limit of 200000 bytes is used up" in effect["detail"]
+    spent = await used(place)
+    assert (spent["effects"], 200_000 - 2 * CHUNK < spent["egress_bytes"] < 200_000 + 2 * CHUNK) == (effects, True)
+    line, again = await place.connect("none")
+    assert line.startswith(b"HTTP/1.1 403 ")
+    assert b"BudgetExhausted" in await asyncio.wait_for(again[0].read(), 30)
+    again[1].close()
+    assert (await place.operator.state())["pause"]["limit"] == "egress_hard_bytes"
+
+
+@pytest.mark.rule("B2", "B3")
+@pytest.mark.parametrize("place", [ResolvedLimits(effects_hard=1)], indirect=True)
+async def test_a_tunnel_with_effects_is_one_and_one_without_is_none(place: Place, echo: Echo) -> None:
+    assert await exchange((await place.connect("none"))[1], b"read") == b"read"
+    assert await exchange((await place.connect("opaque"))[1], b"write") == b"write"
+    line, again = await place.connect("opaque")
+    assert line.startswith(b"HTTP/1.1 403 ")
+    again[1].close()
+    assert ((await used(place))["effects"], echo.came) == (1, 2)
 
 
 @pytest.mark.rule("T3", "E8")
