@@ -14,8 +14,11 @@ from tests.gateway_script import PASSWORD, Operator, ok
 from tests.model_place import ANTHROPIC, CHAT, REPLY, RESPONSES, Place, Spoken, last, place, script
 
 from moorage.core.journal.ciphers import MAGIC, ContentKeys
+from moorage.gateway.app import app_of
+from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.store.blobs import FileBlobs
+from moorage.store.peers import Alone
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
@@ -85,6 +88,30 @@ async def test_an_agent_whose_gateway_died_gets_what_it_may_have_missed(place: P
     await place.ask(spoken, stream=True)
     assert len(place.model.log) == 2, "it had that answer, and asked for another"
     assert (await operator.state())["usage"]["model_requests"] == 2
+
+
+class Lively(Alone):
+    """Whoever went by another name lives."""
+
+    async def gone(self, name: str) -> bool:  # noqa: ARG002  the port's
+        return False
+
+
+@pytest.mark.rule("R2")
+async def test_what_another_gateway_answered_that_lives_is_taken_for_heard_unless_the_client_says_otherwise(
+    place: Place,
+) -> None:
+    await place.run(ANTHROPIC)
+    await place.ask(ANTHROPIC)
+    place.gateway.deps = replace(place.gateway.deps, peers=Lively())
+    place.gateway.gate = Gate(place.gateway.deps)
+    place.gateway._app = app_of(place.gateway.gate)
+    await place.ask(ANTHROPIC)
+    assert len(place.model.log) == 2
+    headers = {"x-stainless-retry-count": "1"}
+    again = await place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers=headers)
+    assert again.headers["x-moorage-replayed"] == "true"
+    assert len(place.model.log) == 2
 
 
 @pytest.mark.rule("R2")
