@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from moorage.api import names
 from moorage.api.agentrun import AgentRunStatus
-from moorage.api.meta import bounded, micro_time
+from moorage.api.meta import bounded, get_condition, micro_time
 from moorage.clock import Clock
+from moorage.core.run.conditions import WITHIN
 from moorage.core.run.status import word
 from moorage.sandbox.kube import Body, KubeApi, KubeError, path_of
 from moorage.sandbox.port import RunKey
@@ -78,7 +79,7 @@ class Events:
 
 
 def told(old: AgentRunStatus, new: AgentRunStatus) -> Iterator[tuple[str, str, str]]:
-    """Type, reason and message of each thing worth an Event: a new phase, another attempt, a new trouble."""
+    """Type, reason and message of each thing worth an Event: a new phase, another attempt, a new trouble or warning."""
     phase, reason = new.phase or "Pending", word(new.reason or "")
     message = new.message or ""
     if new.epoch is not None and new.epoch != old.epoch and (new.attempt != 1 or phase == old.phase):
@@ -89,3 +90,13 @@ def told(old: AgentRunStatus, new: AgentRunStatus) -> Iterator[tuple[str, str, s
         yield kind, phase, detail if reason != phase else message or phase
     elif new.reason != old.reason and reason and reason not in BENIGN:
         yield "Warning", reason, message or reason
+    yield from _warned(old, new)
+
+
+def _warned(old: AgentRunStatus, new: AgentRunStatus) -> Iterator[tuple[str, str, str]]:
+    """B3: a soft limit that is passed, or a constraint that warns, is told once."""
+    before, now = (get_condition(each.conditions, "WithinBudget") for each in (old, new))
+    if now is None or now.status != "True" or now.reason == WITHIN:
+        return
+    if before is None or (before.reason, before.message) != (now.reason, now.message):
+        yield "Warning", now.reason, now.message

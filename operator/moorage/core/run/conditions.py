@@ -19,6 +19,7 @@ from moorage.core.run.state import Effect, PauseReason, RunState
 from moorage.core.run.waiting import named
 
 OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded"})
+WITHIN = "WithinLimits"
 SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
 
 
@@ -142,7 +143,7 @@ def _within_budget(o: Observed, s: RunState, told: Plan) -> Condition:
     if passed := warning(s.violations):
         why = "; ".join(v.message for v in passed)
         return _truth("WithinBudget", "True", _short(passed[0].reason) or VIOLATED, why)
-    return _truth("WithinBudget", "True", "WithinLimits")
+    return _truth("WithinBudget", "True", WITHIN)
 
 
 def _effects_closed(s: RunState) -> Condition:
