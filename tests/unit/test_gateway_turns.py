@@ -37,8 +37,8 @@ class Served:
             self.held.append(turn)
         return turn is not None
 
-    def give_back(self, used: int | None = None) -> None:
-        self.turns.give_back(self.held.pop(0), used)
+    def give_back(self, used: int = 0, *, left: bool = True) -> None:
+        self.turns.give_back(self.held.pop(0), used, left=left)
 
 
 @pytest.mark.rule("C8")
@@ -130,7 +130,7 @@ async def test_tokens_are_taken_as_expected_and_settled_as_used() -> None:
     assert not await at_once(served, "a", 1)
     served.clock.advance(100)
     assert await at_once(served, "a", 1)
-    served.give_back(used=0)  # never left
+    served.give_back(used=0)  # refused
     assert await at_once(served, "a", 1)
 
 
@@ -138,7 +138,16 @@ async def test_a_request_that_never_left_took_nothing() -> None:
     served = Served(Limits(requests=1, tokens=100))
     assert await at_once(served, "a", 100)
     assert not await at_once(served, "b", 100)
+    served.give_back(left=False)
+    assert await at_once(served, "b", 100)
+
+
+async def test_a_refused_request_was_one_and_took_no_tokens() -> None:
+    served = Served(Limits(requests=1, tokens=100))
+    assert await at_once(served, "a", 100)
     served.give_back(used=0)
+    assert not await at_once(served, "b", 100), "one a minute"
+    served.clock.advance(60_000)
     assert await at_once(served, "b", 100)
 
 

@@ -49,8 +49,7 @@ class Ask:
         """Whether events are asked for."""
         return self.asked.get("stream") is True
 
-    @property
-    def retried(self) -> Ask:
+    def retry(self) -> Ask:
         """The same once more: the same decision, with a record of its own."""
         return replace(self, request_id=uuid4().hex, tries=self.tries + 1, first=self.first or self.request_id)
 

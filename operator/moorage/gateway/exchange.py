@@ -67,7 +67,7 @@ class Exchange:
         self._gate, self._caller, self._ask, self._protocol = gate, caller, ask, ask.protocol
         self._shared, self._questions, self._gone = shared, shared.questions, gone
         self._turn: Turn | None = None
-        self._used = 0
+        self._used, self._has_left = 0, False
         self._ledger, self._metrics, self._clock = gate.ledger, gate.deps.metrics, gate.deps.clock
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
@@ -176,10 +176,11 @@ class Exchange:
     def _give_back(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            self._shared.turns.give_back(turn, self._used)
+            self._shared.turns.give_back(turn, self._used, left=self._has_left)
 
     async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
         http, settings = self._gate.deps.http, self._gate.deps.settings
+        self._has_left = True
         request = self._ask.outgoing(self._protocol.path, model, credential, settings)
         return await http.send(http.build_request(**request), stream=True)
 

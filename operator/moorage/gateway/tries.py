@@ -33,11 +33,13 @@ class Tries:
         self._shared.breakers.demand((self._caller.run.tenant, model.provider))
         outcome = await self._try(ask, model, credential)
         while isinstance(outcome, Unanswered) and await self._paused(outcome, ask, model):
-            ask = ask.retried
+            again = ask.retry()
             try:
-                outcome = await self._try(ask, model, credential)
+                following = await self._try(again, model, credential)
             except RetriesSpent:
                 break
+            self._metrics.model_retries.labels(ask.protocol.name, str(outcome.failed.status)).inc()
+            ask, outcome = again, following
         return outcome if isinstance(outcome, Response) else _last(outcome, ask)
 
     async def _try(self, ask: Ask, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
@@ -57,7 +59,6 @@ class Tries:
         wait = pause_ms(model.retries, outcome.failed, ask.tries, left, self._gate.deps.lot())
         if wait is None or not await self._waited(wait):
             return False
-        self._metrics.model_retries.labels(ask.protocol.name, str(outcome.failed.status)).inc()
         self._metrics.model_retry_wait.observe(wait / 1000)
         return True
 

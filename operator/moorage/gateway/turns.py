@@ -110,17 +110,16 @@ class Turns:
             return turn if self._left(provider, mine) else None
         except asyncio.CancelledError:
             if self._left(provider, mine):
-                self.give_back(turn, 0)
+                self.give_back(turn, 0, left=False)
             raise
         return turn
 
-    def give_back(self, turn: Turn, used: int | None) -> None:
-        """The request is over, and took so many tokens; 0: none, for it never left. None: as many as were expected."""
+    def give_back(self, turn: Turn, used: int, *, left: bool = True) -> None:
+        """The request is over, and took so many tokens. Unless it has left for the provider it was no request."""
         at = self._providers[turn.provider]
         at.active -= 1
         at.at(self._clock.monotonic_ms())
-        if used is not None:
-            at.use(0 if used else -1, used - turn.tokens)
+        at.use(0 if left else -1, used - turn.tokens)
         self._grant(turn.provider)
         self._forget(turn.provider)
 
