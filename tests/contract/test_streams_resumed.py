@@ -4,7 +4,9 @@ Real processes, SIGKILLed at moments that the reader's own progress chooses.
 """
 
 import asyncio
+import contextlib
 import json
+import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -137,6 +139,53 @@ async def test_a_follower_of_two_gateways_has_what_either_was_told_whichever_is_
             once_each(await seen(stream.events(), kill))
         assert (one.kills, other.kills) == (1, 1)
         await stream.client.aclose()
+
+
+class Torn(Service):
+    """Each connection breaks after so many bytes of its answer, wherever that is: within an event, mostly."""
+
+    def __init__(self, port: int, chance: random.Random) -> None:
+        super().__init__(port)
+        self.broken = 0
+        self._lots = chance
+
+    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, left = None, self._lots.randint(600, 2_000)  # bytes: its headers and an event at least
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self.ports[0])
+            async with background(_passed(reader, back)):
+                while left and (data := await there.read(left)):
+                    left -= len(data)
+                    writer.write(data)
+                    await writer.drain()
+        except OSError:
+            pass
+        finally:
+            self.broken += not left
+            for each in (writer, back):
+                if each is not None:
+                    each.transport.abort()
+
+
+async def _passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65_536):
+            sink.write(data)
+
+
+@pytest.mark.rule("M4")
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_follower_whose_connection_breaks_within_events_has_each_line_once(
+    tmp_path: Path, upstream: GitServer, seed: int
+) -> None:
+    async with running(tmp_path) as gateway, Torn(gateway.port, random.Random(seed)).listening() as service:
+        await begun(gateway.port, upstream)
+        await writes([gateway.port])
+        stream = following(service.port, [])
+        once_each(await seen(stream.events(), nothing))
+        await stream.client.aclose()
+        assert isinstance(service, Torn)
+        assert service.broken > 3
 
 
 @pytest.mark.rule("K1", "M4")
