@@ -185,3 +185,22 @@ async def test_a_provider_that_has_had_a_minutes_rest_is_forgotten() -> None:
     served.clock.advance(60_000)
     assert await served.turns.take("another", "a", ONE, 0, LONG)
     assert list(served.turns._providers) == ["another"]
+
+
+@pytest.mark.rule("Q3")
+@given(
+    st.integers(min_value=1, max_value=5),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(min_value=0, max_value=40_000)), max_size=30),
+)
+def test_no_more_leave_than_a_minutes_and_what_came_in_since(per_minute: int, asked: list[tuple[str, int]]) -> None:
+    async def play() -> None:
+        served, elapsed = Served(Limits(requests=per_minute)), 0
+        for run, later in asked:
+            await at_once(served, run)
+            assert len(served.order) <= per_minute + per_minute * elapsed // 60_000
+            served.clock.advance(later)
+            elapsed += later
+        served.clock.advance(60_000)
+        assert await at_once(served, "a"), "and after a minute's rest there is always one"
+
+    asyncio.run(play())
