@@ -36,6 +36,16 @@ def test_steps_tools_and_verifications_are_measured_each_by_its_own_records(metr
     assert told(metrics, "verification") == (1, 6)
 
 
+@pytest.mark.rule("H2", "P6")
+def test_how_long_a_request_was_held_is_measured_apart(metrics: GatewayMetrics) -> None:
+    durations = Durations(metrics)
+    done = [
+        record(n, "ITERATION_COMPLETE", payload) for n, payload in enumerate(({"held_ms": 250}, {"held_ms": 0}, {}))
+    ]
+    durations.appended(done)
+    assert told(metrics, "model_held") == (2, 0.25)
+
+
 def test_what_began_elsewhere_in_another_attempt_or_never_is_left_out(metrics: GatewayMetrics) -> None:
     durations = Durations(metrics)
     durations.appended([at(1, "TOOL_RESPONSE", call="1.0"), at(2, "TOOL_REQUEST", call="1.0")])

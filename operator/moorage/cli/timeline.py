@@ -185,7 +185,9 @@ def _answered(p: Payload) -> str:
 
 
 def _iteration_done(p: Payload) -> str:
-    return f"iteration {p.get('iteration')} complete" + ("" if p.get("changed", True) else ", nothing changed")
+    held = p.get("held_ms")
+    waited = f", the next request waited {held} ms for it" if isinstance(held, int) else ""
+    return f"iteration {p.get('iteration')} complete" + ("" if p.get("changed", True) else ", nothing changed") + waited
 
 
 def _checkpoint(p: Payload) -> str:

@@ -22,6 +22,7 @@ class Durations:
     """One per process; told of each append, it neither waits nor raises."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
+        self._held = metrics.held_seconds
         self._began: OrderedDict[Key, int] = OrderedDict()
         self._seconds: dict[str, Histogram] = {
             "step": metrics.step_seconds,
@@ -38,6 +39,7 @@ class Durations:
                 case T.ITERATION_COMPLETE:
                     self._end(record, "step")
                     self._begin(record, "step")
+                    self._waited((record.payload or {}).get("held_ms"))
                 case T.TOOL_REQUEST:
                     self._begin(record, "tool", record.tool_call_id or "")
                 case T.TOOL_RESPONSE:
@@ -56,3 +58,8 @@ class Durations:
         began = self._began.pop((record.run_uid, record.epoch, what, which), None)
         if began is not None:
             self._seconds[what].observe(max(0, record.recorded_at - began) / 1000)
+
+    def _waited(self, held_ms: object) -> None:
+        """P6: told apart, since it is no time of the model's."""
+        if isinstance(held_ms, int):
+            self._held.observe(held_ms / 1000)

@@ -104,6 +104,12 @@ class GatewayMetrics:
         self.step_seconds = Histogram(
             "moorage_step_seconds", "From one safe point of an agent to the next.", buckets=SLOW, registry=registry
         )
+        self.held_seconds = Histogram(
+            "moorage_model_held_seconds",
+            "How long an agent's next model request waited for its safe point (P6).",
+            buckets=SLOW,
+            registry=registry,
+        )
         self.tool_seconds = Histogram(
             "moorage_tool_seconds", "Tool calls, as far as agents tell of them.", buckets=SLOW, registry=registry
         )
