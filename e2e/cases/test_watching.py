@@ -67,12 +67,9 @@ def test_a_log_is_followed_over_the_death_of_the_sandbox_and_of_the_gateway_each
     tenant: Tenant, terminals: Callable[..., Terminal], moorage: Callable[..., str]
 ):
     tenant.run("talk", agent=shell(TALKS), acceptance=[], delivery=None)
+    logs, timeline = (terminals(door, "-f", "talk", "-o", "json") for door in ("logs", "timeline"))
     tenant.running("talk")
-    logs, timeline, top = (
-        terminals("logs", "-f", "talk", "-o", "json"),
-        terminals("timeline", "-f", "talk", "-o", "json"),
-        terminals("top", "--watch", "-o", "json"),
-    )
+    top = terminals("top", "--watch", "-o", "json")
     assert eventually(lambda: "first 5" in written(logs.told()), within_s=120), logs.err.read_text()
     assert "talk" in moorage("top", "-n", tenant.namespace)
     everywhere = [line.split()[:3] for line in moorage("top", "-A").splitlines()]

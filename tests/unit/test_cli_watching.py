@@ -1,14 +1,18 @@
 """Watching runs: what the program prints of a stream, how it comes back, and with what it ends."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
-from tests.cli_program import END, FACTS, HELLO, UID, Program, manifest, program
+from tests.cli_program import END, FACTS, HELLO, UID, Doors, Program, manifest, program
 
 from moorage.api.sse import Event
 from moorage.cli import following
-from moorage.cli.exits import Exit
+from moorage.cli.evidence import Evidence
+from moorage.cli.exits import Exit, NotFound
 
 __all__ = ["manifest", "program"]  # fixtures
 
@@ -145,3 +149,43 @@ def test_a_followed_timeline_ends_at_the_first_bad_record(program: Program) -> N
     assert program("timeline", "-f", "tidy") == Exit.FAILED, "one is missing"
     doors.streams = [[*events[4:], END]]
     assert program("timeline", "-f", "tidy", "--since-cursor", "3") == Exit.OK
+
+
+def follow(doors: Doors, expected: Callable[[], Awaitable[str]], **query: str) -> tuple[list[Event], list[str]]:
+    """What a follower hears of a run that the gateway may not know yet, and what it notes."""
+    notes: list[str] = []
+
+    async def work() -> list[Event]:
+        transport = httpx.ASGITransport(doors.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            stream = Evidence(client, UID, "fix", expected=expected).following("logs", query, notes.append)
+            return [event async for event in stream.events()]
+
+    return asyncio.run(work()), notes
+
+
+def test_a_run_that_waits_for_its_admission_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LOOK_S", 0.0)
+    doors, words = Doors(status=404), ["fix is Pending", "fix is Queued (SlotsTaken)", "fix is Queued (SlotsTaken)"]
+
+    async def expected() -> str:
+        if len(words) == 1:
+            doors.status = 200
+        return words.pop(0)
+
+    found, notes = follow(doors, expected, follow="true")
+    assert [event.kind for event in found] == ["output", "end"]
+    assert notes == ["fix is Pending", "fix is Queued (SlotsTaken)"]
+
+
+def test_one_that_will_never_be_known_and_who_only_reads_are_told_at_once() -> None:
+    async def nothing() -> str:
+        return ""
+
+    async def pending() -> str:
+        return "fix is Pending"
+
+    with pytest.raises(NotFound, match="the gateway has no logs of fix"):
+        follow(Doors(status=404), nothing, follow="true")
+    with pytest.raises(NotFound):
+        follow(Doors(status=404), pending, follow="false")

@@ -6,6 +6,7 @@ Imported only by commands that need a cluster: the Kubernetes client takes most 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import re
@@ -27,6 +28,7 @@ from moorage.cli.evidence import Evidence
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.cli.forward import Forward, forwarded
 from moorage.core.journal.heads import SignedHead
+from moorage.core.run.phases import RunPhase
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, path_of
 
 AUDIENCE = "moorage-gateway"
@@ -156,7 +158,18 @@ async def evidence(
     token = await reader_token(cluster, note, account)
     user = await user_name(cluster) if account is not READING else ""
     async with reached(cluster, Renewed(token, lambda: reader_token(cluster, note, account))) as (http, forward):
-        yield Evidence(http, uid, name, lambda: failure(forward), published_head(found), user)
+        head, expected = published_head(found), functools.partial(expects, cluster, name)
+        yield Evidence(http, uid, name, lambda: failure(forward), head, user, expected=expected)
+
+
+async def expects(cluster: Cluster, name: str) -> str:
+    """What an AgentRun waits for that isn't admitted yet; empty where it isn't there, or needs no waiting for."""
+    found = await agent_run(cluster, name)
+    status = (found or {}).get("status") or {}
+    phase = str(status.get("phase") or RunPhase.PENDING.value)
+    if found is None or phase not in {RunPhase.PENDING, RunPhase.QUEUED}:
+        return ""
+    return f"{name} is {phase}" + (f" ({status['reason']})" if status.get("reason") else "")
 
 
 @contextlib.asynccontextmanager

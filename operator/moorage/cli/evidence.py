@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +39,8 @@ class Evidence:
     """The reader's doors for one run. `why` explains why a connection ended, where something knows more than HTTP.
 
     `published` is the head that the run's status names, where there is one (J6); `user` is who is asking; `abandoned`
-    says whether nobody pushes the run on, where its owner may die without another taking over.
+    says whether nobody pushes the run on, where its owner may die without another taking over; `expected` what it waits
+    for where the gateway is yet to hear of it.
     """
 
     client: httpx.AsyncClient
@@ -48,6 +50,7 @@ class Evidence:
     published: SignedHead | None = None
     user: str = ""
     abandoned: Callable[[], Awaitable[bool]] | None = None
+    expected: Callable[[], Awaitable[str]] | None = None
 
     def journal(self) -> AsyncIterator[bytes]:
         """The exported journal, in chunks of any size."""
@@ -56,7 +59,8 @@ class Evidence:
     def following(self, door: str, query: Mapping[str, str], note: Callable[[str], None]) -> Following:
         """One of the run's streams of events; `note` is told of outages."""
         path = f"/v1/runs/{self.uid}/{door}/stream"
-        return Following(self.client, path, query, lambda answer: refused(answer, self.name, door), self._away, note)
+        refuse = functools.partial(refused, name=self.name, door=door)
+        return Following(self.client, path, query, refuse, self._away, note, self.expected)
 
     def pushed_on(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """The same, as long as there is somebody of whom more may come."""

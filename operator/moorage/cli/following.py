@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -17,13 +17,14 @@ import httpx
 
 from moorage.api.sse import LAST_EVENT_ID, BadStream, Event, Parser
 from moorage.api.streaming import StreamKind
-from moorage.cli.exits import CliError, Unreachable
+from moorage.cli.exits import CliError, NotFound, Unreachable
 
 SILENCE_S = 45.0  # a gateway says every ten seconds that it lives: the connection is dead, though nobody said so
 TIMEOUTS = httpx.Timeout(30.0, read=SILENCE_S)
 PATIENCE_S = 600.0  # with one outage: a gateway that is rolled out anew is back within two minutes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 TOLD_AFTER_S = 2.0  # what is over sooner is nobody's business
+LOOK_S = 1.0  # between two looks at a run that isn't admitted yet
 
 
 @dataclass
@@ -52,7 +53,8 @@ class Outage:
 class Following:
     """One stream. `cursor` is that of the last event that was dealt with, None before the first.
 
-    `refused` makes an error of a refusal, `lost` says why a connection broke, `note` is told of outages.
+    `refused` makes an error of a refusal, `lost` says why a connection broke, `note` is told of outages. `expected`
+    says what a run waits for that no gateway knows yet; nothing where none ever will.
     """
 
     client: httpx.AsyncClient
@@ -61,8 +63,10 @@ class Following:
     refused: Callable[[httpx.Response], CliError]
     lost: Callable[[httpx.TransportError], Unreachable]
     note: Callable[[str], None]
+    expected: Callable[[], Awaitable[str]] | None = None
     cursor: int | None = None
     connected: bool = False  # ever: before that, whoever asked is told at once
+    waits: str = ""
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Until the last event. Raises CliError."""
@@ -77,6 +81,9 @@ class Following:
                         if self._last(event):
                             return
                 why = Unreachable("the gateway ended the stream")
+            except NotFound as error:
+                await self._expect(error)
+                continue
             except Unreachable as error:
                 why = error
             outage.begin()
@@ -84,6 +91,16 @@ class Following:
                 raise why
             self._tell(outage, why)
             await outage.wait()
+
+    async def _expect(self, error: NotFound) -> None:
+        """Wait a while for a run that isn't admitted yet. Raises the error where it need not be waited for."""
+        waits = await self.expected() if self.expected is not None and self.goes_on else ""
+        if not waits:
+            raise error
+        if waits != self.waits:
+            self.note(waits)
+        self.waits = waits
+        await asyncio.sleep(LOOK_S)
 
     @property
     def goes_on(self) -> bool:
