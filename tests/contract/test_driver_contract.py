@@ -43,6 +43,8 @@ def told(role: str, stop: str, **more: object) -> str:
 
 PI_TURN = {"type": "turn_end", "message": {"role": "assistant", "stopReason": "toolUse"}, "toolResults": [{}]}
 
+PI_LAST = {"type": "turn_end", "message": {"role": "assistant", "stopReason": "stop"}, "toolResults": []}
+
 
 class TestPi(DriverContract):
     subject = Subject(
@@ -53,7 +55,7 @@ class TestPi(DriverContract):
             call='{"type":"tool_execution_start","toolCallId":"NAME","toolName":"bash","args":{"command":"x"}}',
             result='{"type":"tool_execution_end","toolCallId":"NAME","toolName":"bash"}\n' + json.dumps(PI_TURN),
             refused=told("assistant", "error", errorMessage="401 no"),
-            end=told("assistant", "stop") + '\n{"type":"agent_end"}',
+            end="\n".join((told("assistant", "stop"), json.dumps(PI_LAST), '{"type":"agent_end"}')),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ from moorage.drivers.program import STEERED
 from moorage.testing.drivers.pose import Subject
 from moorage.testing.drivers.stage import CheckpointRefused, Stage
 
+CALL = ("TOOL_REQUEST", "TOOL_RESPONSE")
 STEP = 'call("a"); result("a")'
 FORK = """
 for apart in (False, True):
@@ -159,6 +161,24 @@ class DriverContract:
             assert (ended.outcome, ended.reason) == ("exhausted", "BudgetExhausted"), ended
             assert stage.host.iterations == [1]
             assert stage.left() == []
+
+    async def test_what_it_asks_its_model_waits_for_the_safe_point_before(self, stage: Stage) -> None:
+        """P6: a request with a call's result leaves once that is told and the tree is kept; any other one at once."""
+        if not self.subject.calls:
+            return
+        waits = "until('one'); call('a'); until('two'); result('a'); until('three'); end()"
+        async with stage.playing(f"begin(); keep('begun', ''); {waits}") as working:
+            await stage.found("begun")
+            assert await stage.asks() == b""
+            (stage.tree / "one").touch()
+            await stage.told("TOOL_REQUEST")
+            asking = asyncio.create_task(stage.asks("a"))
+            (stage.tree / "two").touch()
+            assert await asking == b""
+            assert ([fact.type for fact in stage.host.told], stage.host.iterations) == ([*CALL], [1])
+            (stage.tree / "three").touch()
+            assert (await working).outcome == "completed"
+        assert stage.host.iterations == [1, 2]
 
     # --- what it says -------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,11 @@ def keep(name, text):
     with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
 
+def until(name):
+    """Wait for the test to say so."""
+    while not os.path.exists(name):
+        time.sleep(0.01)
+
 def for_ever():
     while True:
         time.sleep(60)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moorage.api.wire import ResolvedLimits
 from moorage.drivers.port import Child, Driver, Held, Outcome
@@ -88,6 +91,28 @@ class _Hurried:
         await self._child.stop(min(grace, HURRY_S))
 
 
+def _messages(results: Sequence[str]) -> Mapping[str, Any]:
+    content = [{"type": "tool_result", "tool_use_id": each, "content": "ok"} for each in results]
+    return {"messages": [{"role": "user", "content": content or "goal"}]}
+
+
+def _responses(results: Sequence[str]) -> Mapping[str, Any]:
+    asked = [{"type": "function_call", "name": "exec_command", "call_id": each} for each in results]
+    told = [{"type": "function_call_output", "call_id": each, "output": "ok"} for each in results]
+    return {"input": [*asked, *told]}
+
+
+def _chat(results: Sequence[str]) -> Mapping[str, Any]:
+    return {"messages": [{"role": "tool", "tool_call_id": each, "content": "ok"} for each in results]}
+
+
+_REQUESTS: Mapping[str, tuple[str, Callable[[Sequence[str]], Mapping[str, Any]]]] = {
+    "anthropic-messages": ("/v1/messages", _messages),
+    "openai-responses": ("/v1/responses", _responses),
+    "openai-chat": ("/v1/chat/completions", _chat),
+}
+
+
 class Stage:
     """One driver, in a folder of its own."""
 
@@ -117,16 +142,39 @@ class Stage:
 
     async def played_until(self, name: str, script: str) -> Outcome:
         """The same of one that is told to stop once it has left the file `name` in the tree."""
-        working = asyncio.create_task(self.play(script))
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                while not (self.tree / name).exists():  # noqa: ASYNC110  another process makes it
-                    await asyncio.sleep(LOOK_S)
+        async with self.playing(script) as working:
+            await self.found(name)
             self.host.stopping.set()
             return await working
+
+    @contextlib.asynccontextmanager
+    async def playing(self, script: str) -> AsyncIterator[asyncio.Task[Outcome]]:
+        """The same beside what a test does meanwhile."""
+        working = asyncio.create_task(self.play(script))
+        try:
+            yield working
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+
+    async def found(self, name: str) -> None:
+        """Wait until the program has left that file in the tree."""
+        async with asyncio.timeout(LIMIT_S):
+            while not (self.tree / name).exists():  # noqa: ASYNC110  another process makes it
+                await asyncio.sleep(LOOK_S)
+
+    async def told(self, kind: str) -> None:
+        """Wait until the driver has told such a fact."""
+        async with asyncio.timeout(LIMIT_S):
+            while not any(fact.type == kind for fact in self.host.told):  # noqa: ASYNC110  another process says it
+                await asyncio.sleep(LOOK_S)
+
+    async def asks(self, *results: str) -> bytes:
+        """Have it ask its model with the results of these calls, as the relay hears it. Empty where that may leave."""
+        model = self.subject.agent("").model
+        path, asked = _REQUESTS[model.protocol if model else "anthropic-messages"]
+        async with asyncio.timeout(LIMIT_S):
+            return await self.host.hold.ask(f"/model{path}", json.dumps(asked(results)).encode())
 
     @property
     def tree(self) -> Path:
