@@ -215,6 +215,35 @@ async def test_an_agent_that_is_to_stop_buys_no_further_decision(playing: Playin
     assert play.host.iterations == []
 
 
+@pytest.mark.rule("X2")
+async def test_one_that_is_told_to_stop_at_its_safe_point_hears_so(playing: Playing, monkeypatch) -> None:
+    play = playing()
+    await play.ask()
+    await play.did("a")
+    before = play.host.safe_point
+
+    async def stopped_meanwhile(iteration: int, usage: Mapping[str, int] | None = None, **more: Any) -> str:
+        play.host.stopping.set()
+        return await before(iteration, usage, **more)
+
+    monkeypatch.setattr(play.host, "safe_point", stopped_meanwhile)
+    assert b"Stopping: " in await play.ask("a")
+    assert play.host.iterations == [1]
+
+
+@pytest.mark.rule("Q5", "P6")
+async def test_an_agent_that_is_to_pause_is_held_at_its_safe_point_and_passes_until_then(playing: Playing) -> None:
+    play = playing()
+    play.host.pausing.set()
+    assert await play.ask() == b""
+    await play.did("a")
+    asked = asyncio.create_task(play.ask("a"))
+    await asyncio.sleep(0)
+    assert await play.ask() == b"", "which comes later, so that the other one has had its turn"
+    assert (play.host.iterations, asked.done()) == ([1], False)
+    asked.cancel()
+
+
 @pytest.mark.rule("B3")
 async def test_the_request_after_the_last_iteration_is_never_passed_on(playing: Playing) -> None:
     play = playing(limits=ResolvedLimits(max_iterations=1))

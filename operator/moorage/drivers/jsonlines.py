@@ -295,11 +295,12 @@ class AgentListener:
     async def attend(self) -> None:
         """P6: whatever it asks its model waits here, and what ends an iteration waits for its safe point."""
         async for request in self._requests:
+            safe = not self._host.stopping.is_set() and await self._before(request)
             if self._host.stopping.is_set():
                 refuse(request, "Stopping", STOPPING)
-            elif await self._before(request) and self._interrupts and await self._steered():
+            elif safe and self._interrupts and await self._steered():
                 refuse(request, "Steered", STEERED_WHY)
-            else:
+            elif not (safe and self._host.pausing.is_set()):  # Q5: who stands at the safe point is stopped there
                 request.pass_on()
 
     async def _before(self, request: Held) -> bool:
