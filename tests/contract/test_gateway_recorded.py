@@ -90,6 +90,16 @@ async def test_an_agent_whose_gateway_died_gets_what_it_may_have_missed(place: P
     assert (await operator.state())["usage"]["model_requests"] == 2
 
 
+@pytest.mark.rule("R2")
+async def test_another_attempts_agent_gets_it_once_and_then_another_one(place: Place) -> None:
+    operator = await place.run(ANTHROPIC)
+    await place.ask(ANTHROPIC)
+    await taken_over(operator)
+    answers = [await place.ask(ANTHROPIC, "p2") for _ in range(3)]
+    assert [each.headers.get("x-moorage-replayed") for each in answers] == ["true", None, None]
+    assert len(place.model.log) == 3
+
+
 class Lively(Alone):
     """Whoever went by another name lives."""
 
@@ -134,8 +144,8 @@ async def test_an_agent_that_went_away_before_the_end_gets_it_when_it_asks_again
     transport = httpx.ASGITransport(left)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
         await client.post(ANTHROPIC.path, json=ANTHROPIC.ask(stream=stream))
-    answers = [await place.ask(ANTHROPIC, stream=stream) for _ in range(2)]
-    assert [each.headers.get("x-moorage-replayed") for each in answers] == ["true", None]
+        again = [await client.post(ANTHROPIC.path, json=ANTHROPIC.ask(stream=stream)) for _ in range(2)]
+    assert [each.headers.get("x-moorage-replayed") for each in again] == ["true", None], "not for ever"
     assert len(place.model.log) == 2
 
 

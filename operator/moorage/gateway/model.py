@@ -221,10 +221,11 @@ class ModelRoom:
         """The answer to these bytes since the last safe point, where this agent hasn't heard it.
 
         An earlier attempt's agent is another one. Of this attempt's, a client says that it asks again; others are known
-        by what became of the answer: a process that died may have kept it to itself.
+        by what became of the answer: a process that died may have kept it to itself. Who had it and asks once more
+        wants another one.
         """
         found = caller.run.facts.answers.get(ask.bytes_hash)
-        if found is None or found.epoch < caller.epoch or ask.again:
+        if found is None or caller.epoch not in found.had or ask.again:
             return found
         return None if await self._heard(found) else found
 
@@ -255,8 +256,12 @@ class ModelRoom:
         )
         await self._ledger.append(caller.run, caller.epoch, [draft])
         self._metrics.model_requests.labels(ask.protocol.name, "replayed").inc()
-        self._shared.given.begin(found.request_id)
-        heard = partial(self._shared.given.sent, found.request_id, request.is_disconnected)
+        given = self._shared.given
+        given.begin(found.request_id)
+        first = (
+            caller.epoch not in found.had
+        )  # a second time it isn't asked whether it is heard: nothing goes in circles
+        heard = partial(given.sent, found.request_id, request.is_disconnected) if first else None
         headers, log = {"x-moorage-replayed": "true"}, self._gate.deps.log
         return Piped(at_once(content), found.status, headers, found.content_type, log, heard=heard)
 
