@@ -47,7 +47,8 @@ from moorage.store.errors import UnknownRun
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.workspace.mirror import MirrorKey
 
-PUSHED = ("Delivered", "True", "Pushed")  # the condition of a run whose branch is where its workspace came from
+PUSHED = frozenset({"Pushed", "PullRequestOpen"})
+"""Reasons of `Delivered` for a run whose branch is where its workspace came from."""
 CLOSING_S = 60.0  # to settle what an interrupted run had sent off, before the user is told that it can't be
 
 
@@ -344,7 +345,7 @@ def _progress(status: AgentRunStatus) -> Progress:
 def _result(body: Mapping[str, Any], status: AgentRunStatus, grade: str) -> LocalResult:
     meta, result, journal = body["metadata"], status.result, status.journal
     local = (body["spec"].get("workspace") or {}).get("local") or {}
-    pushed = any((c.type, c.status, c.reason) == PUSHED for c in status.conditions)
+    pushed = any((c.type, c.status) == ("Delivered", "True") and c.reason in PUSHED for c in status.conditions)
     usage = status.usage
     return LocalResult(
         name=meta["name"],
@@ -356,6 +357,7 @@ def _result(body: Mapping[str, Any], status: AgentRunStatus, grade: str) -> Loca
         branch=status.workspace.branch if pushed and status.workspace else None,
         commit=result.commit if result and status.phase == "Succeeded" else None,
         repository=Path(local["path"]) if pushed and local else None,
+        pull_request=result.pull_request if result else None,
         tokens=(usage.tokens or 0) if usage else 0,
         cost_micros=(usage.cost_micros or 0) if usage else 0,
         journal_offset=journal.offset if journal and journal.offset is not None else -1,

@@ -43,7 +43,7 @@ class Truth:
 @dataclass(frozen=True)
 class LocalResult:
     """The end of a local run. `commit` is what it came to; `branch` is None where it was delivered nowhere, and
-    `repository` where there is no folder to look at it.
+    `repository` where there is no folder to look at it. `pull_request` is a URL.
 
     `sandbox` is the grade of what kept the agent in (W8).
     """
@@ -63,6 +63,7 @@ class LocalResult:
     journal_hash: str = ""
     sandbox: str = ""
     conditions: tuple[Truth, ...] = ()
+    pull_request: str | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -210,7 +210,7 @@ def result_data(result: LocalResult) -> dict[str, Any]:
         "phase": result.phase,
         "reason": result.reason,
         "message": result.message,
-        "result": {"summary": result.summary, "commit": result.commit},
+        "result": {"summary": result.summary, "commit": result.commit, "pullRequest": result.pull_request},
         "workspace": {
             "branch": result.branch,
             "repository": str(result.repository) if result.repository else None,
@@ -249,6 +249,8 @@ def _whereabouts(result: LocalResult) -> Iterator[tuple[str, str]]:
         return
     there = f" in {result.repository}" if result.repository else ""
     yield "branch", f"{result.branch} at {result.commit[:12]}{there}"
+    if result.pull_request:
+        yield "merge", harmless(result.pull_request)
     if result.repository:
         yield "look", f"git -C {shlex.quote(str(result.repository))} log -p -1 {result.branch}"
 
