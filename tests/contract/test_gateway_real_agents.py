@@ -11,14 +11,14 @@ from tests.gateway_script import PASSWORD, Operator, agent_at_work
 from tests.gateway_script import resolved as resolved_run
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedPrices
+from moorage.api.wire import ResolvedAgent, ResolvedPrices, ResolvedRetries
 from moorage.drivers.port import Outcome
 from moorage.drivers.registry import load
 from moorage.runner.relay import Relay
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.host import LocalHost, task_for
-from moorage.testing.models import Script, StandIn
+from moorage.testing.models import Fault, Script, StandIn
 
 pytestmark = pytest.mark.timeout(300)  # real programs
 SPOKEN = [
@@ -52,18 +52,22 @@ async def relayed(
 
 
 async def worked(
-    tmp_path: Path, upstream: GitServer, name: str, protocol: str, limits: ResolvedLimits
+    tmp_path: Path, upstream: GitServer, name: str, protocol: str, limits: ResolvedLimits, *faults: Fault
 ) -> tuple[Outcome, dict[str, int], list[dict[str, Any]], str]:
-    """The agent's work on one file, in three decisions: its end, the run's usage, its answers, and the file."""
+    """The agent's work on one file, in three decisions: its end, the run's usage, its answers, and the file. `faults`
+    befall the second one.
+    """
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a.txt").write_text("one\n")
     host, path = LocalHost(tree), path_with(name, tmp_path / "bin")
-    script = Script(replies=(run(name, "cat a.txt", text="I look."), run(name, "echo two > a.txt"), DONE))
+    mend = run(name, "echo two > a.txt").model_copy(update={"faults": faults})
+    script = Script(replies=(run(name, "cat a.txt", text="I look."), mend, DONE))
     async with StandIn(script).serving() as model:
         agent = resolved(name, path, protocol, model.url)
         assert agent.model is not None
-        priced = agent.model.model_copy(update={"prices": {agent.model.name: PRICES}})
+        retries = ResolvedRetries(max_attempts=4, budget=10)
+        priced = agent.model.model_copy(update={"prices": {agent.model.name: PRICES}, "retries": retries})
         agent = agent.model_copy(update={"model": priced})
         async with relayed(tmp_path, upstream, agent, limits) as (url, operator):
             outcome = await load(name).run(task_for(host, agent, relay_url=url), host)
@@ -94,3 +98,16 @@ async def test_a_hard_limit_ends_a_real_agent_and_isnt_retried(tmp_path, upstrea
     outcome, usage, answers, _ = await worked(tmp_path, upstream, name, protocol, limits)
     assert outcome.reason == "BudgetExhausted"
     assert (usage["cost_micros"], usage["model_requests"], len(answers)) == (2 * COST, 2, 2)
+
+
+@pytest.mark.rule("O1", "B3")
+@pytest.mark.parametrize(("name", "protocol"), SPOKEN[:2])
+async def test_a_real_agent_doesnt_notice_that_its_provider_fails_for_a_moment(
+    tmp_path, upstream, name: str, protocol: str
+) -> None:
+    busy, broken = Fault(kind="status", status=429, retry_after_s=0.1), Fault(kind="overloaded")
+    outcome, usage, answers, text = await worked(tmp_path, upstream, name, protocol, ResolvedLimits(), busy, broken)
+    assert (outcome.outcome, text) == ("completed", "two\n")
+    assert [answer["status"] for answer in answers] == [200, 429, 200, 200, 200]
+    assert [answer["problem"] for answer in answers] == [None, None, "ProviderFailed", None, None]
+    assert (usage["model_requests"], usage["model_retries"], usage["cost_micros"]) == (3, 2, 3 * COST)
