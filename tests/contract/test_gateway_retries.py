@@ -222,3 +222,14 @@ async def test_no_more_leaves_in_a_minute_than_the_provider_takes(
     assert len(place.model.log) == 2
     clock.advance(60_000)
     assert (await place.ask(ANTHROPIC, max_tokens=103)).status_code == 200
+
+
+async def test_an_answer_that_is_too_long_is_no_fault_of_the_providers(place: Place) -> None:
+    settings(place, max_content_bytes=600, breaker_failures=1)
+    operator = await place.run(ANTHROPIC, retries=RETRIES)
+    answer = await place.ask(ANTHROPIC)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert "AnswerTooLarge" in answer.json()["error"]["message"]
+    assert len(place.model.log) == 1
+    assert (await last(operator, "MODEL_RESPONSE")).payload["problem"] == "TooLarge"
+    assert counted(place, "moorage_model_breakers_open") == 0

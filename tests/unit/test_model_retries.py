@@ -59,6 +59,11 @@ def test_what_may_pass_and_what_speaks_against_a_provider(status: int, *, passin
     assert (failed.passing, failed.fault) == (passing, fault)
 
 
+def test_what_the_gateway_broke_off_speaks_against_nobody() -> None:
+    assert not Failed(0, hopeless=True, ours=True).fault
+    assert not Failed(0, hopeless=True, ours=True).passing
+
+
 def test_a_provider_may_say_that_asking_again_doesnt_help() -> None:
     assert not refused(503, {"x-should-retry": "false"}, b"", NOW).passing
     assert not refused(429, {}, b'{"error": {"code": "insufficient_quota"}}', NOW).passing

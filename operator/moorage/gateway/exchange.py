@@ -37,6 +37,11 @@ from moorage.store.errors import RunSealed
 
 HOPELESS = frozenset({"TooLarge", "Stopped", "ReadTimeout", "WriteTimeout"})
 """Problems that sending the same again can't help."""
+OURS = {
+    "TooLarge": ("the answer is longer than this gateway takes: ask for less at once", "AnswerTooLarge"),
+    "Stopped": ("the run is over, or about to be: it asks no model any more", "RunStopped"),
+}
+"""Problems that are none of the provider's, and what the agent hears."""
 FAILED = "ProviderFailed"
 """The problem of an answer that begins, and ends, with an error: it costs nothing."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
@@ -120,6 +125,9 @@ class Exchange:
 
     def _unreached(self, told: Answered, *, hopeless: bool = False) -> Unanswered:
         """No byte of an answer has come. Who was silent for as long as anybody may be isn't asked again."""
+        if told.problem in OURS:
+            why, reason = OURS[told.problem]
+            return Unanswered(Failed(0, hopeless=True, ours=True), Refusal(why, status=400, reason=reason))
         why = f"the model provider can't be reached ({told.problem})"
         return Unanswered(Failed(0, hopeless=hopeless), Refusal(why, status=502, reason="ProviderUnreachable"))
 

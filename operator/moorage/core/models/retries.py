@@ -30,12 +30,13 @@ SPENT_QUOTA: Final = (b"insufficient_quota", b"billing_hard_limit_reached")
 class Failed:
     """A try that came to nothing. `status`: what the provider said (0: nothing). `asked_ms`: how long it asks to wait.
 
-    `hopeless`: it says itself that asking again can't help.
+    `hopeless`: it says itself that asking again can't help. `ours`: it was the gateway that broke off.
     """
 
     status: int
     asked_ms: int | None = None
     hopeless: bool = False
+    ours: bool = False
 
     @property
     def passing(self) -> bool:
@@ -45,7 +46,7 @@ class Failed:
     @property
     def fault(self) -> bool:
         """It speaks against the provider's health."""
-        return self.status == 0 or self.status in FAULTS
+        return not self.ours and (self.status == 0 or self.status in FAULTS)
 
 
 def refused(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> Failed:
