@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.drivers.claude_code import driver as claude_code
+from moorage.drivers.codex import driver as codex
 from moorage.drivers.codex.config import PROVIDER, config
+from moorage.drivers.pi import driver as pi
 from moorage.drivers.pi.config import APIS, models
 from moorage.drivers.port import Task
 from moorage.drivers.registry import load
-from moorage.drivers.sessions import AGAIN, Conversation, opening, prepared, put
+from moorage.drivers.sessions import AGAIN, APART, Conversation, opening, prepared, put
 from moorage.testing.host import LocalHost, task_for
 
 NAMES = ("m-1.2", "vendor/m:1", 'we"ird\\', "mödel", "'''")
@@ -109,3 +112,45 @@ def test_the_opening_says_what_is_known_and_no_more(task):
         assert task.goal in opening(later, resumed=resumed)
     assert opening(later, resumed=True).startswith(AGAIN)
     assert opening(task, resumed=True).startswith(AGAIN)
+
+
+@pytest.mark.rule("R4")
+def test_a_conversation_that_may_be_ahead_of_its_tree_is_told_so(task):
+    assert opening(task, resumed=True, together=False).startswith(APART)
+    assert opening(task, resumed=False, together=False) == task.goal
+
+
+LINES = {
+    "codex": b'{"type":"response_item","payload":{"type":"function_call_output","call_id":"CALL","output":"x"}}',
+    "pi": b'{"type":"message","message":{"role":"toolResult","toolCallId":"CALL","content":[]}}',
+    "claude-code": b'{"type":"user","message":{"content":[{"tool_use_id":"CALL","type":"tool_result"}]}}',
+}
+PLACES = {
+    "codex": ".codex/sessions/2026/11/30/rollout-2026-11-30T08-14-13-s-1.jsonl",
+    "pi": ".pi/agent/sessions/--tree--/2026-11-30_s-1.jsonl",
+    "claude-code": ".claude/projects/-tree/s-1.jsonl",
+}
+TRANSCRIPTS = {"codex": codex.transcript, "pi": pi.transcript, "claude-code": claude_code.transcript}
+
+
+@pytest.mark.rule("P2")
+@pytest.mark.parametrize("agent", LINES)
+def test_what_a_conversation_holds_is_told_by_its_whole_lines(tmp_path: Path, agent: str):
+    found = TRANSCRIPTS[agent](tmp_path)
+    assert (found.results(), found.holds("s-1")) == (frozenset(), False)
+    file = tmp_path / PLACES[agent]
+    file.parent.mkdir(parents=True)
+    one, two, half = (LINES[agent].replace(b"CALL", call) for call in (b"c1", b"c2", b"c3"))
+    file.write_bytes(one + b"\nCALL no json\n\xff\n" + two + b"\n" + half)
+    assert (found.results(), found.holds("s-1"), found.holds("s-2")) == ({"c1", "c2"}, True, False)
+
+
+@pytest.mark.parametrize("agent", LINES)
+def test_what_stands_in_the_place_of_a_conversation_has_no_results(tmp_path: Path, agent: str):
+    file = tmp_path / PLACES[agent]
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    assert TRANSCRIPTS[agent](tmp_path).results() == frozenset()
+    file.unlink()
+    file.mkdir()
+    assert TRANSCRIPTS[agent](tmp_path).results() == frozenset()

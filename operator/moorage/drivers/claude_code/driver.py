@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.claude_code.speech import hello, user
@@ -54,8 +55,8 @@ class ClaudeCodeDriver:
 def _launch(task: Task, model: str) -> Launch:
     conversation = Conversation(task.home, "claude-code")
     known = conversation.known()
-    transcript = Transcript(task.home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)
-    session = known if known and transcript.holds(known) else None
+    kept = transcript(task.home)
+    session = known if known and kept.holds(known) else None
     resume = ("--resume", session) if session else ()
     return Launch(
         argv=["claude", *ALWAYS, "--model", model, *resume, *task.agent.args],
@@ -63,7 +64,7 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=hello() + user(opening(task, resumed=session is not None)),
         dialect=ClaudeCodeEvents(),
         remember=conversation.remember,
-        results=transcript.results,
+        results=kept.results,
         speech=Speech(message=user, steer=user),
         nested=True,
     )
@@ -80,3 +81,8 @@ def _environment(task: Task, model: str) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": f"{task.relay_url}/model",
         "ANTHROPIC_API_KEY": task.dummy_key,
     }
+
+
+def transcript(home: Path) -> Transcript:
+    """Its conversations, as it keeps them."""
+    return Transcript(home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)

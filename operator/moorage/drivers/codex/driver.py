@@ -50,8 +50,8 @@ def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
 def _launch(task: Task) -> Launch:
     conversation = Conversation(task.home, "codex")
     known = conversation.known()
-    transcript = Transcript(task.home, f"{SESSIONS}/*/*/*/rollout-*.jsonl", RESULT, CALL)
-    session = known if known and transcript.holds(known) else None
+    kept = transcript(task.home)
+    session = known if known and kept.holds(known) else None
     resume = ["resume", *ALWAYS, *task.agent.args, session] if session else [*ALWAYS, *task.agent.args]
     return Launch(
         argv=["codex", "exec", *resume, "-"],
@@ -64,5 +64,10 @@ def _launch(task: Task) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=CodexEvents(resumed=session is not None),
         remember=conversation.remember,
-        results=transcript.results,
+        results=kept.results,
     )
+
+
+def transcript(home: Path) -> Transcript:
+    """Its conversations, as it keeps them."""
+    return Transcript(home, f"{SESSIONS}/*/*/*/rollout-*.jsonl", RESULT, CALL)

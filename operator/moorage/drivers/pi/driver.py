@@ -47,8 +47,8 @@ def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
 def _launch(task: Task, model: str) -> Launch:
     conversation = Conversation(task.home, "pi")
     known = conversation.known()
-    transcript = Transcript(task.home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)
-    session = known if known and transcript.holds(known) else None
+    kept = transcript(task.home)
+    session = known if known and kept.holds(known) else None
     resume = ["--session", session] if session else []
     return Launch(
         argv=["pi", "--mode", "json", "-p", "--provider", PROVIDER, "--model", model, *resume, *task.agent.args],
@@ -56,5 +56,10 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=PiEvents(),
         remember=conversation.remember,
-        results=transcript.results,
+        results=kept.results,
     )
+
+
+def transcript(home: Path) -> Transcript:
+    """Its conversations, as it keeps them."""
+    return Transcript(home, f"{SESSIONS}/*/*.jsonl", RESULT, CALL)
