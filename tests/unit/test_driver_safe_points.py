@@ -12,7 +12,7 @@ import pytest
 from moorage.api.wire import ResolvedAgent, ResolvedLimits
 from moorage.core.models.protocol import Carried
 from moorage.drivers import jsonlines
-from moorage.drivers.facts import Answered, Asked, Fact
+from moorage.drivers.facts import Answered, Asked, Ended, Fact, Settled
 from moorage.drivers.jsonlines import AgentListener, Launch
 from moorage.drivers.program import Spent
 from moorage.drivers.telling import ToolResult
@@ -23,11 +23,13 @@ DID = ToolResult(ok=True, text="")
 
 
 class Lines:
-    """Implements Dialect: `{"ask": ID}` and `{"did": ID}`."""
+    """Implements Dialect: `{"ask": ID}`, `{"did": ID}` and `{"end": ""}`."""
 
     def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
         if "ask" in event:
             return [Asked(event["ask"], "tool", {})]
+        if "end" in event:
+            return [Settled({}, more=False), Ended()]
         return [Answered(event["did"], "tool", {}, DID)] if "did" in event else None
 
     def telling(self, results: Sequence[Carried]) -> int:
@@ -229,6 +231,27 @@ async def test_one_that_is_told_to_stop_at_its_safe_point_hears_so(playing: Play
     monkeypatch.setattr(play.host, "safe_point", stopped_meanwhile)
     assert b"Stopping: " in await play.ask("a")
     assert play.host.iterations == [1]
+
+
+@pytest.mark.rule("E2")
+async def test_an_end_that_is_told_during_a_safe_point_is_an_iteration_after_it(playing: Playing, monkeypatch) -> None:
+    play, going = playing(), asyncio.Event()
+    await play.ask()
+    await play.did("a")
+    before = play.host.safe_point
+
+    async def slow(iteration: int, usage: Mapping[str, int] | None = None, **more: Any) -> str:
+        await going.wait()
+        return await before(iteration, usage, **more)
+
+    monkeypatch.setattr(play.host, "safe_point", slow)
+    asked = asyncio.create_task(play.ask("a"))
+    await play.say(end="")
+    await asyncio.sleep(0)
+    going.set()
+    await asked
+    await play.until(play.listener.final.is_set)
+    assert play.host.iterations == [1, 2]
 
 
 @pytest.mark.rule("Q5", "P6")

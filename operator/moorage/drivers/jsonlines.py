@@ -146,6 +146,7 @@ class AgentListener:
         self._usage: dict[str, int] = {}  # of the iteration that is under way
         self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
         self._asks = False  # its model by way of us
+        self._completing = asyncio.Lock()
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
         self._index = 0  # of the next call within its iteration
         self._end: Ended | None = None
@@ -321,9 +322,11 @@ class AgentListener:
         return ends
 
     async def _complete(self, *, more: bool, held: Held | None = None, conversation: bool = True) -> None:
-        usage, self._usage = self._usage, {}
-        await self.iterations.complete(usage, more=more, held=held, conversation=conversation)
-        self._index = self._heard = 0
+        """One at a time: an agent may give up on what it asks, and tell its end meanwhile."""
+        async with self._completing:
+            usage, self._usage = self._usage, {}
+            await self.iterations.complete(usage, more=more, held=held, conversation=conversation)
+            self._index = self._heard = 0
 
     async def _caught_up(self, results: Sequence[Carried]) -> bool:
         """Wait, for as long as it may lag, until it has told what it did, and kept what it asks: whether it has kept
@@ -337,7 +340,7 @@ class AgentListener:
                     await self._news.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAG_S):
-                while self._launch.results and not calls <= await asyncio.to_thread(self._results):  # noqa: ASYNC110  a file of its own
+                while self._launch.results and not calls <= await asyncio.to_thread(self._results):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
                 return True
         return False
