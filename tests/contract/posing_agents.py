@@ -26,11 +26,16 @@ def end(): say('{"moorage": {"event": "summary", "text": "Done."}}')
 """
 
 CLAUDE_CODE = """
+heard = []
+def read():
+    told = json.loads(sys.stdin.readline())
+    if told["type"] == "user":
+        heard.append(told["message"]["content"][0]["text"])
+    return told
 def hear():
-    while True:
-        told = json.loads(sys.stdin.readline())
-        if told["type"] == "user":
-            return told["message"]["content"][0]["text"]
+    while not heard:
+        read()
+    return heard.pop(0)
 def begin():
     goal = hear()
     say(json.dumps({"type": "system", "subtype": "init", "session_id": "s-1"}))
@@ -41,7 +46,7 @@ def call(name):
     asked = {"tool_use_id": name, "tool_name": "Bash", "tool_input": {"command": "x"}}
     asked = {"subtype": "hook_callback", "input": asked}
     say(json.dumps({"type": "control_request", "request_id": name, "request": asked}))
-    while json.loads(sys.stdin.readline()).get("response", {}).get("request_id") != name:
+    while read().get("response", {}).get("request_id") != name:
         pass
 def result(name):
     done = {"type": "tool_result", "tool_use_id": name, "content": "ok"}

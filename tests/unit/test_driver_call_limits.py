@@ -18,7 +18,11 @@ from moorage.drivers.program import Spent
 from moorage.testing.host import LocalHost, task_for
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-DIALECTS: Mapping[str, Callable[[], Dialect]] = {"claude-code": ClaudeCodeEvents, "codex": CodexEvents, "pi": PiEvents}
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "claude-code": lambda: ClaudeCodeEvents(iter("abc").__next__),
+    "codex": CodexEvents,
+    "pi": PiEvents,
+}
 
 
 class Limited(LocalHost):

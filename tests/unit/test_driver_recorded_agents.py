@@ -12,7 +12,7 @@ import pytest
 from moorage.api.wire import ResolvedAgent
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.codex.events import CodexEvents
-from moorage.drivers.facts import Answered, Asked, Dialect, Settled
+from moorage.drivers.facts import Answered, Asked, Dialect, Ended, Settled
 from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Launch
 from moorage.drivers.pi.events import PiEvents
 from moorage.drivers.port import Outcome
@@ -21,7 +21,11 @@ from moorage.testing.host import LocalHost, task_for
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 IMAGES = Path(__file__).parents[2] / "sandbox-images"
-DIALECTS: Mapping[str, Callable[[], Dialect]] = {"claude-code": ClaudeCodeEvents, "codex": CodexEvents, "pi": PiEvents}
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "claude-code": lambda: ClaudeCodeEvents(iter("abc").__next__),
+    "codex": CodexEvents,
+    "pi": PiEvents,
+}
 AGENTS = tuple(DIALECTS)
 KINDS: Mapping[str, tuple[str, ...]] = {
     "claude-code": ("system", "assistant", "user", "control_request", "control_response", "result"),
@@ -217,6 +221,8 @@ async def test_an_answer_that_was_cut_is_told_apart_where_its_program_does_not_g
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_an_end_before_the_last_word_is_unknown_wherever_it_comes(host, agent):
     lines = recorded(agent, "mended").splitlines(keepends=True)
+    while b"command_lifecycle" in lines[-1]:  # Claude Code's, after its last word
+        lines.pop()
     for kept in range(len(lines)):
         ended = await heard(LocalHost(host.tree), agent, b"".join(lines[:kept]))  # what each one does is done once
         assert (ended.outcome, ended.reason) == ("unknown", "NoLastWord")
@@ -300,3 +306,28 @@ def test_the_recordings_are_of_the_versions_that_are_installed():
         "codex": {"@openai/codex": "0.169.0"},
         "pi": {"@mariozechner/pi-coding-agent": "0.73.1"},
     }
+
+
+def told(state: str, name: str) -> dict[str, Any]:
+    return {"type": "command_lifecycle", "command_uuid": name, "state": state}
+
+
+RESULT = {"type": "result", "subtype": "success", "is_error": False}
+
+
+def test_an_end_of_claude_codes_is_none_while_something_that_was_said_to_it_waits():
+    events = ClaudeCodeEvents(iter(("goal", "more")).__next__)
+    events.user("Mend it.")
+    assert [events.facts(told(state, "goal")) for state in ("queued", "started")] == [[], []]
+    assert json.loads(events.user("With tabs."))["uuid"] == "more"
+    assert [type(fact) for fact in events.facts(RESULT) or ()] == [Settled]
+    events.facts(told("queued", "more"))
+    assert [type(fact) for fact in events.facts(RESULT) or ()] == [Settled]
+    events.facts(told("started", "more"))
+    assert [type(fact) for fact in events.facts(RESULT) or ()] == [Settled, Ended]
+
+
+def test_one_that_tells_nothing_of_what_was_said_ends_by_its_word():
+    events = ClaudeCodeEvents(iter(("goal",)).__next__)
+    events.user("Mend it.")
+    assert [type(fact) for fact in events.facts(RESULT) or ()] == [Settled, Ended]

@@ -147,6 +147,7 @@ class AgentListener:
         self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
         self._asks = False  # its model by way of us
         self._completing = asyncio.Lock()
+        self._talking = asyncio.Lock()  # so that nobody is told something who has just ended
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
         self._index = 0  # of the next call within its iteration
         self._end: Ended | None = None
@@ -249,8 +250,8 @@ class AgentListener:
             await self._complete(more=False)
         elif not self._asks:
             await self._go_on()
-        if fact.more and not (self._asks and self._interrupts):
-            await self._steered()
+            if self._interrupts:
+                await self._steered()
 
     async def _go_on(self, held: Held | None = None, *, conversation: bool = True) -> None:
         """A safe point, after which another decision follows if it may."""
@@ -262,10 +263,11 @@ class AgentListener:
     async def _ended(self, fact: Ended) -> None:
         """The last word, unless a person has more to say to an agent that is content."""
         content = fact.failure is None and not self._refused and self.iterations.left
-        if content and await self._talked_on():
-            return
-        self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
-        self.final.set()
+        async with self._talking:
+            if content and await self._talked_on():
+                return
+            self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
+            self.final.set()
 
     @property
     def _interrupts(self) -> bool:
@@ -294,6 +296,28 @@ class AgentListener:
     # --- safe points --------------------------------------------------------------------------------------------------
 
     async def attend(self) -> None:
+        """Its requests to its model, and what people say to one that hears while it works. A failure ends both."""
+        both = [asyncio.create_task(each) for each in (self._hold(), self._converse())]
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in both:
+                each.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _converse(self) -> None:
+        """M3: said as it comes; nothing more once the last word is heard."""
+        heard = self._line is not None and self._line.speech.steer is not None and not self._interrupts
+        while heard and not self.final.is_set():
+            await self._host.messages.arrival("Steer")
+            async with self._talking:
+                if not self.final.is_set():
+                    await self._steered()
+        await asyncio.Event().wait()
+
+    async def _hold(self) -> None:
         """P6: whatever it asks its model waits here, and what ends an iteration waits for its safe point."""
         async for request in self._requests:
             safe = not self._host.stopping.is_set() and await self._before(request)

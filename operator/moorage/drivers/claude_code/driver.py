@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import uuid4
 
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
-from moorage.drivers.claude_code.speech import hello, user
+from moorage.drivers.claude_code.speech import hello
 from moorage.drivers.jsonlines import Launch, Speech, drive
 from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
 from moorage.drivers.sessions import Conversation, Transcript, opening
@@ -58,14 +59,15 @@ def _launch(task: Task, model: str) -> Launch:
     kept = transcript(task.home)
     session = known if known and kept.holds(known) else None
     resume = ("--resume", session) if session else ()
+    events = ClaudeCodeEvents(lambda: str(uuid4()))
     return Launch(
         argv=["claude", *ALWAYS, "--model", model, *resume, *task.agent.args],
         env=_environment(task, model),
-        stdin=hello() + user(opening(task, resumed=session is not None)),
-        dialect=ClaudeCodeEvents(),
+        stdin=hello() + events.user(opening(task, resumed=session is not None)),
+        dialect=events,
         remember=conversation.remember,
         results=kept.results,
-        speech=Speech(message=user, steer=user),
+        speech=Speech(message=events.user, steer=events.user),
         nested=True,
     )
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage.core.models.protocol import Carried
-from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal
+from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal, user
 from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Reply, Said, Settled, Trouble
 from moorage.drivers.jsonlines import MAX_OPEN
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import counts, mapping, text
 
 QUIET = frozenset({"control_response", "control_cancel_request", "keep_alive", "tool_progress"})
+TASKS = frozenset({"task_started", "task_progress", "task_notification"})  # how a long call comes along
 USAGE = {
     "inputTokens": "input_tokens",
     "outputTokens": "output_tokens",
@@ -28,9 +29,16 @@ EXIT = re.compile(r"Exit code (\d{1,3})$", re.MULTILINE)  # how its `Bash` begin
 
 
 class ClaudeCodeEvents:
-    """Implements jsonlines.Dialect."""
+    """Implements facts.Dialect. `names` makes a new UUID each time.
 
-    def __init__(self) -> None:
+    What is said to it while it works waits until it has a use for it: beside the results of a call, else in a turn of
+    its own. So an end is none while something waits.
+    """
+
+    def __init__(self, names: Callable[[], str]) -> None:
+        self._names = names
+        self._waiting: set[str] = set()  # of what was said, as far as it tells
+        self._tells = False  # what becomes of that
         self._calls: dict[str, tuple[str, Mapping[str, Any]]] = {}  # decided, and without a result yet
         self._told: dict[str, int] = {}  # of its use, which it sums up over its turns
         self._meanings: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Fact] | None]] = {
@@ -40,7 +48,14 @@ class ClaudeCodeEvents:
             "user": self._results,
             "control_request": lambda event: _question(text(event.get("request_id")), mapping(event.get("request"))),
             "result": self._over,
+            "command_lifecycle": self._moved,
         }
+
+    def user(self, words: str) -> bytes:
+        """Words of the user's, for its stdin."""
+        name = self._names()
+        self._waiting.add(name)
+        return user(words, name)
 
     def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
         """See Dialect."""
@@ -72,9 +87,16 @@ class ClaudeCodeEvents:
         """See Dialect."""
         return len(results)
 
+    def _moved(self, event: Mapping[str, Any]) -> Sequence[Fact]:
+        self._tells = True
+        if event.get("state") != "queued":
+            self._waiting.discard(text(event.get("command_uuid")))
+        return []
+
     def _over(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         self._calls.clear()
-        return [Settled(self._usage(mapping(event.get("modelUsage"))), more=False), Ended(_failure(event))]
+        settled = Settled(self._usage(mapping(event.get("modelUsage"))), more=False)
+        return [settled] if self._tells and self._waiting else [settled, Ended(_failure(event))]
 
     def _usage(self, models: Mapping[str, Any]) -> dict[str, int]:
         """What was used since it was told last, by all models together."""
@@ -92,7 +114,7 @@ def _system(event: Mapping[str, Any]) -> Sequence[Fact] | None:
         case "api_retry":
             status = event.get("error_status")
             return [Trouble(f"the model's door answered {status}: {text(event.get('error'))}; it is asked again")]
-    return None
+    return [] if text(event.get("subtype")) in TASKS else None
 
 
 def _question(request: str, asked: Mapping[str, Any]) -> Sequence[Fact]:

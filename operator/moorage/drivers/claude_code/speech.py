@@ -17,11 +17,10 @@ def hello() -> bytes:
     return _line({"type": "control_request", "request_id": "hello", "request": request})
 
 
-def user(text: str) -> bytes:
-    """Words of the user's."""
-    content = [{"type": "text", "text": text}]
-    message = {"role": "user", "content": content}
-    return _line({"type": "user", "session_id": "", "parent_tool_use_id": None, "message": message})
+def user(text: str, name: str) -> bytes:
+    """Words of the user's; what becomes of them is told by that name, a UUID."""
+    message = {"role": "user", "content": [{"type": "text", "text": text}]}
+    return _line({"type": "user", "uuid": name, "session_id": "", "parent_tool_use_id": None, "message": message})
 
 
 def answer(request: str, response: Mapping[str, Any]) -> bytes:
