@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from moorage.core.continuation import chain
-from moorage.core.continuation.chain import Finish, Given, Policy, Stopped, decide, worked
+from moorage.core.continuation.chain import Finish, Given, Policy, Stopped, decide, with_circle, worked
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
+from moorage.core.continuation.loops import Finding
 
 DONE = Stopped(Finish.DONE, said=500, tree="t0")
 NATIVE, PROGRAM = Policy(nudges=True), Policy(nudges=False)
@@ -108,3 +109,15 @@ def test_a_tree_that_was_there_before_is_nothing_new() -> None:
     assert kinds(*there_and_back) == ["PreComplete"] * 3 + ["Terminate"] * 2
     new = [replace(OBJECTED, tree=f"t{n}") for n in range(9)]
     assert kinds(*new) == ["PreComplete"] * chain.MOST + ["Pass"]
+
+
+@pytest.mark.rule("N6")
+def test_a_circle_is_told_beside_a_nudge_and_is_the_last_word_the_second_time() -> None:
+    nudge = Nudge("PreComplete", "Acceptance failed.")
+    first, second = (Finding("FailingSet", "nothing shrank", last=last) for last in (False, True))
+    assert with_circle(nudge, None, NATIVE) == nudge
+    assert with_circle(nudge, first, NATIVE) == Nudge("PreComplete", "Acceptance failed.\n\nnothing shrank")
+    for judged in (True, False):
+        ended = with_circle(nudge, second, Policy(judged=judged))
+        assert ended == Terminate(chain.NO_PROGRESS, "nothing shrank", judged=judged)
+    assert with_circle(Pass(), second, NATIVE) == Pass(), "an end that is taken needs no facts"
