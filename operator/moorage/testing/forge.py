@@ -38,7 +38,7 @@ DONE = frozenset({"lost", "late"})
 
 @dataclass
 class Made:
-    """A pull request. `state`: open, closed or merged."""
+    """A pull request. `state`: open, closed or merged; a merged one's branch is gone."""
 
     number: int
     head: str
@@ -164,9 +164,13 @@ class StandInForge:
             "state": "open" if pull.is_open else "closed",
             "title": pull.title,
             "draft": pull.draft,
-            "head": {"ref": pull.head, "repo": repository},
+            "head": {"ref": self._ref(pull), "label": pull.head, "repo": repository},
             "base": {"ref": pull.base, "repo": repository},
         }
+
+    def _ref(self, pull: Made) -> str:
+        gone = self.kind == "gitea" and pull.state == "merged"
+        return f"refs/pull/{pull.number}/head" if gone else pull.head
 
     def _lab(self, pull: Made) -> dict[str, Any]:
         return {

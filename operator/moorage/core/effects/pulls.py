@@ -85,9 +85,13 @@ def _words(told: Json, *names: str) -> str:
 
 
 def _of(told: Json, project: str, head: str) -> bool:
-    """By the names that GitHub and Gitea share. A fork's branch may have the same name."""
-    whose = _words(told, "head", "repo", "full_name") or project
-    return _words(told, "head", "ref") == head and whose.casefold() == project.casefold()
+    """By the names that GitHub and Gitea share. A fork's branch may have the same name; of a branch that is gone, as
+    after a merge, Gitea has the name in the label alone.
+    """
+    whose, branch = _words(told, "head", "repo", "full_name") or project, _words(told, "head", "ref")
+    if branch.startswith("refs/pull/"):
+        branch = _words(told, "head", "label")
+    return branch == head and whose.casefold() == project.casefold()
 
 
 def _shared_pull(told: Json, project: str, head: str) -> Pull | None:
