@@ -17,7 +17,7 @@ from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.runner.relay import Relay
 from moorage.testing.host import LocalHost
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
-from moorage.testing.models.script import Usage
+from moorage.testing.models.script import Conversation, Usage
 from moorage.testing.serving import listening
 
 AGENTS = ("claude-code", "codex", "opencode", "pi")
@@ -90,9 +90,11 @@ def run(agent: str, *commands: str, text: str = "") -> Reply:
 
 
 @contextlib.asynccontextmanager
-async def model_door(host: LocalHost, *replies: Reply) -> AsyncIterator[tuple[str, StandIn]]:
+async def model_door(
+    host: LocalHost, *replies: Reply, conversations: tuple[Conversation, ...] = ()
+) -> AsyncIterator[tuple[str, StandIn]]:
     """A stand-in where the gateway has the model door, behind a relay that holds requests for the host; its URL."""
-    model = StandIn(Script(replies=replies))
+    model = StandIn(Script(replies=replies, conversations=conversations))
     token = host.tree.parent / "token"
     token.write_text("the run's")
     async with listening(Starlette(routes=[Mount("/model", app=model.app)])) as url:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.contract.real_agents import AGENTS, DONE, DRIVERS, PROTOCOLS, model_door, path_with, resolved, run
+from tests.contract.real_agents import AGENTS, DONE, DRIVERS, PROTOCOLS, USAGE, model_door, path_with, resolved, run
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedCheck, SecretRef
@@ -16,7 +16,8 @@ from moorage.drivers.port import Driver
 from moorage.drivers.registry import load
 from moorage.drivers.sessions import AGAIN, APART
 from moorage.testing.host import LocalHost, task_for
-from moorage.testing.models import Fault, Reply, Script
+from moorage.testing.models import Fault, Reply, Script, ToolCall
+from moorage.testing.models.script import Conversation
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, MODEL_KEY, World
 
@@ -107,6 +108,25 @@ async def test_a_goal_over_128_kib_reaches_the_model_whole(agent, path, host):
         ended = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url, goal=goal), host)
     assert ended.outcome == "completed"
     assert goal in str(model.bodies[0])
+
+
+@pytest.mark.parametrize("agent", ["claude-code"], indirect=True)
+async def test_what_a_helper_of_its_own_does_is_told_within_its_call(agent, path, host):
+    asked = ToolCall(name="Task", input={"description": "d", "prompt": "Help me.", "subagent_type": "general-purpose"})
+    helper = (run(agent, "echo two > a.txt").tools[0].model_copy(update={"id": "helped"}),)
+    helping = Conversation(when="Help me.", replies=(Reply(tools=helper, usage=USAGE), Reply(text="Helped.")))
+    async with model_door(host, Reply(tools=(asked,), usage=USAGE), DONE, conversations=(helping,)) as (url, _):
+        outcome = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert (outcome.outcome, outcome.summary) == ("completed", "All done.")
+    assert (host.tree / "a.txt").read_text() == "two\n"
+    told = [(t.type, t.tool_call_id, t.payload["tool"]) for t in host.told]
+    assert told == [
+        ("TOOL_REQUEST", "1.0", "Agent"),
+        ("TOOL_REQUEST", "1.1", "Bash"),
+        ("TOOL_RESPONSE", "1.1", "Bash"),
+        ("TOOL_RESPONSE", "1.0", "Agent"),
+    ]
+    assert host.iterations == [1, 2]
 
 
 @pytest.mark.rule("X2")

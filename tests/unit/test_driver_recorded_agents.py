@@ -331,3 +331,11 @@ def test_one_that_tells_nothing_of_what_was_said_ends_by_its_word():
     events = ClaudeCodeEvents(iter(("goal",)).__next__)
     events.user("Mend it.")
     assert [type(fact) for fact in events.facts(RESULT) or ()] == [Settled, Ended]
+
+
+def test_an_end_of_claude_codes_is_none_while_a_helper_of_its_own_works():
+    events = ClaudeCodeEvents(iter("a").__next__)
+    for kind, ends in (("local_agent", False), ("local_bash", True)):
+        changed = {"type": "system", "subtype": "background_tasks_changed", "tasks": [{"task_type": kind}]}
+        assert events.facts(changed) == []
+        assert any(isinstance(fact, Ended) for fact in events.facts(RESULT) or ()) is ends

@@ -20,6 +20,7 @@ OFF = (  # what it would do beside its work, none of which the sandbox has a way
     "DISABLE_ERROR_REPORTING",
     "DISABLE_AUTOUPDATER",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS",  # a helper of its own is a call that is waited for, with its calls within
 )
 RETRIES = {"CLAUDE_CODE_MAX_RETRIES": "5"}  # its own ten take it minutes; the gateway tries again by itself
 MODELS = (  # what it would use by itself for small jobs and for helpers of its own

@@ -18,6 +18,7 @@ from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import counts, mapping, text
 
 QUIET = frozenset({"control_response", "control_cancel_request", "keep_alive", "tool_progress"})
+HELPER = "local_agent"  # a task that comes to its end; a server that was left running may not
 TASKS = frozenset({"task_started", "task_progress", "task_notification"})  # how a long call comes along
 USAGE = {
     "inputTokens": "input_tokens",
@@ -32,18 +33,20 @@ class ClaudeCodeEvents:
     """Implements facts.Dialect. `names` makes a new UUID each time.
 
     What is said to it while it works waits until it has a use for it: beside the results of a call, else in a turn of
-    its own. So an end is none while something waits.
+    its own. What its helpers come to in the background is a turn of its own, too. So an end is none while something
+    waits, or a helper works.
     """
 
     def __init__(self, names: Callable[[], str]) -> None:
         self._names = names
         self._waiting: set[str] = set()  # of what was said, as far as it tells
         self._tells = False  # what becomes of that
+        self._helped = False  # by an agent of its own, in the background
         self._calls: dict[str, tuple[str, Mapping[str, Any]]] = {}  # decided, and without a result yet
         self._told: dict[str, int] = {}  # of its use, which it sums up over its turns
         self._meanings: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Fact] | None]] = {
             **dict.fromkeys(QUIET, lambda _: []),
-            "system": _system,
+            "system": self._system,
             "assistant": self._decided,
             "user": self._results,
             "control_request": lambda event: _question(text(event.get("request_id")), mapping(event.get("request"))),
@@ -96,7 +99,15 @@ class ClaudeCodeEvents:
     def _over(self, event: Mapping[str, Any]) -> Sequence[Fact]:
         self._calls.clear()
         settled = Settled(self._usage(mapping(event.get("modelUsage"))), more=False)
-        return [settled] if self._tells and self._waiting else [settled, Ended(_failure(event))]
+        goes_on = self._helped or (self._tells and self._waiting)
+        return [settled] if goes_on else [settled, Ended(_failure(event))]
+
+    def _system(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
+        if event.get("subtype") != "background_tasks_changed":
+            return _system(event)
+        tasks = event.get("tasks")
+        self._helped = isinstance(tasks, list) and any(mapping(each).get("task_type") == HELPER for each in tasks)
+        return []
 
     def _usage(self, models: Mapping[str, Any]) -> dict[str, int]:
         """What was used since it was told last, by all models together."""
