@@ -19,7 +19,7 @@ GOALS = {
 }
 DRIVERS = {"opencode": "acp"}
 CONFIG = {
-    "permission": {"*": "ask"},
+    "permission": {"*": "ask", "task": "deny"},
     "model": "moorage/$(MOORAGE_MODEL)",
     "small_model": "moorage/$(MOORAGE_MODEL)",
     "agent": {"title": {"disable": True}},

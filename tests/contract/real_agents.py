@@ -41,7 +41,7 @@ OPENCODE = {
         {
             "autoupdate": False,
             "share": "disabled",
-            "permission": {"*": "ask"},
+            "permission": {"*": "ask", "task": "deny"},
             "model": "moorage/$(MOORAGE_MODEL)",
             "small_model": "moorage/$(MOORAGE_MODEL)",
             "agent": {"title": {"disable": True}},
