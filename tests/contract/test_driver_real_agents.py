@@ -129,6 +129,20 @@ async def test_what_a_helper_of_its_own_does_is_told_within_its_call(agent, path
     assert host.iterations == [1, 2]
 
 
+@pytest.mark.parametrize("agent", ["claude-code"], indirect=True)
+async def test_what_its_own_rules_forbid_is_the_sandboxs_to_decide(agent, path, host):
+    names = (".claude/settings.json", ".git/hooks/pre-commit", "../beside.txt")
+    files = [host.tree / name for name in names]
+    calls = (ToolCall(name="Write", input={"file_path": str(each), "content": "{}"}) for each in files)
+    async with model_door(host, Reply(tools=tuple(calls), usage=USAGE), DONE) as (url, _):
+        outcome = await driver(agent).run(task_for(host, resolved(agent, path), relay_url=url), host)
+    assert outcome.outcome == "completed"
+    assert [each.read_text() for each in files] == ["{}"] * 3
+    assert [(t.type, t.tool_call_id) for t in host.told if t.type == "TOOL_REQUEST"] == [
+        ("TOOL_REQUEST", f"1.{index}") for index in range(3)
+    ]
+
+
 @pytest.mark.rule("X2")
 async def test_a_stop_ends_it_and_all_that_it_started(agent, path, host):
     async with model_door(host, run(agent, "echo begun > begun; sleep 1000"), DONE) as (url, _):

@@ -14,7 +14,10 @@ from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
 from moorage.drivers.sessions import Conversation, Transcript, opening
 
 PROTOCOL = "anthropic-messages"
-ALWAYS = ("-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json")
+ALWAYS = (
+    *("-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json"),
+    *("--permission-prompt-tool", "stdio"),  # we are asked also for what its own rules never allow unasked
+)
 OFF = (  # what it would do beside its work, none of which the sandbox has a way out for
     "DISABLE_TELEMETRY",
     "DISABLE_ERROR_REPORTING",
