@@ -88,6 +88,7 @@ def test_reasons_on_the_pages_are_explained_and_none_is_invented() -> None:
         "AgentRun",
         "FollowUp",
         "PreToolUse",
+        "WebFetch",
     }
     assert {each for each in reasons if f'"{each}"' not in sources or f"`{each}`" not in explained} <= {
         "ModelMalformed"
