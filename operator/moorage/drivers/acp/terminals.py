@@ -14,6 +14,7 @@ from moorage.drivers.port import Child, Host
 READ = 64 * 1024
 MAX_TERMINALS = 64
 OUTPUT_BYTES = 1024 * 1024  # kept of one, unless the agent wants less
+WITHIN = bytes(range(0x80, 0xC0))  # bytes of a character in UTF-8 after its first one
 PIPE_GRACE_S = 0.5  # how long output may still come after the command's end
 STOP_GRACE_S = 2.0
 
@@ -37,11 +38,10 @@ class Terminal:
         self.ended = asyncio.create_task(self._life())
 
     def output(self) -> dict[str, Any]:
-        """As `terminal/output` has it: the last bytes."""
-        told: dict[str, Any] = {
-            "output": bytes(self.kept).decode(errors="replace"),
-            "truncated": self.size > self.limit,
-        }
+        """As `terminal/output` has it: the last bytes, from the first whole character on."""
+        truncated = self.size > self.limit
+        kept = bytes(self.kept).lstrip(WITHIN) if truncated else bytes(self.kept)
+        told: dict[str, Any] = {"output": kept.decode(errors="replace"), "truncated": truncated}
         return told if self.code is None else {**told, "exitStatus": self.status()}
 
     def status(self) -> dict[str, Any]:
