@@ -1,5 +1,6 @@
 """Commands to a run on this machine, by the real program: heard once and in their place, whatever dies meanwhile."""
 
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from tests.contract.commanded_run import Commanded, commanded
 from tests.contract.local_machine import BRANCH, Machine
 
-from moorage.testing.trees import git
+from moorage.testing.trees import ENV, git
 
 pytestmark = pytest.mark.timeout(240)  # a case starts the program several times
 
@@ -77,6 +78,27 @@ async def test_an_interrupted_run_hears_what_was_said_before_and_what_is_said_af
     assert (await run.ended(process))["phase"] == "Succeeded"
     assert [run.heard()[-1].count(text) for text in ("use tabs", "and short lines")] == [1, 1]
     assert run.machine.told("COMMAND_DELIVERED") == run.machine.told("COMMAND_ACCEPTED") == 2
+
+
+@pytest.mark.rule("M3", "N4")
+async def test_a_message_to_an_agent_that_says_its_last_word_is_heard_before_the_result_is_accepted(
+    run: Commanded,
+) -> None:
+    root = run.machine.root
+    wait = f"touch {root}/proposing; while ! test -e {root}/said; do sleep 0.05; done"
+    shim = run.machine.programs / "git"  # what the gateway looks at of a result takes as long as we like
+    real = shutil.which("git", path=ENV["PATH"])
+    shim.write_text(f'#!/bin/sh\ncase "$*" in */candidate*) {wait};; esac\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    process = await run.begun()
+    run.go()
+    await run.until(lambda: (root / "proposing").exists() or process.poll() is not None)
+    assert (await run.said("follow-up", "steps", "now the docs", "--id", "f1"))[1]["state"] == "Accepted"
+    (root / "said").touch()
+    assert (await run.ended(process))["phase"] == "Succeeded"
+    assert [text.count("now the docs") for text in run.heard()][-1] == 1
+    assert run.machine.told("COMMAND_DELIVERED") == 1
+    assert run.machine.told("EPOCH_RAISED") == 2
 
 
 async def test_a_run_that_is_not_there_and_words_that_are_none(run: Commanded) -> None:

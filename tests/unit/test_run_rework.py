@@ -185,3 +185,59 @@ def test_people_see_that_it_was_not_accepted_and_goes_on() -> None:
     assert accepted
     assert (accepted.status, accepted.reason) == ("False", "AcceptanceFailed")
     assert accepted.message == f"not on {HEAD}; attempt 2 of 3 at it goes on from there"
+
+
+def said(world: World, command_id: str = "f1", kind: str = "FollowUp") -> None:
+    """A person's message is taken on."""
+    told = {"command_id": command_id, "type": kind, "digest": "0" * 64, "issuer": "ada"}
+    world.note(T.COMMAND_ACCEPTED, told)
+
+
+def heard(world: World, command_id: str = "f1") -> None:
+    world.report(f"heard-{command_id}", T.COMMAND_DELIVERED, {"command_id": command_id, "iteration": 1})
+
+
+@pytest.mark.rule("M3", "N4")
+def test_a_message_that_came_too_late_for_the_agent_is_heard_before_its_result_is_judged() -> None:
+    world = going()
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    said(world)
+    world.finish()
+    assert records(world.plan()) == [("ATTEMPT_ENDED", "MessageUnheard")]
+    world.step()
+    s = world.state
+    assert (s.phase, s.strikes, s.rounds, s.rejected) == (RunPhase.RECOVERING, 0, 0, None)
+    assert s.checkpoint is not None
+    assert s.checkpoint.tree == HEAD
+    next_attempt(world)
+    raised = [r.payload["reason"] for r in world.gateway.history if r.type == T.EPOCH_RAISED and r.payload]
+    assert raised[-1] == "MessageUnheard"
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    heard(world)
+    world.finish()
+    assert ("ATTEMPT_ENDED", "MessageUnheard") not in records(world.plan())
+    assert world.state.commands[0].state == "Delivered"
+
+
+@pytest.mark.rule("M3")
+def test_a_message_that_a_whole_attempt_left_unheard_makes_no_further_one() -> None:
+    world = going()
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    said(world)
+    world.finish()
+    world.step()
+    world.now += 1
+    next_attempt(world)
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    world.finish()
+    assert ("ATTEMPT_ENDED", "MessageUnheard") not in records(world.plan())
+
+
+@pytest.mark.rule("M3", "B3")
+def test_a_message_that_no_budget_is_left_for_stands_in_no_results_way() -> None:
+    world = going(limits=ResolvedLimits(tokens_hard=0))
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    said(world)
+    world.finish()
+    assert ("ATTEMPT_ENDED", "MessageUnheard") not in records(world.plan())
+    assert world.state.phase is RunPhase.VERIFYING

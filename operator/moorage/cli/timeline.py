@@ -13,7 +13,7 @@ from typing import Any
 from moorage.api.quantity import dollars
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.models.usage import total
-from moorage.core.run.rework import REWORK
+from moorage.core.run.rework import REWORK, UNHEARD
 from moorage.core.run.state import RunState
 from moorage.core.run.status import grade
 
@@ -248,6 +248,8 @@ def _decided(p: Payload) -> str:
 def _attempt_ended(p: Payload) -> str:
     if p.get("reason") == REWORK:
         return "what was proposed is not accepted: another attempt goes on from it"
+    if p.get("reason") == UNHEARD:
+        return f"{p.get('message')}: another attempt goes on from what was proposed"
     return f"{p.get('role') or 'runner'} sandbox lost ({_because(p)})"
 
 

@@ -8,6 +8,7 @@ since no agent of this attempt will.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from moorage.api.meta import format_time
 from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
@@ -16,7 +17,7 @@ from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import FETCH
-from moorage.core.run.rework import REWORK
+from moorage.core.run.rework import REWORK, UNHEARD
 from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.constraints import Asking
@@ -31,6 +32,13 @@ from moorage.workspace.refs import drift_ref
 
 OF_ITS_OWN = frozenset({"OOMKilled"})  # why a sandbox dies again if the same is done again
 AGAIN = "; asked again and again, given up at "
+BEFORE = MappingProxyType(
+    {
+        REWORK: "what the last one proposed was not accepted",
+        UNHEARD: "the last one had proposed its result when a person had more to say",
+    }
+)
+"""Why there is another attempt, by how the last one ended."""
 GOAL_EXCERPT = 400  # characters of the goal that a handoff repeats; the whole goal comes beside it
 
 
@@ -264,8 +272,7 @@ def _before(state: RunState) -> str:
     """Why there is another attempt."""
     if _paused(state):
         return "it was paused, and goes on"
-    reworks = state.last_loss is not None and state.last_loss.reason == REWORK
-    return "what the last one proposed was not accepted" if reworks else "an earlier one was interrupted"
+    return BEFORE.get(state.last_loss.reason if state.last_loss else "", "an earlier one was interrupted")
 
 
 def _paused(state: RunState) -> bool:

@@ -20,7 +20,7 @@ from moorage.core.run.backoff import backoff_ms
 from moorage.core.run.ending import STOP_POLL_MS, stop
 from moorage.core.run.observed import LeaseView, Observed, SandboxPhase, SandboxView
 from moorage.core.run.phases import LIVE, RunPhase
-from moorage.core.run.rework import REWORK
+from moorage.core.run.rework import ONWARD
 from moorage.core.run.state import Deferral, PauseStage, RunState
 from moorage.core.run.waiting import stuck, unsettled, until_stuck, why_waiting
 from moorage.core.run.words import KNOWN_OUTSIDE, fail, give_up, lost
@@ -69,7 +69,7 @@ def recovering(o: Observed, s: RunState, now: int) -> Plan | None:
     wait = (loss.at if loss else 0) + _pause(o.uid, s) - now
     if wait > 0:
         return Plan(requeue_ms=wait, reason=loss.reason if loss else "", message=loss.message if loss else "")
-    why = REWORK if loss is not None and loss.reason == REWORK else "Recovered"
+    why = loss.reason if loss is not None and loss.reason in ONWARD else "Recovered"
     return Plan(actions=(RaiseEpoch(next_epoch(o, s), s.attempt + 1, why),), requeue_ms=1)
 
 
@@ -78,7 +78,7 @@ def _pause(uid: str, s: RunState) -> int:
     them; but not right after one without blame. How many there were in all is no sign that the next one fails: a long
     run outlives many nodes.
     """
-    if s.last_loss is not None and s.last_loss.reason in {INTERRUPTED, REWORK}:
+    if s.last_loss is not None and s.last_loss.reason in {INTERRUPTED, *ONWARD}:
         return 0
     blamed = s.last_loss is None or s.last_loss.reason not in BLAMELESS
     return backoff_ms(f"{uid}:{s.attempt}", max(1, s.strikes - s.attempt) if blamed else 1)

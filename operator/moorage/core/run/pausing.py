@@ -21,7 +21,7 @@ from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, 
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.pauses import PAUSABLE
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.rework import REWORK, stuck
+from moorage.core.run.rework import ONWARD, stuck
 from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
 from moorage.core.run.waiting import classified, unsettled
 from moorage.core.run.words import ask_to_pause, report
@@ -72,7 +72,7 @@ def _cause(o: Observed, s: RunState, now: int) -> Report | None:
         return None
     if s.agent_end is not None:
         return _agent_stuck(s, s.agent_end) or _agent_exhausted(o, s, s.agent_end)
-    if s.phase is RunPhase.RECOVERING and s.last_loss is not None and s.last_loss.reason == REWORK:
+    if s.phase is RunPhase.RECOVERING and s.last_loss is not None and s.last_loss.reason in ONWARD:
         reached = spent(o.spec.limits, s, iterations=o.iterations) if o.spec else None
         if reached is not None:  # another round could do nothing
             return _budget(s, reached)

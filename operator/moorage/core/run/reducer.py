@@ -18,7 +18,7 @@ from moorage.core.journal.record import Record, RecordType, Source
 from moorage.core.run import pauses
 from moorage.core.run.changes import NOTHING, Changes, Handler, to
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
-from moorage.core.run.rework import REWORK, reworked
+from moorage.core.run.rework import REWORK, UNHEARD, onward, reworked
 from moorage.core.run.state import (
     AMOUNTS,
     AgentEnd,
@@ -250,6 +250,9 @@ def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         return NOTHING
     if p.get("reason") == REWORK and s.proposal is not None and s.verification is not None:
         told = reworked(s, s.proposal, s.verification, r.epoch, r.recorded_at)
+        return to(s, RunPhase.RECOVERING, r.type, **told)
+    if p.get("reason") == UNHEARD and s.proposal is not None:
+        told = onward(s, s.proposal, p.get("message", ""), r.epoch, r.recorded_at)
         return to(s, RunPhase.RECOVERING, r.type, **told)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)

@@ -9,7 +9,7 @@ from moorage.core.run.actions import Action, Deliver, Plan, RegisterSandbox, Rep
 from moorage.core.run.approving import before_delivery
 from moorage.core.run.ending import DELIVERY_RETRY_MS, not_known
 from moorage.core.run.observed import Observed, SandboxView
-from moorage.core.run.rework import next_round
+from moorage.core.run.rework import next_round, to_be_heard
 from moorage.core.run.state import Deferral, Effect, Proposal, RunState, SandboxRef
 from moorage.core.run.waiting import (
     DELIVERING,
@@ -46,6 +46,8 @@ def agent_ended(o: Observed, s: RunState, now: int) -> Plan | None:
 
 
 def _judge(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan:
+    if (unheard := to_be_heard(s, spec)) is not None:
+        return Plan(actions=(unheard,), requeue_ms=1)
     delivery = spec.delivery
     if proposal.empty and delivery is not None and not delivery.allow_empty:
         why = "the agent ended without a change; set delivery.allowEmpty if that can be right"

@@ -1,4 +1,5 @@
-"""N4, N6: acceptance failed on what was proposed. Another attempt goes on from there and is told why, or the run ends.
+"""N4, N6, M3: acceptance failed on what was proposed, or a message came too late for the agent that proposed it.
+Another attempt goes on from there and is told, or the run ends.
 
 The verdict is the isolated verification's in each round; no attempt counts as lost by it (R6).
 """
@@ -10,12 +11,16 @@ from typing import Any
 from moorage.api.wire import ResolvedRun, Role
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.run.actions import Report
+from moorage.core.run.limits import spent
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import AttemptEnd, Checkpoint, Proposal, Rejected, RunState, Verification
 from moorage.core.run.words import attempt_ended, fail, lacking
 
 REWORK = "AcceptanceFailed"
 """Why an attempt ends that another one follows to mend its result."""
+UNHEARD = "MessageUnheard"
+"""Why an attempt ends that another one follows to hear what its agent was too quick for."""
+ONWARD = frozenset({REWORK, UNHEARD})
 STUCK = 512  # characters of an agent's reason that are kept
 UNSHRUNK = 3  # verdicts in a row whose failures got no less
 
@@ -30,21 +35,38 @@ def next_round(s: RunState, spec: ResolvedRun, proposal: Proposal, verdict: Veri
 
 
 def reworked(s: RunState, proposal: Proposal, verdict: Verification, epoch: int, at: int) -> dict[str, Any]:
-    """What the end of such an attempt changes in a state, beside the phase: the next one begins with what this one
-    proposed, which the gateway keeps as it keeps a checkpoint (P5).
-    """
-    point = s.checkpoint
-    if point is None or point.tree != proposal.tree:
-        point = Checkpoint(proposal.commit, proposal.tree, s.iteration, epoch)
+    """What the end of such an attempt changes in a state, beside the phase."""
     return {
         "last_loss": AttemptEnd(s.epoch, REWORK, verdict.summary, at),
         "rounds": s.rounds + 1,
         "rejected": Rejected(proposal.commit, proposal.tree, s.failing, _unshrunk(s), _stuck(s, proposal)),
-        "checkpoint": point,
-        "agent_end": None,
-        "proposal": None,
-        "verification": None,
+        **_from(s, proposal, epoch),
     }
+
+
+def to_be_heard(s: RunState, spec: ResolvedRun) -> Report | None:
+    """The end of this attempt, where a message that was taken on while its agent worked is still to be heard: nobody
+    accepts what the agent would have been told otherwise. What could not be heard in it, for want of budget, stays so.
+    """
+    began = s.attempt_began_at
+    late = [c for c in s.commands if c.waits and began is not None and c.at >= began]
+    if s.phase is not RunPhase.VERIFYING or not late or spent(spec.limits, s) is not None:
+        return None
+    why = f"{late[0].type} {late[0].command_id} came after the agent's last decision"
+    return attempt_ended(s, Role.RUNNER, UNHEARD, why)
+
+
+def onward(s: RunState, proposal: Proposal, message: str, epoch: int, at: int) -> dict[str, Any]:
+    """What the end of such an attempt changes in a state, beside the phase."""
+    return {"last_loss": AttemptEnd(s.epoch, UNHEARD, message, at), **_from(s, proposal, epoch)}
+
+
+def _from(s: RunState, proposal: Proposal, epoch: int) -> dict[str, Any]:
+    """The next attempt begins with what this one proposed, which the gateway keeps as it keeps a checkpoint (P5)."""
+    point = s.checkpoint
+    if point is None or point.tree != proposal.tree:
+        point = Checkpoint(proposal.commit, proposal.tree, s.iteration, epoch)
+    return {"checkpoint": point, "agent_end": None, "proposal": None, "verification": None}
 
 
 def stuck(s: RunState) -> str | None:
