@@ -24,7 +24,7 @@ from moorage.testing.models.script import Conversation, Usage
 from moorage.testing.trees import git
 from moorage.testing.world import BRANCH, TENANT, Run, Sandbox, World
 
-pytestmark = pytest.mark.timeout(120)  # whole runs, with a sampler of processes beside them
+pytestmark = pytest.mark.timeout(300)  # whole runs, with a sampler of processes beside them
 KEY, PASSWORD = f"sk-canary-{token_hex(8)}", f"pw-canary/+{token_hex(8)}"  # of no other run on this machine
 PLANTED = f"planted-{token_hex(8)}"
 USAGE = Usage(input_tokens=100, output_tokens=10)
