@@ -124,10 +124,10 @@ async def test_an_idle_run_costs_no_writes(world: OperatorWorld) -> None:
     assert world.writes[before:] == []
 
 
-async def proposed(world: OperatorWorld) -> dict[str, Any]:
+async def proposed(world: OperatorWorld, **spec: Any) -> dict[str, Any]:
     """A run whose agent is done; its verifier's pod."""
     await world.start()
-    await world.apply_run("fix", acceptance=CHECKS)
+    await world.apply_run("fix", acceptance=CHECKS, **spec)
     runner = await world.until_pod()
     await world.work(runner)
     await world.end_pod(runner)
@@ -145,6 +145,25 @@ async def test_acceptance_runs_in_a_sandbox_of_its_own_and_decides(world: Operat
     assert truths(status)["Accepted"] == "False"
     assert truths(status)["Stalled"] == "True"
     assert truths(status)["Succeeded"] == "False"
+
+
+@pytest.mark.rule("N4", "F2")
+async def test_a_rejected_result_is_gone_on_from_by_another_attempt_that_is_told_why(world: OperatorWorld) -> None:
+    verifier = await proposed(world, recovery={"acceptanceRounds": 1})
+    await world.start_pod(verifier)
+    await world.judge(verifier, exit_code=1)
+    second = await world.until_pod(epoch=2)
+    await world.start_pod(second)
+    handoff = (await world.assignment(world.sandbox(second)))["handoff"]
+    assert "what the last one proposed was not accepted" in handoff
+    await world.work(second)
+    await world.end_pod(second)
+    judged = await world.until_pod("verifier", epoch=2)
+    await world.start_pod(judged)
+    await world.judge(judged, exit_code=0)
+    status = await world.until_phase("fix", "Succeeded")
+    assert (status["attempt"], status["epoch"]) == (2, 2)
+    assert truths(status)["Accepted"] == "True"
 
 
 async def test_a_passed_acceptance_is_success(world: OperatorWorld) -> None:
