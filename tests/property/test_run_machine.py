@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
+from moorage.api.commands import CommandRequest
 from moorage.api.wire import ResolvedLimits, Role
+from moorage.core.commands.admission import Abilities, Accepted, decide
 from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a
 from moorage.core.run.admission import JOURNAL_LOST
@@ -129,6 +131,19 @@ class RunMachine(RuleBasedStateMachine):
     def verifier_judges(self, passed: bool) -> None:
         if self.world.state.proposal is not None:
             self.world.judge(passed=passed)
+
+    @rule()
+    def somebody_says_something(self) -> None:
+        asked = CommandRequest(command_id=self.fresh(), type="FollowUp", issuer="ada", text="and the docs")
+        if isinstance(decide(asked, self.world.state, Abilities(steer=True, follow_up=True)), Accepted):
+            told = {"command_id": asked.command_id, "type": asked.type, "digest": "d", "issuer": asked.issuer}
+            self.world.note(T.COMMAND_ACCEPTED, told)
+
+    @rule()
+    def agent_hears_what_was_said(self) -> None:
+        for waiting in [c for c in self.world.state.commands if c.waits]:
+            said = {"command_id": waiting.command_id, "iteration": self.world.state.iteration + 1}
+            self.world.report(f"heard:{waiting.command_id}", T.COMMAND_DELIVERED, said)
 
     @rule()
     def user_cancels(self) -> None:

@@ -50,7 +50,11 @@ def delivered(s: RunState, _: Record, p: Mapping[str, Any]) -> Changes:
     command = known(s.commands, p["command_id"])
     if command is None or not command.waits:
         return {}
-    return {"commands": _closing(s.commands, {command.command_id: replace(command, state="Delivered")})}
+    return {
+        "commands": _closing(
+            s.commands, {command.command_id: replace(command, state="Delivered", reason="", message="")}
+        )
+    }
 
 
 def after(s: RunState, r: Record, phase: RunPhase) -> tuple[Command, ...]:

@@ -6,6 +6,7 @@ The verdict is the isolated verification's in each round; no attempt counts as l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from moorage.api.wire import ResolvedRun, Role
@@ -45,11 +46,10 @@ def reworked(s: RunState, proposal: Proposal, verdict: Verification, epoch: int,
 
 
 def to_be_heard(s: RunState, spec: ResolvedRun) -> Report | None:
-    """The end of this attempt, where a message that was taken on while its agent worked is still to be heard: nobody
-    accepts what the agent would have been told otherwise. What could not be heard in it, for want of budget, stays so.
+    """The end of this attempt, where a message that was taken on while its agent worked is still to be heard. Each
+    makes one more attempt at the most, and none where no budget is left for another decision.
     """
-    began = s.attempt_began_at
-    late = [c for c in s.commands if c.waits and began is not None and c.at >= began]
+    late = [c for c in s.commands if c.waits and c.reason != UNHEARD]
     if s.phase is not RunPhase.VERIFYING or not late or spent(spec.limits, s) is not None:
         return None
     why = f"{late[0].type} {late[0].command_id} came after the agent's last decision"
@@ -58,7 +58,8 @@ def to_be_heard(s: RunState, spec: ResolvedRun) -> Report | None:
 
 def onward(s: RunState, proposal: Proposal, message: str, epoch: int, at: int) -> dict[str, Any]:
     """What the end of such an attempt changes in a state, beside the phase."""
-    return {"last_loss": AttemptEnd(s.epoch, UNHEARD, message, at), **_from(s, proposal, epoch)}
+    late = tuple(replace(c, reason=UNHEARD, message="the next attempt hears it") if c.waits else c for c in s.commands)
+    return {"last_loss": AttemptEnd(s.epoch, UNHEARD, message, at), "commands": late, **_from(s, proposal, epoch)}
 
 
 def _from(s: RunState, proposal: Proposal, epoch: int) -> dict[str, Any]:
