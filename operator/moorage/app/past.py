@@ -20,7 +20,7 @@ from moorage.app.manifest import TENANT, ManifestSecrets
 from moorage.app.owners import SOCKET, Owner, Owners
 from moorage.app.peers import Reading
 from moorage.app.stores import Stores, open_stores
-from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns, RunRefused
+from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns, OwnerSilent, RunRefused
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session
 from moorage.core.run.attempts import INTERRUPTED
@@ -129,7 +129,7 @@ class Past:
             except GatewayAway as error:
                 if await self._owner(uid) == owner:
                     why = f"the process {owner.pid}, which works on it, doesn't answer: {error.message}"
-                    raise RunRefused(why, "try again in a moment") from None
+                    raise OwnerSilent(why, "try again in a moment") from None
         if (row := await self.kept.store.get(uid)).pending:
             how = "is paused" if row.status is ExecutionStatus.PAUSED else "was interrupted"
             why = f"{row.name} {how}: nobody works on it, so that nobody hears this"

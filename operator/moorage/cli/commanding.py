@@ -12,7 +12,7 @@ import functools
 import inspect
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -22,6 +22,7 @@ from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, CommandType, Re
 from moorage.api.meta import format_time
 from moorage.api.names import slug
 from moorage.cli.exits import Exit, NotFound, Unreachable, Usage
+from moorage.cli.ports import OwnerSilent
 from moorage.cli.render import Output, Terminal
 from moorage.cli.session import (
     Format,
@@ -283,14 +284,19 @@ async def _sender(session: Session, where: Where, run: str, request: CommandRequ
         yield _LocalSender(lambda: local.command(uid, said))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LocalSender:
-    """To the process that pushes the run on."""
+    """To the process that pushes the run on; one that begins or is about to end is asked again."""
 
-    send: Callable[[], Any]
+    send: Callable[[], Awaitable[Receipt]]
     waits_for: str = ""
 
     async def told(self) -> Receipt | None:
         """See the port."""
-        receipt: Receipt = await self.send()
+        try:
+            receipt = await self.send()
+        except OwnerSilent as silent:
+            self.waits_for = silent.message
+            return None
+        self.waits_for = ""
         return receipt

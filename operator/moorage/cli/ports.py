@@ -124,6 +124,10 @@ class RunRefused(RuntimeError):
         super().__init__(message)
 
 
+class OwnerSilent(RunRefused):
+    """The process that pushes the run on is there and doesn't answer: it begins, or it is about to end."""
+
+
 class Listener(Protocol):
     """Who watches a local run."""
 
@@ -158,7 +162,9 @@ class LocalRuns(Protocol):
         """Whether that run has not ended, and nobody pushes it on."""
 
     async def command(self, uid: str, asked: CommandRequest) -> Receipt:
-        """Ask something of the process that pushes that run on. Raises RunRefused where there is none, or it won't."""
+        """Ask something of the process that pushes that run on. Raises RunRefused where there is none, or it won't;
+        OwnerSilent where it doesn't answer now.
+        """
 
 
 class App(Protocol):
