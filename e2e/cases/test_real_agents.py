@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import upstream
+from e2e import canary, upstream
 from e2e.cluster.backend import Backend
 from e2e.cluster.images import AGENT_IMAGES, ASKED_IMAGES
 from e2e.system import Tenant, condition
@@ -91,8 +91,9 @@ def test_a_real_agent_mends_the_repository_in_a_sandbox(
     assert upstream.MODEL_KEY.encode() not in exported.read_bytes()
     answered = [json.loads(line) for line in exported.read_text().splitlines() if "MODEL_RESPONSE" in line]
     assert len(answered) == 4
-    logs = moorage("-n", tenant.namespace, "logs", agent)
-    assert "All four tests pass now." in logs
-    assert upstream.MODEL_KEY not in logs
+    places = canary.told(tenant, moorage, agent, tmp_path)
+    assert b"All four tests pass now." in places["logs"]
+    canary.assert_nowhere(places, canary.SECRETS)
+    canary.assert_gateway_keeps_none(tenant, canary.SECRETS)
     told = ("inputTokens", "cacheReadTokens", "outputTokens", "modelRequests", "toolCalls")
     assert [status["usage"][name] for name in told] == [800, 5_500, 80, 4, 3]
