@@ -90,6 +90,22 @@ async def test_an_agent_that_knows_nothing_of_pauses_waits_for_its_model_until_i
     assert "MODEL_REQUEST" not in await operator.types()
 
 
+@pytest.mark.rule("T6", "Q5")
+async def test_what_waits_for_an_answer_goes_on_by_that_alone(place: Place):
+    operator = await place.run(ANTHROPIC)
+    run = await place.gateway.gate.ledger.open("u1")
+    question = {"key": "tool:1.0", "name": "shell", "before": "ToolCall", "subject": "bash", "reject_at": None}
+    await ok(await operator.report(1, "APPROVAL_REQUESTED", question))
+    pauses = Pauses(place.gateway.gate)
+    assert await pauses.request(run, PauseReason.APPROVAL, "why", by="approvals")
+    with pytest.raises(Refusal, match="approve or reject shell") as refusal:
+        await pauses.resume(run, by="ada")
+    assert refusal.value.reason == "Approval"
+    assert await pauses.request(run, PauseReason.COMMAND, "stand", by="ada")
+    await pauses.resume(run, by="ada")
+    assert (await operator.state())["pause"]["reason"] == "Command"
+
+
 @pytest.mark.rule("Q5")
 async def test_what_is_asked_while_it_pauses_is_asked_once_it_may(place: Place):
     """A raise that comes before the stop: the run is paused all the same, and nobody's request is lost meanwhile."""

@@ -141,6 +141,80 @@ def test_a_call_that_waits_lets_its_sandbox_go_and_comes_back_by_the_answer() ->
     assert world.sandbox("runner")
 
 
+def asked_for_a_host(world: World, **more: Any) -> None:
+    world.note(T.APPROVAL_REQUESTED, {"key": "host:x", "name": "shop", "before": "Egress", "subject": "x", **more})
+
+
+def parked(world: World) -> World:
+    """Its runner does as it is told, where it is told to stop."""
+    runner = world.sandbox("runner")
+    assert runner
+    world.now += PARK_MS
+    world.step()
+    world.stop(runner.name, runner.uid)
+    return settle(world)
+
+
+def at_work() -> World:
+    world = started(approvals=(BASH,))
+    world.gateway.as_runner("s", T.AGENT_STARTED, {}, 1, world.now)
+    return world
+
+
+@pytest.mark.rule("T6")
+def test_each_question_has_a_time_of_its_own() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    for key, at in (("tool:1.1", 900), ("tool:1.0", 500)):
+        asked(world, key, reject_at=world.now + at)
+    assert world.plan().requeue_ms == 500
+    world.now += 900
+    settle(world)
+    assert [each.status for each in world.state.consents] == ["pending", "rejected", "rejected"]
+
+
+@pytest.mark.rule("T6", "Q5")
+def test_a_sandbox_is_let_go_by_the_question_that_it_waits_for_and_comes_back_by_its_answer() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    asked(world)
+    assert "approve fix shell" in world.plan().message
+    assert (world.plan().requeue_ms or 0) <= PARK_MS
+    parked(world)
+    assert (world.state.phase, world.plan().message) == (
+        RunPhase.PAUSED,
+        "waits for the approval shell: the tool bash is to run",
+    )
+    answer(world, "approved", "tool:1.0")
+    settle(world)
+    assert (world.state.epoch, world.state.consents[0].status) == (2, "pending")
+
+
+@pytest.mark.rule("T6")
+def test_a_new_attempt_waits_as_long_for_its_answer_as_the_first_did() -> None:
+    world = at_work()
+    asked(world)
+    world.now += PARK_MS - 1
+    world.note(T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "NodeLost"})
+    world.raise_fence(2, 2, "Recovery")
+    world.now += 1
+    assert (T.PAUSE_REQUESTED, "Approval") not in records(world.plan())
+
+
+@pytest.mark.rule("Q5")
+def test_who_pauses_a_run_that_waits_for_an_answer_has_it_stand_after_that_too() -> None:
+    world = at_work()
+    asked(world)
+    parked(world)
+    assert world.ask_to_pause("Command")
+    answer(world, "approved")
+    settle(world)
+    assert (world.state.phase, world.plan().reason) == (RunPhase.PAUSED, "Command")
+    assert world.ask_to_go_on()
+    settle(world)
+    assert world.state.epoch == 2
+
+
 @pytest.mark.rule("T6", "R1")
 def test_a_lost_sandbox_takes_no_question_with_it_and_answers_none() -> None:
     world = started(approvals=(BASH,))

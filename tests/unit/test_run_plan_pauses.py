@@ -275,6 +275,52 @@ def test_a_budget_that_only_the_driver_knows_of_waits_for_a_word_or_for_any_rais
         assert drive(world).phase is RunPhase.SUCCEEDED
 
 
+def asks_for_too_much(world: World) -> None:
+    """As the gateway's judge does for four megabytes where three are left."""
+    violation = {"constraint": "egress", "holds": False, "action": "GRACEFUL_EXIT", "reason": "r", "message": "m"}
+    world.note(T.CONSTRAINT_EVALUATED, {"action": "GRACEFUL_EXIT", "validations": [violation], "asking": {}})
+    asked = {"reason": "BudgetExhausted", "by": "limits", "message": "m", "limit": "egress_hard_bytes"}
+    world.note(T.PAUSE_REQUESTED, asked)
+    runner_obeys(world)
+    steps(world)
+
+
+@pytest.mark.rule("B3", "C3")
+def test_what_was_refused_too_much_at_once_waits_for_its_own_limit_to_be_raised():
+    limits = ResolvedLimits(egress_hard_bytes=8_000_000, tokens_hard=7)
+    world = running(limits=limits)
+    world.wanted = ResolvedLimits(egress_hard_bytes=9_000_000)  # before the pause: it was too little already
+    world.step()
+    asks_for_too_much(world)
+    for wanted in (world.wanted, ResolvedLimits(egress_hard_bytes=9_000_000, tokens_hard=8)):
+        world.wanted = wanted
+        steps(world)
+        assert (world.state.phase, world.plan().reason) == (RunPhase.PAUSED, "BudgetExhausted")
+        assert "constraints" in world.plan().message
+    world.wanted = ResolvedLimits(egress_hard_bytes=12_000_000)
+    assert drive(world).phase is RunPhase.SUCCEEDED
+
+
+@pytest.mark.rule("B3")
+def test_a_raise_on_the_way_to_the_stop_is_not_lost():
+    world = running(limits=ResolvedLimits(egress_hard_bytes=8))
+    world.note(T.PAUSE_REQUESTED, {"reason": "BudgetExhausted", "by": "limits", "limit": "egress_hard_bytes"})
+    world.wanted = ResolvedLimits(egress_hard_bytes=9)
+    assert records(world.plan()) == [("LIMITS_RAISED", "")]
+    world.step()
+    runner_obeys(world)
+    assert drive(world).phase is RunPhase.SUCCEEDED
+
+
+def test_a_raise_before_its_agent_found_its_own_budget_used_up_is_no_word_to_go_on():
+    world = running(limits=ResolvedLimits(tokens_hard=7))
+    world.wanted = ResolvedLimits(tokens_hard=8)
+    world.step()
+    runner_obeys(world, "exhausted")
+    steps(world)
+    assert (world.state.phase, world.plan().actions) == (RunPhase.PAUSED, ())
+
+
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 

@@ -134,9 +134,7 @@ class Judge:
         """
         verdict = self.verdict(run, ask)
         drafts = self._drafts(run, verdict, self.context(run, ask))
-        if drafts:
-            await self._note(run, verdict, drafts)
-        return verdict
+        return await self._note(run, ask, verdict, drafts) if drafts else verdict
 
     async def look(self, run: Run, ask: Asking) -> None:
         """The same, where nobody waits for it: what can't be written now is judged again by the next that asks."""
@@ -208,15 +206,21 @@ class Judge:
         said = worst.validation.message
         return [pause_draft(self._ledger, run, reason, said, by="limits", limit=limit, kill=kill)]
 
-    async def _note(self, run: Run, verdict: Verdict, drafts: list[Draft]) -> None:
+    async def _note(self, run: Run, ask: Asking, verdict: Verdict, drafts: list[Draft]) -> Verdict:
         def still_news(run: Run) -> None:
-            """Raise _Known where somebody has said the same meanwhile, or where nothing stops any more."""
-            if run.state.end is not None or not (_news(run, verdict) or self._pause(run, verdict)):
+            """Raise _Known where somebody has said the same meanwhile, or where nothing stops any more: a pause that
+            is asked for after the raise that it needs would wait for another.
+            """
+            relieved = verdict.action.stops and not self.verdict(run, ask).action.stops
+            if run.state.end is not None or relieved or not (_news(run, verdict) or self._pause(run, verdict)):
                 raise _Known
 
-        with contextlib.suppress(_Known):
+        try:
             await self._ledger.append(run, None, drafts, still_news)
-            self._metrics.constraints.labels(verdict.action.name).inc()
+        except _Known:
+            return self.verdict(run, ask)
+        self._metrics.constraints.labels(verdict.action.name).inc()
+        return verdict
 
     def _constraints(self, run: Run) -> tuple[Constraint, ...]:
         """Made once for each run, and again where its limits were raised."""

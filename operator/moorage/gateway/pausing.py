@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moorage.core.approvals.consent import parking
 from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.limits import how_to_raise, spent
 from moorage.core.run.pauses import PAUSABLE
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import PauseReason, PauseStage, RunState
+from moorage.core.run.state import PASSING, Pause, PauseReason, PauseStage, RunState
 from moorage.gateway.errors import Refusal
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.signals import rung_within
@@ -20,8 +21,6 @@ from moorage.gateway.signals import rung_within
 if TYPE_CHECKING:
     from moorage.gateway.gate import Gate  # which has the judge of constraints, and that asks for pauses
     from moorage.gateway.questions import Gone
-
-HELD = {PauseReason.SUSPENDED.value: "spec.suspend is true: set it to false"}
 
 
 class Stopping(Refusal):
@@ -80,7 +79,7 @@ class Pauses:
         s = run.state
         if s.end is not None or s.cancel_stage is not None or s.pause is None or s.pause.stage == PauseStage.RESUMED:
             raise Refusal("the run is not paused", status=409, reason="NotPaused")
-        if (held := HELD.get(s.pause.reason)) is not None:
+        if (held := _held(s, s.pause)) is not None:
             raise Refusal(held, status=409, reason=s.pause.reason)
         lived = lived_ms(s, self._gate.deps.clock.now_ms())
         found = spent(run.limits, s, iterations=run.facts.completed, lived_ms=lived)
@@ -146,10 +145,17 @@ def demand_pausable(s: RunState) -> None:
         raise Refusal(why, status=409, reason="AgentFinished")
 
 
+def _held(s: RunState, pause: Pause) -> str | None:
+    """What there is to do instead of asking for the run to go on."""
+    if pause.reason == PauseReason.SUSPENDED:
+        return "spec.suspend is true: set it to false"
+    pending = parking(s.consents) if pause.reason == PauseReason.APPROVAL else None
+    return None if pending is None else f"approve or reject {pending.name}: {pending.subject}"
+
+
 def is_news(s: RunState, reason: PauseReason, *, kill: bool = False) -> bool:
     """Whether asking for that pause would change anything."""
     pause = s.pause
     if pause is None or pause.stage == PauseStage.RESUMED or pause.released or (kill and not pause.kill):
         return True
-    passing = {PauseReason.SUSPENDED.value, PauseReason.BUDGET.value}
-    return pause.reason in passing and reason.value not in passing
+    return not pause.lasting and reason not in PASSING

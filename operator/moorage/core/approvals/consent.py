@@ -42,6 +42,10 @@ class Consent:
         """Nobody has answered."""
         return self.status == PENDING
 
+    def overdue(self, now: int) -> bool:
+        """Nobody has answered by when somebody had to."""
+        return self.pending and self.reject_at is not None and now >= self.reject_at
+
 
 def asked(consents: Iterable[Consent], key: str) -> Consent | None:
     """The question of that key."""
@@ -51,6 +55,17 @@ def asked(consents: Iterable[Consent], key: str) -> Consent | None:
 def waiting(consents: Iterable[Consent], name: str | None = None) -> Consent | None:
     """The oldest question that nobody has answered, of that approval where one is named."""
     return next((each for each in consents if each.pending and name in {None, each.name}), None)
+
+
+def foremost(consents: Iterable[Consent]) -> Consent | None:
+    """The one to tell people of: a question that all waits for before one that the agent goes on without."""
+    consents = tuple(consents)
+    return parking(consents) or waiting(consents)
+
+
+def parking(consents: Iterable[Consent]) -> Consent | None:
+    """The oldest that nobody has answered, and that a sandbox would do nothing but wait for."""
+    return next((each for each in consents if each.pending and each.before in PARKED), None)
 
 
 def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:

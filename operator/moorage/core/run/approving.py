@@ -8,14 +8,13 @@ from moorage.api.wire import ResolvedApproval, ResolvedRun
 from moorage.core.approvals.consent import (
     APPROVED,
     DELIVERY,
-    PARKED,
     REJECTED,
     TIMEOUT,
     Consent,
     asked,
     delivery_key,
     for_delivery,
-    waiting,
+    parking,
 )
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Plan, Report
@@ -28,16 +27,27 @@ NOBODY = "nobody answered in the time that its approval allows"
 
 
 def answering(o: Observed, s: RunState, now: int) -> Plan | None:
-    """A question that was to be answered by now, and a sandbox that has waited long enough."""
-    pending = waiting(s.consents)
-    if pending is None or s.end is not None or s.cancel_stage is not None:
+    """Each question that was to be answered by now, and a sandbox that has waited long enough."""
+    if s.end is not None or s.cancel_stage is not None:
         return None
-    if pending.reject_at is not None and now >= pending.reject_at:
-        return Plan(actions=(_given_up(pending),), requeue_ms=1)
-    if pending.before in PARKED and s.pause is None and o.live_sandboxes and now >= pending.at + PARK_MS:
-        why = f"waits for the approval {pending.name}: {pending.subject}"
-        return Plan(actions=(ask_to_pause(s, PauseReason.APPROVAL, why, by="approvals"),), requeue_ms=1)
+    late = tuple(_given_up(each) for each in s.consents if each.overdue(now))
+    if late:
+        return Plan(actions=late, requeue_ms=1)
+    pending = parking(s.consents)
+    if pending is not None and s.pause is None and o.live_sandboxes and now >= _park_at(s, pending):
+        asking = ask_to_pause(s, PauseReason.APPROVAL, parked_for(pending), by="approvals")
+        return Plan(actions=(asking,), requeue_ms=1)
     return None
+
+
+def _park_at(s: RunState, pending: Consent) -> int:
+    """A new attempt's person gets the same time as the first one's."""
+    return max(pending.at, s.attempt_began_at or 0) + PARK_MS
+
+
+def parked_for(pending: Consent) -> str:
+    """Why a run stands still."""
+    return f"waits for the approval {pending.name}: {pending.subject}"
 
 
 def _given_up(pending: Consent) -> Report:
@@ -46,13 +56,11 @@ def _given_up(pending: Consent) -> Report:
 
 
 def due(s: RunState, now: int) -> int | None:
-    """In how many milliseconds a question has to be looked at again."""
-    pending = waiting(s.consents)
-    if pending is None:
-        return None
-    times = [pending.reject_at] if pending.reject_at is not None else []
-    if pending.before in PARKED and s.pause is None:
-        times.append(pending.at + PARK_MS)
+    """In how many milliseconds the first of the questions has to be looked at again."""
+    times = [each.reject_at for each in s.consents if each.pending and each.reject_at is not None]
+    pending = parking(s.consents)
+    if pending is not None and s.pause is None:
+        times.append(_park_at(s, pending))
     return min((max(1, at - now) for at in times), default=None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.api.wire import ResolvedRun, Role
-from moorage.core.approvals.consent import waiting
+from moorage.core.approvals.consent import foremost, waiting
 from moorage.core.run.actions import (
     Action,
     EnsureLease,
@@ -133,7 +133,7 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
 
 def _watched(o: Observed, s: RunState, look_ms: int) -> Plan:
     """All is well. What an attempt's start waits for is told, and what a call of its agent's does."""
-    if (pending := waiting(s.consents)) is not None:
+    if (pending := foremost(s.consents)) is not None:
         return Plan(requeue_ms=look_ms, reason="AwaitingApproval", message=asking(o.name, pending))
     waits = _start_waits(s)
     return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from moorage.api.meta import Condition, Status, get_condition
 from moorage.api.wire import Role
-from moorage.core.approvals.consent import waiting
+from moorage.core.approvals.consent import foremost
 from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.telling import VIOLATED, stopping, warning
 from moorage.core.run.actions import Plan
@@ -47,7 +47,7 @@ def _awaiting(o: Observed, s: RunState) -> tuple[Condition, ...]:
     """T6: of a run that asks for approvals."""
     if o.spec is None or not o.spec.approvals:
         return ()
-    pending = waiting(s.consents)
+    pending = foremost(s.consents)
     if pending is None or s.end is not None:
         return (_truth("AwaitingApproval", "False", "NothingPending"),)
     return (_truth("AwaitingApproval", "True", pending.before, asking(o.name, pending)),)

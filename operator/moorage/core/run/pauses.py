@@ -46,14 +46,9 @@ def pause_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     now = s.pause
     if now is None or now.stage == PauseStage.RESUMED:
         return {"pause": asked}
-    if _holds(asked) and not _holds(now):
+    if asked.lasting and not now.lasting:
         return {"pause": changed(asked, at=now.at, stage=now.stage, kill=now.kill or kill)}
     return {"pause": changed(now, kill=now.kill or kill, released=False)}
-
-
-def _holds(pause: Pause) -> bool:
-    """It ends by somebody's word alone."""
-    return pause.reason not in {PauseReason.SUSPENDED, PauseReason.BUDGET}
 
 
 def paused(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -97,4 +92,7 @@ def limits_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     for limit, value in p["limits"].items():
         if limit not in found or found[limit].to < value:
             found[limit] = Raise(limit, value, s.epoch)
-    return {"raised": tuple(found[name] for name in sorted(found))}
+    pause = s.pause
+    if pause is not None and pause.widened_by(p["limits"]):
+        pause = changed(pause, widened=True)
+    return {"raised": tuple(found[name] for name in sorted(found)), "pause": pause}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moorage.api.wire import ResolvedTimeouts
-from moorage.core.approvals.consent import waiting
+from moorage.api.wire import ResolvedRun, ResolvedTimeouts
+from moorage.core.approvals.consent import parking
 from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
+from moorage.core.run.approving import parked_for
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
@@ -198,15 +199,22 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
     reached = spent(limits, s, iterations=o.iterations, lived_ms=lived_ms(s, s.idle_since or pause.at))
     if reached is not None:
         return Hold(PauseReason.BUDGET, f"{reached.message}; {how_to_raise(o.spec, reached.limit)}")
-    if pause.released or pause.reason == PauseReason.SUSPENDED or _widened(s, pause, higher):
+    return None if pause.released else _held_by(o.spec, s, pause, higher)
+
+
+def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int]) -> Hold | None:
+    """What its own reason comes to by now."""
+    if pause.reason == PauseReason.SUSPENDED:
         return None
-    if pause.reason == PauseReason.APPROVAL and waiting(s.consents) is None:
-        return None
+    if pause.reason == PauseReason.BUDGET:
+        return None if pause.widened or pause.widened_by(higher) else _unraised(spec, pause)
+    if pause.reason == PauseReason.APPROVAL:
+        pending = parking(s.consents)
+        return Hold(pause.reason, parked_for(pending)) if pending is not None else None
     return Hold(pause.reason, pause.message)
 
 
-def _widened(s: RunState, pause: Pause, higher: dict[str, int]) -> bool:
-    """The budget that was used up has something left again; one that only the agent knew of, after any raise."""
-    if pause.reason != PauseReason.BUDGET:
-        return False
-    return pause.limit is not None or bool(higher) or any(each.epoch == s.epoch for each in s.raised)
+def _unraised(spec: ResolvedRun, pause: Pause) -> Hold:
+    """Something may be left, and less than was asked for: going on would stop at the same again."""
+    how = f"; {how_to_raise(spec, pause.limit)}" if pause.limit is not None else ""
+    return Hold(pause.reason, pause.message + how)

@@ -6,6 +6,7 @@ with a run (records, outputs) stays in the journal and the blob store.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,7 +198,7 @@ class AttemptEnd:
 
 
 class PauseReason(StrEnum):
-    """Why a run is stopped softly. The first two are looked at anew whenever a pass comes by; the others hold until
+    """Why a run is stopped softly. Those of PASSING end by what is so when a pass comes by; the others hold until
     somebody asks for the run to go on.
     """
 
@@ -207,6 +208,9 @@ class PauseReason(StrEnum):
     APPROVAL = "Approval"
     CONSTRAINT = "Constraint"
     NO_PROGRESS = "NoProgress"  # N6
+
+
+PASSING = frozenset({PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL})
 
 
 class PauseStage(StrEnum):
@@ -222,7 +226,7 @@ class Pause:
     """Q5: a stop that can be taken back. `at`: since when it is at its stage (ms, as recorded).
 
     `limit` names the field of ResolvedLimits that was used up, where that is why. `kill` waits for no safe point (C2).
-    `released`: somebody has asked for the run to go on.
+    `released`: somebody has asked for the run to go on. `widened`: what was used up has been raised since.
     """
 
     reason: str
@@ -233,11 +237,21 @@ class Pause:
     limit: str | None = None
     kill: bool = False
     released: bool = False
+    widened: bool = False
 
     @property
     def pending(self) -> bool:
         """The run isn't stopped yet."""
         return self.stage == PauseStage.REQUESTED
+
+    @property
+    def lasting(self) -> bool:
+        """It ends by somebody's word alone, and not by what is so."""
+        return self.reason not in PASSING
+
+    def widened_by(self, raised: Collection[str]) -> bool:
+        """Whether raising these limits lets it go on: the one that was used up; any, where only the agent knew it."""
+        return self.reason == PauseReason.BUDGET and (self.limit in raised if self.limit else bool(raised))
 
 
 @dataclass(frozen=True)
