@@ -18,6 +18,7 @@ from moorage.cli.cluster import (
     Target,
     agent_run,
     connected,
+    expects,
     gateway_pod,
     published_head,
     reader_token,
@@ -25,6 +26,7 @@ from moorage.cli.cluster import (
     user_name,
 )
 from moorage.cli.exits import Denied, NotFound, Unreachable
+from moorage.cli.namespaces import streams, waiting_in
 from moorage.clock import SystemClock
 from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.cluster import TokenReviewAuthenticator
@@ -217,3 +219,24 @@ async def test_the_head_that_status_names_is_read_from_the_run(
     found = published_head(await agent_run(cluster, "fix-login"))
     assert found is not None
     assert (found.offset, found.hash, found.signature) == (3, "f" * 64, "ed25519:a:1:b")
+
+
+async def test_a_run_that_waits_for_its_admission_is_expected_and_listed_with_what_it_waits_for(
+    api_server: ApiServer, definitions: None, cluster: Cluster
+) -> None:
+    target = Target(str(api_server.kubeconfig), namespace=cluster.namespace, system_namespace=cluster.namespace)
+    assert await expects(cluster, "fix-login") == ""
+    api_server.kubectl("create", "-n", cluster.namespace, "-f", "-", stdin=json.dumps(RUN))
+    assert await expects(cluster, "fix-login") == "fix-login is Pending (Accepted)"
+    assert [run.name for run in await waiting_in(cluster)] == ["fix-login"]
+    patch = ("patch", "ar", "fix-login", "--subresource=status", "--type=merge", "-p")
+    told = {"status": {"phase": "Queued", "reason": "SlotsTaken"}}
+    api_server.kubectl("-n", cluster.namespace, *patch, json.dumps(told))
+    assert await expects(cluster, "fix-login") == "fix-login is Queued (SlotsTaken)"
+    assert [(run.phase, run.doing) for run in await waiting_in(cluster)] == [("Queued", "SlotsTaken")]
+    api_server.kubectl("-n", cluster.namespace, *patch, json.dumps({"status": {"phase": "Running"}}))
+    assert await expects(cluster, "fix-login") == ""
+    assert await waiting_in(cluster) == []
+    with pytest.raises(Unreachable, match="no gateway pod is ready"):
+        async with streams(target, print, everywhere=False, follow=False):
+            pass

@@ -46,7 +46,7 @@ async def _stream(cluster: Cluster, note: Note, follow: bool) -> AsyncIterator[S
     auth = Renewed(token, lambda: reader_token(cluster, note, READING))
     async with reached(cluster, auth) as (http, forward):
         stream = runs_of(http, cluster.namespace, lambda: failure(forward), note, follow=follow)
-        yield cluster.namespace, stream, lambda: _waiting(cluster)
+        yield cluster.namespace, stream, lambda: waiting_in(cluster)
 
 
 async def _with_runs(cluster: Cluster) -> list[str]:
@@ -54,7 +54,7 @@ async def _with_runs(cluster: Cluster) -> list[str]:
     return sorted({str(each["metadata"]["namespace"]) for each in found})
 
 
-async def _waiting(cluster: Cluster) -> list[RunNow]:
+async def waiting_in(cluster: Cluster) -> list[RunNow]:
     """Runs that wait for their admission, by their objects; none where these may not be listed."""
     try:
         found = await asked(cluster.api.items(path_of(API_VERSION, "agentruns", cluster.namespace)), "AgentRuns")
