@@ -157,6 +157,26 @@ async def test_another_gateways_key_and_another_reducers_version_make_none_of_ou
     assert (await latest(store)).reducer_version == REDUCER_VERSION
 
 
+RELEASED = {"REDUCER_VERSION": 2, "FACTS_VERSION": 5}
+"""What 0.3 folds journals by: it counts neither effects, nor bytes that leave, nor what each day took."""
+
+
+@pytest.mark.rule("P1", "R8")
+@pytest.mark.parametrize("name", RELEASED)
+async def test_what_the_last_release_folded_of_a_running_run_is_folded_again(
+    store: DurableExecutionStore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(f"moorage.gateway.snapshots.{name}", RELEASED[name])
+        before = await worked(store)
+    assert before.told("taken") >= 2
+    asked = counted(store, monkeypatch)
+    after = Gateway(store)
+    run = await after.ledger.open("u1")
+    assert (after.told("used"), asked[-1]) == (0, 0)
+    assert run.state == replay(await store.read("u1"))
+
+
 def tampered(
     store: DurableExecutionStore, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, int], bytes]
 ) -> None:

@@ -14,6 +14,7 @@ from moorage.core.journal.record import Record, decode
 from moorage.core.recovery.counterfactual import Answer, Fork, NoSuchQuestion, counterfactual, fork
 from moorage.core.recovery.replays import audit, state_hash
 from moorage.core.run.reducer import replay
+from moorage.core.run.state import REDUCER_VERSION
 
 LONG = "segments-and-repair"
 
@@ -68,7 +69,10 @@ FAULTS: dict[str, tuple[Callable[[list[Record]], None], str]] = {
         changed("SEGMENT_STARTED", previous=OTHER),
         "follows",
     ),
-    "carried": (changed("SEGMENT_STARTED", state_hash="0" * 64), "another state"),
+    "carried": (
+        changed("SEGMENT_STARTED", state_hash="0" * 64, reducer_version=REDUCER_VERSION),
+        "another state",
+    ),
     "shape": (changed("SEGMENT_STARTED", previous=None), "doesn't say what it follows"),
 }
 

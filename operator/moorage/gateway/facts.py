@@ -19,7 +19,7 @@ from moorage.core.models.prices import Reserve
 from moorage.core.run.reducer import add_usage
 from moorage.core.run.state import Usage
 
-FACTS_VERSION = 5
+FACTS_VERSION = 6
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_DAYS = 62

@@ -19,7 +19,7 @@ from moorage.core.run.phases import RunPhase
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-REDUCER_VERSION = 2
+REDUCER_VERSION = 3
 T = TypeVar("T", bound="DataclassInstance")
 
 
