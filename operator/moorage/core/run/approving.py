@@ -56,12 +56,14 @@ def _given_up(pending: Consent) -> Report:
 
 
 def due(s: RunState, now: int) -> int | None:
-    """In how many milliseconds the first of the questions has to be looked at again."""
+    """In how many milliseconds the first of the questions has to be looked at again; None where nobody would act."""
+    if s.end is not None or s.cancel_stage is not None:
+        return None
     times = [each.reject_at for each in s.consents if each.pending and each.reject_at is not None]
     pending = parking(s.consents)
     if pending is not None and s.pause is None:
         times.append(_park_at(s, pending))
-    return min((max(1, at - now) for at in times), default=None)
+    return min((at - now for at in times if at > now), default=None)
 
 
 def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Proposal, now: int) -> Plan | None:

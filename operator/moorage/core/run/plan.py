@@ -63,12 +63,15 @@ def deadline(o: Observed, s: RunState, now: int) -> Plan | None:
 
 
 def _in_time(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
-    """The plan, with the next deadline as the latest time to look again."""
+    """The plan, with the next deadline as the latest time to look again.
+
+    One that has passed is none: whoever acts on it was asked in this pass, and would be as idle in the next.
+    """
     if s.end is not None:
         return plan
     limit = o.spec.timeouts.deadline_ms if o.spec else None
     ends = [] if limit is None or s.admitted_at is None else [o.created_at + limit]
-    waits = [max(1, at - now) for at in (*ends, *clock_ends(o, s))]
+    waits = [at - now for at in (*ends, *clock_ends(o, s)) if at > now]
     for wait in (plan.requeue_ms, due(s, now)):
         waits += [] if wait is None else [wait]
     return replace(plan, requeue_ms=min(waits)) if waits else plan
