@@ -275,6 +275,19 @@ async def test_more_than_a_run_can_hold_is_told_to_ask_again(gateway, upstream) 
     assert (await receipt(gateway, name="c32"))["state"] == "Accepted"
 
 
+@pytest.mark.rule("M2", "X1")
+async def test_messages_that_wait_keep_nobody_from_stopping_the_run(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    for n in range(32):
+        await receipt(gateway, name=f"c{n}")
+    refused(await gateway.operator.post(DOOR, json=command("FollowUp", name="c32")), 503, "TooManyCommands")
+    key = {"key": "tool:1.0", "name": "shell", "before": "ToolCall", "subject": "bash", "reject_at": None}
+    await ok(await operator.report(1, "APPROVAL_REQUESTED", key))
+    answers = [await receipt(gateway, "Approve", "approve", approval="shell")]
+    answers += [await receipt(gateway, kind, kind) for kind in ("Pause", "Resume", "Cancel")]
+    assert [each["state"] for each in answers] == ["Done", "Accepted", "Accepted", "Accepted"]
+
+
 async def test_a_receipt_that_the_state_has_forgotten_is_found_in_the_journal(gateway, upstream) -> None:
     operator, runner = await working(gateway, upstream)
     for n in range(40):

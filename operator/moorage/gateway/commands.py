@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, ResolveRequest
 from moorage.core.approvals.consent import APPROVED, REJECTED, waiting
 from moorage.core.commands.admission import Accepted, Decision, Rejected, decide
-from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, digest_of, known
+from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, known
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.journal.record import BlobRef, Draft, Record, RecordType
 from moorage.core.run.phases import RunPhase
@@ -35,6 +35,7 @@ from moorage.points import Point, reached
 from moorage.store.errors import DuplicateMismatch
 
 TRIES = 16  # decisions that a run's next record made another one of
+CROWDED = "TooManyCommands"
 TOLD = ("authority", "input_source", "effect", "outcome", "note", "approval", "observed_offset")
 
 
@@ -175,8 +176,8 @@ class CommandsRoom:
             decision = taking.decide(run)
             if isinstance(decision, Rejected) and run.state.end is not None:
                 return _late(taking.asked, decision, run.state.end.at)
-            if isinstance(decision, Accepted):
-                _demand_room(run)
+            if isinstance(decision, Accepted) and not decision.done:
+                _demand_room(run, taking.asked.type)
             try:
                 return await self._append(run, taking, decision)
             except Changed:
@@ -247,10 +248,10 @@ def _first(earlier: Callable[[Run], Decision], then: Decision) -> Callable[[Run]
     return both
 
 
-def _demand_room(run: Run) -> None:
-    waiting = sum(each.open for each in run.state.commands)
-    if waiting >= MOST_OPEN:
-        raise Unavailable(f"{waiting} commands to this run are still to be done: ask again", reason="TooManyCommands")
+def _demand_room(run: Run, kind: str) -> None:
+    open_ones = crowd(run.state.commands, kind)
+    if open_ones >= MOST_OPEN:
+        raise Unavailable(f"{open_ones} such commands to this run are still to be done: ask again", reason=CROWDED)
 
 
 def _late(asked: CommandRequest, decision: Rejected, at: int) -> Receipt:

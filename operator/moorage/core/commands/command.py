@@ -11,7 +11,7 @@ from moorage.core.journal.canonical import canonical_hash
 from moorage.core.journal.record import BlobRef
 
 KEPT_CLOSED: Final = 32  # the last ones; the records of all of them stay in the journal
-MOST_OPEN: Final = 32
+MOST_OPEN: Final = 32  # of one type; messages count together
 MESSAGES: Final = frozenset({"Steer", "FollowUp"})
 
 
@@ -51,6 +51,14 @@ class Command:
 def known(commands: Iterable[Command], command_id: str) -> Command | None:
     """The command of that id."""
     return next((each for each in commands if each.command_id == command_id), None)
+
+
+def crowd(commands: Iterable[Command], kind: str) -> int:
+    """How many open ones take up the room of that type. Messages share one, and every other type has its own: what the
+    agent hasn't heard keeps nobody from stopping the run.
+    """
+    shared = MESSAGES if kind in MESSAGES else {kind}
+    return sum(each.open and each.type in shared for each in commands)
 
 
 def kept(commands: tuple[Command, ...]) -> tuple[Command, ...]:
