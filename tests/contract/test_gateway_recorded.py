@@ -14,10 +14,12 @@ from tests.gateway_script import PASSWORD, Operator, ok
 from tests.model_place import ANTHROPIC, CHAT, REPLY, RESPONSES, Place, Spoken, last, place, script
 
 from moorage.core.journal.ciphers import MAGIC, ContentKeys
+from moorage.core.journal.record import BlobRef
 from moorage.gateway.app import app_of
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.store.blobs import FileBlobs
+from moorage.store.errors import StoreUnavailable
 from moorage.store.peers import Alone
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
@@ -187,6 +189,29 @@ async def test_without_its_key_the_model_is_asked_again_and_the_log_says_so(
     assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["recorded_answer_lost"]
     assert "mend it" not in str(logs)
     assert REPLY.text not in str(logs)
+
+
+@STREAMING
+@pytest.mark.rule("R2", "B2")
+async def test_a_store_that_takes_no_answers_fails_no_request_and_charges_for_none(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    async def away(*_: Any) -> BlobRef:
+        raise StoreUnavailable("S3 is away")
+
+    operator = await place.run(ANTHROPIC)
+    with monkeypatch.context() as hiccup:
+        hiccup.setattr(place.gateway.deps.blobs, "put", away)
+        assert (await place.ask(ANTHROPIC, stream=stream)).status_code == 200
+    used = (await operator.state())["usage"]
+    await taken_over(operator)
+    assert (await place.ask(ANTHROPIC, "p2", stream=stream)).status_code == 200, "nobody kept the first one"
+    assert len(place.model.log) == 2
+    again = (await operator.state())["usage"]
+    assert used["output_tokens"] > 0
+    assert {name: again[name] for name in ("output_tokens", "model_requests")} == {
+        name: 2 * used[name] for name in ("output_tokens", "model_requests")
+    }
 
 
 @pytest.mark.rule("J8")

@@ -15,7 +15,7 @@ from moorage.core.journal.ciphers import NONCE_BYTES, ContentKeys, NotDecrypted
 from moorage.core.journal.record import BlobRef, Privacy, Retention
 from moorage.gateway.facts import Facts
 from moorage.store.blobs import BlobStore, reference
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
 NO_KEYS = ContentKeys(())
 
@@ -27,8 +27,8 @@ class ContentLost(Exception):
 class Contents:
     """One object per process. `keys` None: nothing is encrypted (the store is the user's own)."""
 
-    def __init__(self, blobs: BlobStore, keys: ContentKeys | None) -> None:
-        self._blobs, self._keys = blobs, keys
+    def __init__(self, blobs: BlobStore, keys: ContentKeys | None, log: Any) -> None:
+        self._blobs, self._keys, self._log = blobs, keys, log
 
     def readable(self, *, captured: bool) -> bool:
         """Whether people can read what is kept."""
@@ -37,8 +37,9 @@ class Contents:
     async def noted(
         self, tenant: str, content: bytes, note: Callable[[BlobRef | None], Awaitable[None]], *, captured: bool
     ) -> None:
-        """`note` appends the record that names it. Both are durable at the end: what people read before the record is
-        (J8), and what a recovery reads at the same time, since no record needs it. Raise what either raises.
+        """`note` appends the record that names it. What people read is durable before that is (J8). What only a recovery
+        reads is written at the same time, and may fail to be: then the recovery asks the model again. Raise what `note`
+        raises, and StoreUnavailable where people's content can't be kept; nothing is noted then.
         """
         if not content:
             await note(None)
@@ -46,8 +47,14 @@ class Contents:
             await note(await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE))
         else:
             held = self._keys.encrypt(tenant, content, token_bytes(NONCE_BYTES))
-            put = self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)
-            await _both(note(reference(held, Privacy.CONTENT, Retention.REPLAY)), put)
+            await _both(note(reference(held, Privacy.CONTENT, Retention.REPLAY)), self._kept(tenant, held))
+
+    async def _kept(self, tenant: str, held: bytes) -> None:
+        """For a recovery. What is under way may have left and be paid for: a store that is away must not end it."""
+        try:
+            await self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)
+        except StoreUnavailable as error:
+            self._log.warning("answer_not_kept", tenant=tenant, bytes=len(held), why=str(error))
 
     async def read(self, tenant: str, ref: BlobRef) -> bytes:
         """What was kept. Raise ContentLost, StoreUnavailable."""

@@ -123,7 +123,7 @@ class Gate:
             if shared
             else OwnRefs(deps.mirrors)
         )
-        self.contents = Contents(deps.blobs, deps.content_keys)
+        self.contents = Contents(deps.blobs, deps.content_keys, deps.log)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(
             deps.peers, deps.leases, deps.clock, deps.metrics, deps.log, every_ms=deps.settings.lease_renewal_ms
