@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -12,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from moorage.api.commands import WaitingMessages
 from moorage.api.wire import Heartbeat, ReportedRecord, ReportRequest
 from moorage.runner import client as module
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
 from moorage.runner.exchange import NoAnswer, request
+from moorage.runner.report import Reporter
 from moorage.testing.serving import listening
 from moorage.workspace.errors import AuthFailed, DiskFull, NetworkUnreachable, TimedOut, classify
 
@@ -235,6 +238,28 @@ async def test_half_an_answer_or_none_is_no_answer(answer, tmp_path) -> None:
     async with await asyncio.start_unix_server(serve, tmp_path / "s"):
         with pytest.raises(NoAnswer):
             await request(f"unix:{tmp_path / 's'}", "GET /", {}, within_s=5)
+
+
+@pytest.mark.rule("R8", "M3")
+async def test_at_an_older_gateway_nobody_says_anything_and_other_refusals_are_raised(gateway, client) -> None:
+    gateway.answers = [refusal(404, "NoSuchDoor"), refusal(403, "Forbidden")]
+    assert await client.messages() == WaitingMessages()
+    with pytest.raises(GatewayError):
+        await client.messages()
+
+
+@pytest.mark.rule("R8")
+async def test_an_older_gateway_may_refuse_what_nothing_follows_from_and_nothing_else(gateway, client) -> None:
+    gateway.answers = [refusal(403, "Forbidden")]
+    assignment: Any = SimpleNamespace(epoch=3)
+    reporter = Reporter(client, assignment)
+    for kind in ("COMPLETION_CHECKED", "CONTINUATION_DECIDED"):
+        await reporter.emit(kind, {"text": "x"})
+    with pytest.raises(GatewayError):
+        await reporter.emit("TOOL_REQUEST", {"tool": "x"})
+    gateway.answers = [refusal(409, "Fenced")]
+    with pytest.raises(Fenced):
+        await reporter.emit("COMPLETION_CHECKED", {"text": "x"})
 
 
 @pytest.mark.parametrize("reason", ["WorkspaceFetching", "BranchTaken"])

@@ -34,6 +34,7 @@ from moorage.workspace.errors import BeingFetched, NetworkUnreachable, TimedOut
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 2.0
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+NO_DOOR = "NoSuchDoor"
 ENDED = frozenset({"RunEnded", "Cancelling", "Terminal"})
 SLOW_TRIES = 3  # times that git may use up its own time limit: each is minutes
 ANSWER_TIMEOUT_S = 60.0
@@ -122,8 +123,13 @@ class GatewayClient:
         return await self._call(ConsentAnswer, "POST", "/v1/self/consent", asked)
 
     async def messages(self) -> WaitingMessages:
-        """What people have said to the agent and it hasn't got."""
-        return await self._call(WaitingMessages, "GET", "/v1/self/messages")
+        """What people have said to the agent and it hasn't got; an older gateway has no such door, and nothing (R8)."""
+        try:
+            return await self._call(WaitingMessages, "GET", "/v1/self/messages")
+        except GatewayError as error:
+            if error.reason != NO_DOOR:
+                raise
+            return WaitingMessages()
 
     async def patiently(self, call: Callable[[], Awaitable[R]]) -> R:
         """Something else that goes by way of the gateway and may be repeated: git."""
