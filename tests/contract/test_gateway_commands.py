@@ -313,7 +313,7 @@ async def test_a_run_is_paused_and_goes_on_by_commands(gateway, upstream) -> Non
     assert (await receipt(gateway, "Resume", "r0"))["reason"] == "NotPaused"
     assert (await receipt(gateway, "Pause", "p1"))["state"] == "Accepted"
     assert (await operator.types())[-2:] == ["COMMAND_ACCEPTED", "PAUSE_REQUESTED"]
-    assert (await ok(await runner.get("/v1/self/orders?after=0")))["stop"] == "pause"
+    assert (await ok(await runner.get("/v1/self/orders?after=0&heard=-1")))["stop"] == "pause"
     await paused(operator)
     assert (await receipt(gateway, "Pause", "p1"))["state"] == "Done"
     again = await receipt(gateway, "Pause", "p2")

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.gateway_script import Operator, ok, refused, told
+from tests.gateway_script import Operator, beat, ok, refused, told
 from tests.model_place import ANTHROPIC, CHAT, RESPONSES, Place, Spoken, gateway, last, place, script
 
 from moorage.api.wire import ResolvedLimits
@@ -25,7 +25,7 @@ async def paused(operator: Operator) -> None:
 
 
 async def orders(place: Place, after: int = 0) -> dict[str, Any]:
-    answer: dict[str, Any] = await ok(await place.client().get(f"/v1/self/orders?after={after}"))
+    answer: dict[str, Any] = await ok(await place.client().get(f"/v1/self/orders?after={after}&heard=-1"))
     return answer
 
 
@@ -46,6 +46,20 @@ async def test_who_asks_where_nothing_is_left_is_refused_and_brings_its_run_to_a
     order = await waiting
     assert (order["seq"], order["stop"], order["reason"]) == (PAUSE, "pause", "BudgetExhausted")
     assert order["grace_ms"] > 0
+
+
+@pytest.mark.rule("R8", "Q5")
+async def test_only_a_runner_that_knows_of_pauses_is_ordered_one(place: Place):
+    operator = await place.run(ANTHROPIC)
+    run = await place.gateway.gate.ledger.open("u1")
+    await Pauses(place.gateway.gate).request(run, PauseReason.COMMAND, "x", by="ada")
+    http, later = place.client(), {"pauses": True}
+    assert (await ok(await http.post("/v1/self/heartbeat", json=beat())))["stop"] is None
+    assert (await ok(await http.post("/v1/self/heartbeat", json=beat() | later)))["stop"] == "pause"
+    assert (await orders(place))["stop"] == "pause"
+    older = asyncio.create_task(http.get("/v1/self/orders?after=0"))
+    await ok(await operator.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    assert (await ok(await older))["stop"] == "cancel", "it waited for an order that it knows"
 
 
 @EVERY

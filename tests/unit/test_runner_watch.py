@@ -68,6 +68,7 @@ async def test_a_heartbeat_says_who_and_how_far_and_comes_again_whatever_happens
     first = asked[0]
     assert isinstance(first, Heartbeat)
     assert (first.work_id, first.epoch, first.progress_seq, first.last_checkpoint) == ("u1", 3, 7, 2)
+    assert first.pauses
     assert len(first.model_dump_json()) < 1024
 
 

@@ -391,13 +391,16 @@ class Assignment(Wire):
 
 
 class Heartbeat(Wire):
-    """F4, at most 1 KiB. Alive is `observed_at`, progress is `progress_seq`."""
+    """F4, at most 1 KiB. Alive is `observed_at`, progress is `progress_seq`. `pauses`: the runner knows that order; one
+    of the last release doesn't (R8).
+    """
 
     work_id: str
     epoch: int
     progress_seq: int
     last_checkpoint: int | None = None
     observed_at: int
+    pauses: bool = False
 
 
 class Orders(Wire):

@@ -29,7 +29,7 @@ class OrderBook:
 
     async def wait(self, caller: Caller, after: int, heard: int | None = None) -> Orders:
         """The orders as soon as their rank is above `after` or a message waits that is newer than `heard`, or what they
-        are when the wait is over. `heard` None: who asks knows of no messages.
+        are when the wait is over. `heard` None: who asks knows of no messages, and of no pauses (R8).
         """
         clock = self._gate.deps.clock
         deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
@@ -37,14 +37,16 @@ class OrderBook:
         while True:
             bell = caller.run.bell.arm()
             await (ledger.woken if rung else ledger.refresh)(caller.run)
-            orders, left = self.of(caller), deadline - clock.monotonic_ms()
+            orders, left = self.of(caller, pauses=heard is not None), deadline - clock.monotonic_ms()
             news = heard is not None and orders.waiting > heard
             if orders.seq > after or news or left <= 0:
                 return await self.hand_over(caller, orders)
             rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
-    def of(self, caller: Caller) -> Orders:
-        """What holds now for this very sandbox."""
+    def of(self, caller: Caller, *, pauses: bool) -> Orders:
+        """What holds now for this very sandbox. Without `pauses` it takes that order for none that there is: it works on,
+        until the operator ends it as one that doesn't stop.
+        """
         state = caller.run.state
         if caller.epoch < state.epoch:
             return Orders(seq=FENCED, stop="fenced", message=str(Fenced(caller.epoch, state.epoch)), grace_ms=0)
@@ -53,7 +55,7 @@ class OrderBook:
         if state.cancel_stage is not None:
             grace = self._settings.cancel_grace_ms
             return Orders(seq=CANCEL, stop="cancel", reason=state.cancel_reason, grace_ms=grace)
-        if state.pause is not None and caller.pod.role == Role.RUNNER:
+        if pauses and state.pause is not None and caller.pod.role == Role.RUNNER:
             return self._pause(caller, state.pause)
         return Orders(seq=WORK, waiting=last_waiting(state.commands) if caller.pod.role == Role.RUNNER else -1)
 

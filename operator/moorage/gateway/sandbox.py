@@ -116,7 +116,7 @@ class SandboxRoom:
         """POST Heartbeat: alive, and asks for orders on the way."""
         caller = await self._gate.pod(request)
         beat = await read_model(request, Heartbeat, self._settings.heartbeat_bytes)
-        orders = self._orders.of(caller)
+        orders = self._orders.of(caller, pauses=beat.pauses)
         if orders.stop not in {"fenced", "terminal"} and caller.pod.role == Role.RUNNER:
             self._gate.heartbeats.hear(caller.run.uid, beat.model_copy(update={"epoch": caller.epoch}), _lease(caller))
         orders = await self._orders.hand_over(caller, orders)

@@ -51,7 +51,7 @@ class Watch:
 
     def _sign(self) -> Heartbeat:
         if self._work is None:
-            return Heartbeat(work_id="", epoch=0, progress_seq=0, observed_at=now_ms())
+            return Heartbeat(work_id="", epoch=0, progress_seq=0, observed_at=now_ms(), pauses=True)
         assignment, reporter = self._work
         return Heartbeat(
             work_id=assignment.run_uid,
@@ -59,6 +59,7 @@ class Watch:
             progress_seq=reporter.progress,
             last_checkpoint=reporter.last_iteration,
             observed_at=now_ms(),
+            pauses=True,
         )
 
     async def long_poll(self) -> None:
