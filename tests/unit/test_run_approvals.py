@@ -1,21 +1,25 @@
 """T6: what waits for a person, by the plan: asked once, never taken for an answer, and in nobody's way meanwhile."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.property.run_world import T, World
+from tests.property.run_world import BASE, HEAD, T, World
 from tests.run_plans import records, started
 
 from moorage.api.agentrun import AgentRunStatus
-from moorage.api.wire import ResolvedApproval
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedApproval, ResolvedCheck
 from moorage.core.approvals.consent import for_tool, unmet
 from moorage.core.run import actions as a
-from moorage.core.run.approving import PARK_MS
+from moorage.core.run.approving import PARK_MS, due
 from moorage.core.run.phases import IllegalMove, RunPhase
+from moorage.core.run.plan import decide
 from moorage.core.run.status import project
 
 HOUR = 3_600_000
 PUSH = ResolvedApproval(name="push", before="Delivery")
+SPEND = ResolvedApproval(name="spend", before="Cost", step_micros=10)
 BASH = ResolvedApproval(name="shell", before="ToolCall", tools=("bash", "write*"))
 
 
@@ -213,6 +217,83 @@ def test_who_pauses_a_run_that_waits_for_an_answer_has_it_stand_after_that_too()
     assert world.ask_to_go_on()
     settle(world)
     assert world.state.epoch == 2
+
+
+# --- nobody who waits -------------------------------------------------------------------------------------------------
+
+
+def proposed_while_a_question_waits(*approvals: ResolvedApproval, acceptance: Any = ()) -> World:
+    world = started(acceptance=acceptance, approvals=(*approvals, SPEND))
+    world.report("started", T.ATTEMPT_STARTED, {"node": "n"})
+    world.report("agent", T.AGENT_STARTED, {})
+    asked(world, "cost:spend:1", name="spend", before="Cost")
+    world.report("end", T.AGENT_FINISHED, {"outcome": "completed", "reason": "Exited"})
+    said = {"commit": HEAD, "tree": HEAD, "base": BASE, "empty": False, "files": 1}
+    world.report("result", T.RESULT_PROPOSED, said)
+    return world
+
+
+@pytest.mark.rule("T6")
+def test_a_question_of_an_agent_that_is_done_holds_nobody_up() -> None:
+    world = proposed_while_a_question_waits(acceptance=(ResolvedCheck(name="tests", run="true"),))
+    assert world.state.phase is RunPhase.VERIFYING
+    world.now += PARK_MS
+    assert (T.PAUSE_REQUESTED, "Approval") not in records(world.plan())
+    asked(world, "cost:spend:2", name="spend", before="Cost")
+    assert world.state.phase is RunPhase.VERIFYING
+
+
+@pytest.mark.rule("T6")
+def test_an_approved_result_leaves_whatever_else_its_agent_has_asked() -> None:
+    world = proposed_while_a_question_waits(PUSH)
+    runner = world.sandbox("runner")
+    assert runner
+    world.stop(runner.name, runner.uid)
+    settle(world)
+    answer(world, "approved", next(each.key for each in world.state.consents if each.before == "Delivery"))
+    settle(world)
+    assert (world.state.phase, world.remote.pushes) == (RunPhase.SUCCEEDED, 1)
+
+
+# --- when to look again -----------------------------------------------------------------------------------------------
+
+
+def idles(world: World) -> bool:
+    """Nothing is to be done, and nobody looks for it every moment."""
+    settle(world)
+    return (world.plan().requeue_ms or HOUR) >= 100
+
+
+def test_a_result_that_waits_is_not_looked_at_without_rest_once_its_wall_clock_is_over() -> None:
+    world = started(acceptance=(), approvals=(PUSH,), limits=ResolvedLimits(wall_clock_ms=HOUR))
+    world.work()
+    settle(world)
+    world.now += 2 * HOUR
+    assert idles(world)
+
+
+def test_neither_is_a_question_whose_time_is_over_while_nothing_follows_from_it() -> None:
+    world = at_work()
+    asked(world, reject_at=world.now + 1)
+    world.cancel = True
+    world.step()
+    world.now += PARK_MS + 1
+    assert world.state.cancel_stage is not None
+    assert due(world.state, world.now) is None
+
+
+def test_neither_is_an_attempt_that_is_silent_because_a_question_waits() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    world.now += HOUR
+    spec = world.observed().spec
+    assert spec is not None
+    assert world.lease is not None
+    world.lease = replace(world.lease, renewed_at=world.now)
+    silent = replace(world.observed(), progress_seen_at=world.now - spec.timeouts.no_progress_ms - 1)
+    plan = decide(silent, world.now)
+    assert (plan.actions, plan.reason) == ((), "AwaitingApproval")
+    assert (plan.requeue_ms or 0) >= 100
 
 
 @pytest.mark.rule("T6", "R1")

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moorage.core.approvals.consent import APPROVED, EGRESS, PENDING, REJECTED, TIMEOUT, Consent, asked, kept
+from moorage.core.approvals.consent import (
+    APPROVED,
+    DELIVERY,
+    EGRESS,
+    PENDING,
+    REJECTED,
+    TIMEOUT,
+    Consent,
+    asked,
+    kept,
+)
 from moorage.core.journal.record import Record
 from moorage.core.run.changes import NOTHING, Changes, to
 from moorage.core.run.phases import IllegalMove, RunPhase
@@ -23,9 +33,16 @@ def requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         p["key"], p["name"], p["before"], p.get("subject", ""), PENDING, r.recorded_at, p.get("reject_at")
     )
     consents = kept((*s.consents, consent))
-    if s.phase not in ASKING or consent.before == EGRESS:  # the agent may have other things to do meanwhile
+    if s.phase not in ASKING or not _holds_up(s, consent):
         return {"consents": consents}
     return to(s, RunPhase.AWAITING_APPROVAL, r.type, consents=consents)
+
+
+def _holds_up(s: RunState, consent: Consent) -> bool:
+    """An agent may have other things to do than to reach a host. Once it has proposed its result, what it asked before
+    is nobody's business any more.
+    """
+    return consent.before != EGRESS if s.proposal is None else consent.before == DELIVERY
 
 
 def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -38,7 +55,7 @@ def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     answered = replace(consent, status=p["outcome"], at=r.recorded_at, by=p.get("by", ""), reason=p.get("reason", ""))
     consents = kept(tuple(answered if each is consent else each for each in s.consents))
     usage = s.usage if answered.by == TIMEOUT else s.usage.plus("human_approvals")
-    if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and each.before != EGRESS for each in consents):
+    if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in consents):
         return {"consents": consents, "usage": usage}
     back = RunPhase.RUNNING if s.proposal is None else RunPhase.VERIFYING
     return to(s, back, r.type, consents=consents, usage=usage)

@@ -19,6 +19,7 @@ from moorage.core.approvals.consent import (
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Plan, Report
 from moorage.core.run.observed import Observed
+from moorage.core.run.pauses import pausable
 from moorage.core.run.state import PauseReason, Proposal, RunState
 from moorage.core.run.words import ask_to_pause, fail, report
 
@@ -33,11 +34,16 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
     late = tuple(_given_up(each) for each in s.consents if each.overdue(now))
     if late:
         return Plan(actions=late, requeue_ms=1)
-    pending = parking(s.consents)
-    if pending is not None and s.pause is None and o.live_sandboxes and now >= _park_at(s, pending):
+    pending = _parking(s)
+    if pending is not None and o.live_sandboxes and now >= _park_at(s, pending):
         asking = ask_to_pause(s, PauseReason.APPROVAL, parked_for(pending), by="approvals")
         return Plan(actions=(asking,), requeue_ms=1)
     return None
+
+
+def _parking(s: RunState) -> Consent | None:
+    """What an agent at work would only wait for; one that is done has nobody who waits, whatever it asked before."""
+    return parking(s.consents) if pausable(s) and s.pause is None else None
 
 
 def _park_at(s: RunState, pending: Consent) -> int:
@@ -60,8 +66,8 @@ def due(s: RunState, now: int) -> int | None:
     if s.end is not None or s.cancel_stage is not None:
         return None
     times = [each.reject_at for each in s.consents if each.pending and each.reject_at is not None]
-    pending = parking(s.consents)
-    if pending is not None and s.pause is None:
+    pending = _parking(s)
+    if pending is not None:
         times.append(_park_at(s, pending))
     return min((at - now for at in times if at > now), default=None)
 

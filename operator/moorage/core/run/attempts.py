@@ -149,7 +149,7 @@ def _next_look(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> int:
     ends = [now + (o.lease.duration_ms if o.lease else LEASE_MS)]
     if s.attempt_began_at is not None:
         ends.append(s.attempt_began_at + spec.timeouts.attempt_ms)
-    if _start_waits(s) is None and (last := _progressed_at(o, s)) is not None:
+    if not _excused(s) and (last := _progressed_at(o, s)) is not None:
         ends.append(last + spec.timeouts.no_progress_ms)
     return max(1, min(ends) - now)
 
@@ -203,10 +203,14 @@ def _last_sign(o: Observed, lease: LeaseView, s: RunState, view: SandboxView) ->
 
 def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan | None:
     limit, last = spec.timeouts.no_progress_ms, _progressed_at(o, s)
-    waits = _start_waits(s) is not None or waiting(s.consents) is not None
-    if waits or last is None or now - last < limit:
+    if _excused(s) or last is None or now - last < limit:
         return None
     return Plan(actions=(give_up(s, "NoProgress", f"alive, but nothing new for {limit // 1000} s"),), requeue_ms=1)
+
+
+def _excused(s: RunState) -> bool:
+    """It may be silent for as long as somebody else has to do something."""
+    return _start_waits(s) is not None or waiting(s.consents) is not None
 
 
 def _progressed_at(o: Observed, s: RunState) -> int | None:

@@ -27,6 +27,11 @@ PAUSABLE = frozenset(
 """Where an attempt works, or is about to. What an agent has completed goes on to its verdict."""
 
 
+def pausable(s: RunState) -> bool:
+    """Whether anything may still stop it: what its agent has completed goes on to its verdict."""
+    return s.phase in PAUSABLE and (s.agent_end is None or s.agent_end.outcome != "completed")
+
+
 def went_on(s: RunState, r: Record) -> Changes:
     """A new attempt owns the run: its pause is over, unless it is only asked for."""
     if s.pause is None:

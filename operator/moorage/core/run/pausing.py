@@ -20,7 +20,7 @@ from moorage.core.run.approving import parked_for
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
-from moorage.core.run.pauses import PAUSABLE
+from moorage.core.run.pauses import pausable
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.rework import ONWARD, stuck
 from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
@@ -53,17 +53,12 @@ def pausing(o: Observed, s: RunState, now: int) -> Plan | None:
     """Ask for a pause where there is cause, bring the run to its stop, keep it there, let it go on."""
     if s.phase is RunPhase.PAUSED and s.pause is not None:
         return _parked(o, s, s.pause, now)
-    if not _pausable(s):
+    if not pausable(s):
         return None
     cause = _cause(o, s, now)
     if cause is not None:
         return Plan(actions=(cause,), requeue_ms=1)
     return _stopping(o, s, s.pause, now) if s.pause is not None and s.pausing else None
-
-
-def _pausable(s: RunState) -> bool:
-    """Whether anything may still stop it: what its agent has completed goes on to its verdict."""
-    return s.phase in PAUSABLE and (s.agent_end is None or s.agent_end.outcome != "completed")
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
@@ -120,7 +115,7 @@ def clock_ends(o: Observed, s: RunState) -> list[int]:
     """When the wall clock will be used up (ms since the epoch), where it runs and stops anything."""
     clock = o.spec.limits.wall_clock_ms if o.spec else None
     stops = s.pausing and s.pause is not None and s.pause.kill
-    if clock is None or s.admitted_at is None or s.idle_since is not None or not _pausable(s) or stops:
+    if clock is None or s.admitted_at is None or s.idle_since is not None or not pausable(s) or stops:
         return []
     return [s.admitted_at + s.idle_ms + clock]
 
