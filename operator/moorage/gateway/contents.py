@@ -37,9 +37,9 @@ class Contents:
     async def noted(
         self, tenant: str, content: bytes, note: Callable[[BlobRef | None], Awaitable[None]], *, captured: bool
     ) -> None:
-        """`note` appends the record that names it. What people read is durable before that is (J8). What only a recovery
-        reads is written at the same time, and may fail to be: then the recovery asks the model again. Raise what `note`
-        raises, and StoreUnavailable where people's content can't be kept; nothing is noted then.
+        """`note` appends the record that names it. What people read is durable before that is (J8). What only a
+        recovery reads is written at the same time, and may fail to be: then the recovery asks the model again. Raise
+        what `note` raises, and StoreUnavailable where people's content can't be kept; nothing is noted then.
         """
         if not content:
             await note(None)

@@ -44,8 +44,8 @@ class OrderBook:
             rung = await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     def of(self, caller: Caller, *, pauses: bool) -> Orders:
-        """What holds now for this very sandbox. Without `pauses` it takes that order for none that there is: it works on,
-        until the operator ends it as one that doesn't stop.
+        """What holds now for this very sandbox. Without `pauses` it doesn't know that order: it works on, until
+        the operator ends it as one that doesn't stop.
         """
         state = caller.run.state
         if caller.epoch < state.epoch:
