@@ -311,6 +311,18 @@ def test_a_lost_sandbox_takes_no_question_with_it_and_answers_none() -> None:
     assert world.state.phase is RunPhase.RUNNING
 
 
+@pytest.mark.rule("T6")
+def test_an_answer_about_a_host_is_good_for_the_run_however_many_calls_follow() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    answer(world, "approved")
+    for n in range(40):
+        asked(world, f"tool:1.{n}")
+        answer(world, "approved")
+    assert [each.status for each in world.state.consents if each.before == "Egress"] == ["approved"]
+    assert sum(each.before == "ToolCall" for each in world.state.consents) == 32
+
+
 @pytest.mark.parametrize(("tool", "needs"), [("bash", True), ("write_file", True), ("read", False), ("rebash", False)])
 def test_tools_are_named_by_patterns(tool: str, needs: bool) -> None:
     assert (for_tool((PUSH, BASH), tool) is not None) is needs

@@ -9,7 +9,8 @@ from typing import Final
 
 from moorage.api.wire import ResolvedApproval
 
-KEPT_DECIDED: Final = 32
+KEPT_CALLS: Final = 32  # answers that were good for one call each
+KEPT_LASTING: Final = 256  # answers that are good for the run: about hosts, cost and results
 DELIVERY: Final = "Delivery"
 TOOL_CALL: Final = "ToolCall"
 EGRESS: Final = "Egress"
@@ -69,9 +70,10 @@ def parking(consents: Iterable[Consent]) -> Consent | None:
 
 
 def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:
-    """All pending ones and the last that were answered."""
-    decided = [each.key for each in consents if not each.pending]
-    dropped = frozenset(decided[:-KEPT_DECIDED])
+    """All pending ones and the last that were answered. No number of calls has an answer forgotten that lasts."""
+    calls = [each.key for each in consents if not each.pending and each.before == TOOL_CALL]
+    lasting = [each.key for each in consents if not each.pending and each.before != TOOL_CALL]
+    dropped = frozenset((*calls[:-KEPT_CALLS], *lasting[:-KEPT_LASTING]))
     return tuple(each for each in consents if each.key not in dropped)
 
 
