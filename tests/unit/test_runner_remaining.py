@@ -1,6 +1,8 @@
 """C7: the file that says what is left."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +43,25 @@ def test_the_file_is_another_one_each_time_that_something_changed(tmp_path: Path
     remaining.hear(Budget(left={"tokens": 4}))
     assert (file.stat().st_ino != before, json.loads(file.read_text())["tokens"]) == (True, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["remaining.json"]
+
+
+@pytest.mark.parametrize("name", ["remaining.json", "remaining.new"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_nothing_that_an_agent_puts_in_its_place_holds_up_or_ends_the_runner(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / name)
+    Remaining(file := tmp_path / "remaining.json", Budget(left={"tokens": 5})).write()
+    assert json.loads(file.read_text())["tokens"] == 5
+
+
+def test_a_place_that_cant_be_written_costs_the_agent_its_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("a file where the folder was")
+    remaining = Remaining(file := tmp_path / "own" / "remaining.json", Budget(left={"tokens": 5}))
+    remaining.write()
+    (tmp_path / "own").unlink()
+    remaining.write()
+    assert json.loads(file.read_text())["tokens"] == 5, "it is written once it can be"
 
 
 @pytest.mark.rule("R8")
