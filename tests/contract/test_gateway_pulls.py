@@ -12,7 +12,7 @@ from moorage.api.wire import ResolvedDelivery, ResolvedPullRequest, SecretRef
 from moorage.gateway.pulls import QUIET_MS
 from moorage.store.memory import MemoryStore
 from moorage.testing.clock import StepClock
-from moorage.testing.forge import StandInForge
+from moorage.testing.forge import Made, StandInForge
 from moorage.testing.gateway import LocalGateway
 
 TOKEN = "forge-token-that-nobody-else-may-know"
@@ -109,6 +109,19 @@ async def test_one_that_is_merged_before_anybody_asked_again_counts_as_made(stor
     forge.pulls[0].state = "merged"
     assert await story.deliver() == [PUSHED, ("pull_request", "confirmed")]
     assert len(forge.pulls) == 1
+
+
+@pytest.mark.rule("W5", "E4")
+@pytest.mark.parametrize("state", ["merged", "closed"])
+async def test_an_earlier_runs_of_the_same_branch_name_is_not_taken_for_ours(
+    story: Story, forge: StandInForge, clock, state: str
+) -> None:
+    forge.pulls.append(Made(1, BRANCH, "main", "Of another run", "", draft=False, state=state, commit="0" * 40))
+    forge.faults = ["down"]
+    assert await story.deliver() == [PUSHED, ("pull_request", "unknown")]
+    clock.advance(QUIET_MS)
+    assert await story.deliver() == [PUSHED, ("pull_request", "not_dispatched"), ("pull_request", "confirmed")]
+    assert [pull.is_open for pull in forge.pulls] == [False, True]
 
 
 @pytest.mark.rule("E4")

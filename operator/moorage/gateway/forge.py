@@ -45,14 +45,14 @@ class ForgeClient:
         self._deps, self._tenant, self._asked = deps, tenant, asked
         self._forge = FORGES[asked.kind]
 
-    async def find(self, head: str, base: str | None, *, closed: bool) -> Pull | None:
-        """The newest pull request of that branch into `base` (None: any); `closed`: also a closed or merged one."""
+    async def find(self, head: str, base: str, *, of: str | None = None) -> Pull | None:
+        """The newest open pull request of that branch into `base`; also a closed or merged one of the commit `of`."""
         project = self._asked.project
         for page in range(1, self._forge.pages + 1):
             told = await self._call("GET", self._forge.listing(project, head, page))
             entries = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
             found = [self._forge.pull(each, project, head) for each in entries]
-            fitting = [p for p in found if p and base in {None, p.base} and (closed or p.open)]
+            fitting = [p for p in found if p and p.base == base and (p.open or (of is not None and p.commit == of))]
             if fitting:
                 return min(fitting, key=lambda pull: not pull.open)
             if not entries:

@@ -56,7 +56,7 @@ class PullRequests:
         forge = self._client(run, asked)
         try:
             base = asked.base or await forge.default_branch()
-            there = await forge.find(delivery.branch, base, closed=False)
+            there = await forge.find(delivery.branch, base)
         except FAILURES as error:
             await self._hindered(run, epoch, _meant(run, delivery.branch, asked), _trouble(error))
             return
@@ -93,7 +93,7 @@ class PullRequests:
         """What a failed request came to. Refused since there is one, that is ours: nobody else has the branch."""
         if isinstance(error, Refused) and error.status in EXISTS:
             try:
-                there = await forge.find(wanted.head, wanted.base, closed=False)
+                there = await forge.find(wanted.head, wanted.base)
             except FAILURES as again:
                 return "unknown", str(_trouble(again))
             if there is not None:
@@ -114,7 +114,9 @@ class PullRequests:
             await self._settle(run, effect, "unknown", "nobody can be asked whether it happened")
             return
         try:
-            there = await self._client(run, asked).find(delivery.branch, asked.base, closed=True)
+            forge, commit = self._client(run, asked), run.state.proposal.commit if run.state.proposal else None
+            base = asked.base or await forge.default_branch()
+            there = await forge.find(delivery.branch, base, of=commit)
         except FAILURES as error:
             await self._unanswered(run, effect, _trouble(error))
             return

@@ -38,7 +38,7 @@ DONE = frozenset({"lost", "late"})
 
 @dataclass
 class Made:
-    """A pull request. `state`: open, closed or merged; a merged one's branch is gone."""
+    """A pull request. `state`: open, closed or merged; a merged one's branch is gone. `commit` is its head."""
 
     number: int
     head: str
@@ -47,6 +47,7 @@ class Made:
     body: str
     draft: bool
     state: str = "open"
+    commit: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -145,6 +146,7 @@ class StandInForge:
         title, draft = _title(asked["title"], self.kind)
         body = asked.get("description" if lab else "body") or ""
         pull = Made(len(self.pulls) + 1, head, base, title, body, draft or asked.get("draft") is True)
+        pull.commit = git(self.repository, "rev-parse", f"refs/heads/{head}").strip()
         self.pulls.append(pull)
         return JSONResponse(self._told(pull), 201)
 
@@ -164,7 +166,7 @@ class StandInForge:
             "state": "open" if pull.is_open else "closed",
             "title": pull.title,
             "draft": pull.draft,
-            "head": {"ref": self._ref(pull), "label": pull.head, "repo": repository},
+            "head": {"ref": self._ref(pull), "sha": pull.commit, "label": pull.head, "repo": repository},
             "base": {"ref": pull.base, "repo": repository},
         }
 
@@ -178,6 +180,7 @@ class StandInForge:
             "web_url": f"https://forge.example/{self.project}/-/merge_requests/{pull.number}",
             "state": "opened" if pull.is_open else pull.state,
             "title": pull.title,
+            "sha": pull.commit,
             "source_branch": pull.head,
             "target_branch": pull.base,
             "source_project_id": 1,

@@ -32,11 +32,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Pull:
-    """One that is there. `url` is for people."""
+    """One that is there. `url` is for people; `commit` is its head, empty where the forge doesn't tell."""
 
     url: str
     base: str
     open: bool
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _of(told: Json, project: str, head: str) -> bool:
 def _shared_pull(told: Json, project: str, head: str) -> Pull | None:
     if not _of(told, project, head):
         return None
-    return Pull(_words(told, "html_url"), _words(told, "base", "ref"), _words(told, "state") == "open")
+    is_open, commit = _words(told, "state") == "open", _words(told, "head", "sha")
+    return Pull(_words(told, "html_url"), _words(told, "base", "ref"), is_open, commit)
 
 
 def _repository(project: str) -> str:
@@ -144,7 +146,8 @@ def _gitlab_making(wanted: Wanted) -> tuple[str, Json]:
 def _gitlab_pull(told: Json, _: str, head: str) -> Pull | None:
     if _words(told, "source_branch") != head or told.get("source_project_id") != told.get("target_project_id"):
         return None
-    return Pull(_words(told, "web_url"), _words(told, "target_branch"), _words(told, "state") == "opened")
+    is_open, commit = _words(told, "state") == "opened", _words(told, "sha")
+    return Pull(_words(told, "web_url"), _words(told, "target_branch"), is_open, commit)
 
 
 def _bearer(token: str) -> dict[str, str]:
