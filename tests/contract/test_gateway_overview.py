@@ -10,7 +10,8 @@ import httpx
 import pytest
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, refused, resolved
 
-from moorage.api.sse import Parser
+from moorage.api.sse import HEARTBEAT, Parser
+from moorage.api.wire import Change
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.gateway import LocalGateway
@@ -141,3 +142,24 @@ async def test_a_run_whose_journal_is_broken_hides_no_other(tmp_path, upstream) 
         told_of = {each["name"]: each for each in await snapshot(gateway.operator) if each["kind"] == "run"}
         assert told_of["fix"]["phase"] == "Running"
         assert (told_of["broken"]["phase"], told_of["broken"]["doing"]) == ("Unreadable", "JournalCorrupted")
+
+
+async def test_a_reader_hears_signs_of_life_while_only_others_runs_change(tmp_path, clock, monkeypatch) -> None:
+    """And it is with them that its right is looked at again."""
+    settings = GatewaySettings(overview_pause_ms=1, keep_alive_ms=20_000)
+    gateway = LocalGateway(tmp_path, settings=settings, clock=clock)
+
+    async def busy(after: int = 0, limit: int = 1000) -> list[Change]:
+        clock.advance(8_000)
+        return [Change(cursor=after + 1, tenant="team-b", name="n", run_uid="u9")][:limit]
+
+    async with gateway.serving():
+        monkeypatch.setattr(gateway.deps.store, "changes", busy)
+        reader = gateway.reader("ann", "team-a")
+        async with reader.stream("GET", f"{RUNS}?after=0", timeout=None) as answer, asyncio.timeout(50):
+            stream = answer.aiter_raw()
+            assert await anext(stream) == HEARTBEAT
+            del gateway.tokens["token-of-ann"]
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in stream:
+                    pass

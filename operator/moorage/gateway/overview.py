@@ -112,6 +112,7 @@ class OverviewRoom:
             for row in await self._store.list_pending(namespace):
                 yield await told.event(row.run_uid)
             yield Event(StreamKind.READY, b"{}", cursor).encoded()
+        heard = self._clock.monotonic_ms()
         while follow:
             rung = self._gate.ledger.bell.arm()
             page = await self._store.changes(cursor, self._settings.changes_page)
@@ -119,10 +120,12 @@ class OverviewRoom:
                 cursor = change.cursor
                 if change.tenant == namespace:
                     yield await told.event(change.run_uid, cursor)
-            if page:
+                    heard = self._clock.monotonic_ms()
+            if page and self._clock.monotonic_ms() - heard < self._settings.keep_alive_ms:
                 await asyncio.sleep(self._settings.overview_pause_ms / 1000)
-            elif not await rung_within(rung, self._settings.keep_alive_ms):
-                yield HEARTBEAT
+            elif page or not await rung_within(rung, self._settings.keep_alive_ms):
+                yield HEARTBEAT  # also where only others' runs change: it is then that the reader's right is looked at
+                heard = self._clock.monotonic_ms()
                 for uid in sorted(told.spending):  # rates fall where nothing happens
                     yield await told.event(uid)
 
