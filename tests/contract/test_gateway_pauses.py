@@ -104,6 +104,24 @@ async def test_an_agent_that_knows_nothing_of_pauses_waits_for_its_model_until_i
     assert "MODEL_REQUEST" not in await operator.types()
 
 
+@pytest.mark.rule("I6")
+async def test_no_run_has_more_requests_wait_than_it_may(place: Place):
+    operator = await place.run(ANTHROPIC)
+    run = await place.gateway.gate.ledger.open("u1")
+    await Pauses(place.gateway.gate).request(run, PauseReason.COMMAND, "why", by="ada")
+    most = place.gateway.deps.settings.model_open
+    asked = [asyncio.create_task(place.ask(ANTHROPIC)) for _ in range(most + 1)]
+    done, held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    (refusal,) = [each.result() for each in done]
+    assert (refusal.status_code, "TooManyOpen" in refusal.text) == (429, True)
+    assert len(held) == most
+    await paused(operator)
+    await ok(await operator.report(1, "RESUMED", {"reason": "x"}))
+    await ok(await operator.fence(2))
+    assert {(await each).status_code for each in held} == {400}, "all of them end, and with them their places"
+    assert (await place.ask(ANTHROPIC)).status_code != 429
+
+
 @pytest.mark.rule("T6", "Q5")
 async def test_what_waits_for_an_answer_goes_on_by_that_alone(place: Place):
     operator = await place.run(ANTHROPIC)

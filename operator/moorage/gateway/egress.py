@@ -47,8 +47,8 @@ class EgressRoom:
         caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
         asked = asked_of(request)
         entry = self._allowed(caller, asked)
-        await self._consents.demand_host(caller, entry.host)
         with self._admitted(caller.run):
+            await self._consents.demand_host(caller, entry.host)
             body = await read_body(request, self._gate.deps.settings.max_body_bytes)
         headers = forwarded(request.headers)
         outgoing = Outgoing(asked.host, asked.method, asked.target, headers, body)
@@ -56,7 +56,7 @@ class EgressRoom:
 
     @contextlib.contextmanager
     def _admitted(self, run: Run) -> Iterator[None]:
-        """I6: bodies that are being read count, too: nothing of them is in the journal yet."""
+        """I6: who waits to be allowed, and whose body is being read, counts, too: the journal has nothing of it yet."""
         demand_working(run, self._gate.deps.settings.egress_open, self._coming.setdefault(run, 0))
         self._coming[run] += 1
         try:

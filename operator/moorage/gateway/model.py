@@ -9,11 +9,13 @@ away doesn't read is still read here, and given to it when it asks again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import httpx
 import orjson
@@ -67,6 +69,7 @@ class ModelRoom:
         self._gate, self._questions, self._ledger = gate, questions, gate.ledger
         self._metrics, self._settings = gate.deps.metrics, gate.deps.settings
         self._shared, self._pauses, self._consents = _shared(gate, questions), Pauses(gate), Consents(gate)
+        self._coming: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
@@ -103,6 +106,23 @@ class ModelRoom:
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         caller = await self._gate.sandbox(request, "model", Role.RUNNER)
         model = _demand_model(caller.run, protocol)
+        with self._admitted(caller.run):
+            return await self._decided(caller, model, protocol, request)
+
+    @contextlib.contextmanager
+    def _admitted(self, run: Run) -> Iterator[None]:
+        """I6: a body is held here for as long as its request waits."""
+        most, coming = self._settings.model_open, self._coming.setdefault(run, 0)
+        if coming >= most:
+            why = f"{most} model requests of this run wait or are unanswered: ask again once one has ended"
+            raise Refusal(why, status=429, reason="TooManyOpen", headers={"retry-after": "5"})
+        self._coming[run] += 1
+        try:
+            yield
+        finally:
+            self._coming[run] -= 1
+
+    async def _decided(self, caller: Caller, model: ResolvedModel, protocol: Protocol, request: Request) -> Response:
         ask = await self._read(protocol, request, model)
         recorded = await self._recorded(caller, ask)
         if recorded is not None and (answer := await self._again(caller, ask, recorded, request)) is not None:

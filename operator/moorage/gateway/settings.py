@@ -183,6 +183,9 @@ class GatewaySettings:
     egress_grace_ms: int = 10_000
     """How long an effect under way may outlast its agent's work: most answers are near, and what is cut is unknown."""
 
+    model_open: int = 32
+    """Model requests that one run may have waiting or unanswered: their bodies are in this gateway's memory."""
+
     egress_open: int = 64
     """Requests and tunnels that one run may have under way: no run takes the connections of all."""
 
