@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from itertools import combinations
 from typing import Final
 
 from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedApproval
-from moorage.core.approvals.consent import COST, TOOL_CALL
+from moorage.core.approvals.consent import COST, DELIVERY, TOOL_CALL
 
 ASKS_BEFORE_CALLS: Final = frozenset({"builtin"})  # drivers whose tool calls wait for an approval
 
@@ -21,7 +23,26 @@ def unenforceable(asked: Sequence[Approval], agent: ResolvedAgent) -> str | None
     costs = next((each.name for each in asked if each.before == COST), None)
     if costs is not None and agent.model is None:
         return f"spec.approvals {costs}: the run's agent names no model, so that nothing of its cost is known"
+    hidden = next(((a, b) for a, b in combinations(asked, 2) if _hides(a, b)), None)
+    if hidden is not None:
+        first, second = hidden
+        return f"spec.approvals {second.name}: never asked: {first.name} stands before it and fits all that it fits"
     return None
+
+
+def _hides(first: Approval, second: Approval) -> bool:
+    """Of a kind, the first that fits is asked, and no other; all those before Delivery are."""
+    if first.before != second.before or first.before == DELIVERY:
+        return False
+    if first.step is not None and second.step is not None:
+        return second.step.micros >= first.step.micros
+    wide, narrow = (first.tools, second.tools) if first.before == TOOL_CALL else (first.hosts, second.hosts)
+    return not wide or "*" in wide or (bool(narrow) and all(_within(each, wide) for each in narrow or ()))
+
+
+def _within(name: str, patterns: Sequence[str]) -> bool:
+    """Certainly so: of two patterns that differ, nothing is said."""
+    return name in patterns or (not set(name) & set("*?[") and any(fnmatchcase(name, each) for each in patterns))
 
 
 def resolved(asked: Sequence[Approval]) -> tuple[ResolvedApproval, ...]:
