@@ -32,7 +32,7 @@ def offline(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[s
 @pytest.mark.rule("W5", "J5")
 def test_a_deleted_runs_journal_is_found_by_its_uid_and_intact(tenant: Tenant, moorage: Callable[..., str]):
     uid, where = finished(tenant, "gone"), ("-n", tenant.namespace)
-    tenant.kubectl("delete", "ar", "gone", "--timeout=20s")
+    tenant.kubectl("delete", "ar", "gone", "--timeout=60s")
     assert "intact" in moorage("verify", uid, *where)
     deadline = time.monotonic() + 120
     while (told := types(moorage("timeline", uid, *where, "-o", "json")))[-1] != "TOMBSTONE":

@@ -124,7 +124,7 @@ def gone(tenant: Tenant, *, within_s: float = 90) -> None:
 def test_delete_mid_run_leaves_nothing(tenant: Tenant):
     tenant.run("doomed", agent=shell("sleep 600"))
     tenant.running("doomed")
-    tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
+    tenant.kubectl("delete", "ar", "doomed", "--timeout=60s")
     gone(tenant)
 
 
@@ -159,7 +159,7 @@ def test_the_refs_of_a_deleted_run_go_and_its_journal_stays(tenant: Tenant):
     uid = tenant.get("ar", "doomed")["metadata"]["uid"]
     before = kept(tenant, uid)["ref"]
     assert {name.rpartition("/")[2] for name in before} >= {"base", "checkpoints"}, "what is to go was there"
-    tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
+    tenant.kubectl("delete", "ar", "doomed", "--timeout=60s")
     gone(tenant)
     waited = time.monotonic() + 90
     while (left := kept(tenant, uid))["ref"]:
@@ -177,7 +177,7 @@ def test_delete_never_waits_for_us(tenant: Tenant, app: str):
     tenant.run("doomed", agent=shell("sleep 600"))
     tenant.running("doomed")
     with Installation(tenant.cluster).without(app):
-        tenant.kubectl("delete", "ar", "doomed", "--timeout=20s")
+        tenant.kubectl("delete", "ar", "doomed", "--timeout=60s")
     gone(tenant)
 
 

@@ -34,9 +34,9 @@ def remove(layout: Layout) -> None:
     _kill_in_namespaces(layout)
     unmount_below(layout.state)
     network.remove(layout)
-    _remove_made_folders(layout)
     if layout.state.exists():
         shutil.rmtree(layout.state)
+    remove_made_folders(layout)
 
 
 def sweep(layout: Layout) -> list[str]:
@@ -70,10 +70,12 @@ def _whole(layout: Layout) -> bool:
 
 def make_folder(layout: Layout, path: Path) -> None:
     """Make a folder outside the state, for a path that no setting moves, and remember to remove it."""
-    if not path.is_dir():
-        path.mkdir(parents=True)
-        with (layout.state / _MADE_FOLDERS).open("a") as made:
-            made.write(f"{path}\n")
+    record = layout.state.parent / _MADE_FOLDERS
+    with exclusive(_lock_of(record)):
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            with record.open("a") as made:
+                made.write(f"{path}\n")
 
 
 def mounts_below(folder: Path, mounts: str) -> list[str]:
@@ -108,19 +110,23 @@ def unmount_below(folder: Path) -> None:
             raise HarnessError(f"{point} can't be unmounted: see who holds it with `fuser -m {point}`")
 
 
-def _remove_made_folders(layout: Layout) -> None:
-    """Remove what `make_folder` made, unless somebody else uses it by now; another cluster inherits the duty.
+def remove_made_folders(layout: Layout) -> None:
+    """Remove what `make_folder` made for any cluster, once the last one is gone, unless somebody else uses it by now.
 
     A folder that is a mount point in another cluster's namespace looks empty from here, and goes with its mount.
     """
-    record = layout.state / _MADE_FOLDERS
-    made = record.read_text() if record.exists() else ""
-    if heirs := layout.siblings():
-        with (heirs[0].state / _MADE_FOLDERS).open("a") as inherited:
-            inherited.write(made)
-        return
-    for path in map(Path, made.splitlines()):
-        if path.is_dir() and not any(path.iterdir()):
-            unmount_below(path)  # `ip netns` mounts its folder on itself
-            with suppress(OSError):
-                path.rmdir()
+    record = layout.state.parent / _MADE_FOLDERS
+    with exclusive(_lock_of(record)):
+        if not layout.siblings():
+            made = record.read_text() if record.exists() else ""
+            for path in map(Path, made.splitlines()):
+                if path.is_dir() and not any(path.iterdir()):
+                    unmount_below(path)  # `ip netns` mounts its folder on itself
+                    with suppress(OSError):
+                        path.rmdir()
+            record.unlink(missing_ok=True)
+        _lock_of(record).unlink()
+
+
+def _lock_of(record: Path) -> Path:
+    return record.with_name(f"{record.name}.lock")

@@ -33,7 +33,7 @@ def namespace(api_server: ApiServer) -> str:
     name = f"test-{uuid4().hex[:10]}"
     api_server.kubectl("create", "namespace", name)
     # pods are refused before it
-    api_server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=20s")
+    api_server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=60s")
     return name
 
 

@@ -26,7 +26,7 @@ def test_children_go_with_their_owner(api_server: ApiServer, namespace: str) -> 
     }
     api_server.kubectl("create", "-f", "-", stdin=json.dumps(child))
     api_server.kubectl("delete", "configmap", "owner", "-n", namespace)
-    api_server.kubectl("wait", "--for=delete", "secret/child", "-n", namespace, "--timeout=20s")
+    api_server.kubectl("wait", "--for=delete", "secret/child", "-n", namespace, "--timeout=60s")
 
 
 def test_data_outlives_an_outage_and_old_versions_are_gone_after_compaction() -> None:

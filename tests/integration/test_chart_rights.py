@@ -43,7 +43,7 @@ def server(tmp_path: Path, audit: Path) -> Iterator[ApiServer]:
 def tenant(server: ApiServer) -> str:
     name = f"team-{uuid4().hex[:8]}"
     server.kubectl("create", "namespace", name)
-    server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=20s")
+    server.kubectl("wait", "-n", name, "--for=create", "serviceaccount/default", "--timeout=60s")
     return name
 
 
@@ -115,7 +115,7 @@ async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld
     world.server.kubectl("delete", "ar", "whole", "-n", world.namespace, "--wait=false")
     await world.until_released(uid)
     await asyncio.sleep(1.5)  # one more scan
-    world.server.kubectl("wait", "workspace/web", "-n", world.namespace, "--for=condition=Ready", "--timeout=15s")
+    world.server.kubectl("wait", "workspace/web", "-n", world.namespace, "--for=condition=Ready", "--timeout=60s")
     assert denied(audit, ":moorage-operator") == expected(world)
     async with ApiClient(world.configuration) as client:
         with pytest.raises(KubeError):

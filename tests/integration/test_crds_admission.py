@@ -332,7 +332,7 @@ def test_kubectl_waits_on_conditions(definitions: ApiServer, api: Api) -> None:
     at = "2026-01-01T00:00:00Z"
     condition = {"type": "Ready", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": at}
     assert report(api, {"conditions": [condition]}).status_code == 200
-    definitions.kubectl("wait", "ar/it", "-n", api.namespace, "--for=condition=Ready", "--timeout=5s")
+    definitions.kubectl("wait", "ar/it", "-n", api.namespace, "--for=condition=Ready", "--timeout=60s")
 
 
 def test_a_status_write_changes_no_spec_and_a_spec_write_no_status(api: Api) -> None:

@@ -23,7 +23,7 @@ async def running(world: OperatorWorld) -> str:
 async def delete(world: OperatorWorld) -> None:
     """As a user does it, who waits for it."""
     await asyncio.to_thread(
-        world.server.kubectl, "delete", "ar", "fix", "-n", world.namespace, "--wait=true", "--timeout=10s"
+        world.server.kubectl, "delete", "ar", "fix", "-n", world.namespace, "--wait=true", "--timeout=60s"
     )
 
 

@@ -358,9 +358,9 @@ async def test_whether_runs_can_use_it_is_in_the_status_of_what_they_refer_to(wo
     await reference(world, "Agent", "fixer", driver="nobody")
     await reference(world, "ModelProvider", "models", protocol="openai-chat", baseURL="https://models.example.test")
     await world.until(lambda: ready("True", 1), "the Workspace is ready")
-    for kind in ("agent/fixer", "modelprovider/models"):
-        stalled = ("--for=condition=Stalled", "--timeout=15s", "-n", world.namespace)
-        await asyncio.to_thread(world.server.kubectl, "wait", kind, *stalled)
+    for kind, condition in (("agent/fixer", "Stalled"), ("modelprovider/models", "Ready")):
+        told = (f"--for=condition={condition}", "--timeout=60s", "-n", world.namespace)
+        await asyncio.to_thread(world.server.kubectl, "wait", kind, *told)
     await world.api.patch(path, {"spec": {"remoteGit": {"url": "ssh://git@git.example.test/web.git"}}})
     found = await world.until(lambda: ready("False", 2), "the Workspace isn't any more")
     assert (found["reason"], "https" in found["message"]) == ("NotSupported", True)

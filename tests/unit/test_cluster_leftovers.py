@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import caches
-from e2e.cluster.cleanup import abandoned
+from e2e.cluster.cleanup import abandoned, make_folder, remove_made_folders
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.layout import Layout, slot
@@ -63,6 +64,26 @@ def test_siblings_are_the_clusters_beside(cluster: Callable[..., Layout], tmp_pa
     (tmp_path / "some-kind").mkdir()
     assert [each.name for each in first.siblings()] == ["second"]
     assert [each.name for each in second.siblings()] == ["first"]
+
+
+def test_folders_outside_go_with_the_last_cluster_and_lie_in_nobodys_way(
+    cluster: Callable[..., Layout], tmp_path: Path
+) -> None:
+    """They were told to the other cluster by a file in its state, which it was just removing."""
+    one, other = cluster("one", up=True, alive=True), cluster("other", up=True, alive=True)
+    shared, used = tmp_path / "outside" / "shared", tmp_path / "outside" / "used"
+    for each in (shared, used):
+        make_folder(one, each)
+    make_folder(other, shared)
+    shutil.rmtree(one.state)
+    remove_made_folders(one)
+    assert shared.is_dir(), "the other may use it"
+    assert sorted(path.name for path in other.state.iterdir()) == sorted([other.pids.name, other.record.name])
+    (used / "somebody's").touch()
+    shutil.rmtree(other.state)
+    remove_made_folders(other)
+    assert (shared.exists(), used.is_dir()) == (False, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
 
 
 def test_the_demos_cluster_and_the_tests_share_no_address() -> None:
