@@ -13,6 +13,7 @@ Doors of the gateway (who may call: the role found by authentication):
     operator  POST /v1/runs/{uid}/pods            PodRegistration -> RunView
     operator  POST /v1/runs/{uid}/records         ReportRequest -> RunView            facts that the operator saw
     operator  POST /v1/runs/{uid}/deliver         DeliverRequest -> RunView           push upstream, intent and receipt
+    operator  POST /v1/runs/{uid}/children        SettleRequest -> RunView            settle what ended children used
     operator  POST /v1/runs/{uid}/release         -> Released                         refs away, journal sealed
     operator  GET  /v1/changes?after=N            -> NDJSON of Change, held open      wakes the operator
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
@@ -239,6 +240,15 @@ class ResolvedRetention(Wire):
     delete_object: bool = False
 
 
+class ResolvedParent(Wire):
+    """The run that this one is a child of, and the commit that it starts from. `depth`: how many are above it."""
+
+    uid: str
+    name: str
+    commit: str
+    depth: int = 1
+
+
 class ResolvedRun(Wire):
     """An AgentRun with every reference followed, as it was at admission. Its canonical hash is the spec hash (O6)."""
 
@@ -259,6 +269,7 @@ class ResolvedRun(Wire):
     approvals: tuple[ResolvedApproval, ...] = ()
     max_attempts: int = 5
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
+    parent: ResolvedParent | None = None
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""
@@ -484,6 +495,14 @@ class VerificationReport(Wire):
     environment: dict[str, str] = {}
     problem: str | None = None  # the verifier itself could not do its work
     recorded_at: int
+
+
+class SettleRequest(Wire):
+    """B2: settle the shares of children that ended. `gone`: UIDs of those that nobody will admit any more: what the
+    gateway hasn't heard of among them has used nothing.
+    """
+
+    gone: tuple[str, ...] = ()
 
 
 class DeliverRequest(Wire):

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from moorage.api import names
-from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
+from moorage.api.wire import (
+    DeliverRequest,
+    FenceRequest,
+    PodRegistration,
+    ReportedRecord,
+    ResolvedRun,
+    Role,
+    SettleRequest,
+)
 from moorage.clock import Clock
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.gateway_client import GatewayClient
@@ -132,11 +140,14 @@ class Applier:
             case a.RegisterSandbox(name, uid, epoch, role, commit):
                 pod = PodRegistration(pod_uid=uid, pod_name=name, epoch=epoch, role=role, commit=commit)
                 return known.heard(await self._gateway.register(run.uid, pod))
+            case a.SettleChildren(gone):
+                return known.heard(await self._gateway.settle(run.uid, SettleRequest(gone=gone)))
             case a.Deliver(commit):
                 request = DeliverRequest(epoch=_epoch(known), commit=commit)
                 answer = await self._deliveries.deliver(run, known.spec.workspace, request)
-                return known.heard(answer) if answer else known
-        await self._remove(run, action, known)
+                known = known.heard(answer) if answer else known
+            case _:
+                await self._remove(run, action, known)
         return known
 
     async def _remove(self, run: RunKey, action: a.Action, known: Known) -> None:

@@ -21,6 +21,7 @@ from moorage.api.wire import (
     ReportedRecord,
     ReportRequest,
     ResolvedRun,
+    SettleRequest,
 )
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 
@@ -115,6 +116,10 @@ class GatewayClient:
     async def deliver(self, uid: str, request: DeliverRequest) -> RunView:
         """Push upstream, or settle an earlier try."""
         return await self._view("POST", f"/v1/runs/{uid}/deliver", request, DELIVER_TIMEOUT_S)
+
+    async def settle(self, uid: str, request: SettleRequest) -> RunView:
+        """B2: the shares of children that ended."""
+        return await self._view("POST", f"/v1/runs/{uid}/children", request)
 
     async def release(self, uid: str) -> None:
         """The run's refs away; harmless where the run isn't known or was released already."""

@@ -117,6 +117,15 @@ class DeleteObject:
     """The AgentRun itself away: only where retention.deleteObject says so."""
 
 
+@dataclass(frozen=True)
+class SettleChildren:
+    """B2: have the gateway settle the shares of children that ended. `gone`: UIDs of those that nobody will admit any
+    more: what the gateway hasn't heard of among them has used nothing.
+    """
+
+    gone: tuple[str, ...] = ()
+
+
 Action = (
     Admit
     | Begin
@@ -132,6 +141,7 @@ Action = (
     | ReleaseVolume
     | ReleaseRun
     | DeleteObject
+    | SettleChildren
 )
 
 
