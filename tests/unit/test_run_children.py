@@ -241,7 +241,8 @@ def test_children_that_were_seen_to_have_ended_are_settled_beside_whatever_else_
     seen = observed(world, children_over=True, children_gone=("u-9",))
     plan = decide(seen, world.now)
     assert plan.actions[0] == a.SettleChildren(("u-9",))
-    assert plan.requeue_ms is not None and plan.requeue_ms <= 2_000
+    assert plan.requeue_ms is not None
+    assert plan.requeue_ms <= 2_000
 
 
 # --- the child's plan -------------------------------------------------------------------------------------------------
