@@ -2,15 +2,17 @@
 dies in between; and where its work begins.
 """
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.gateway_script import Operator, agent_at_work, checkpoint, commit, ok, push, refused, resolved, worktree
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedDelivery, ResolvedParent
+from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedDelivery, ResolvedParent
 from moorage.core.journal.record import RecordType
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -44,7 +46,8 @@ class Family:
 
 @pytest.fixture
 async def family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path) -> Family:
-    parent = Operator(gateway, resolved(upstream, limits=ROOM))
+    agent = ResolvedAgent(driver="command", command=("true",), children=ResolvedChildren(max=3, concurrent=2))
+    parent = Operator(gateway, resolved(upstream, limits=ROOM, agent=agent))
     runner = await agent_at_work(gateway, parent)
     tree = await worktree(gateway, tmp_path, "p1")
     base = (await parent.state())["workspace_base"]
@@ -161,3 +164,100 @@ async def test_what_its_children_may_use_is_not_its_parents_to_use(family: Famil
 async def _call(runner: Any, call: str) -> dict[str, Any]:
     record = {"record_id": f"ask:{call}", "type": "TOOL_REQUEST", "payload": {}, "recorded_at": 7, "tool_call_id": call}
     return dict((await ok(await runner.post("/v1/self/records", json={"epoch": 1, "records": [record]})))["budget"])
+
+
+# --- asked for by its agent -------------------------------------------------------------------------------------------
+
+
+def asked(key: str = "3.0", **changes: Any) -> dict[str, Any]:
+    return {"epoch": 1, "key": key, "goal": "test the parser", "tokens": 300, "tool_calls": 2} | changes
+
+
+@dataclass
+class Agent:
+    """The parent's runner, and its operator."""
+
+    family: Family
+
+    @property
+    def runner(self) -> httpx.AsyncClient:
+        return self.family.gateway.sandbox("p1", "team-a")
+
+    async def spawn(self, key: str = "3.0", **changes: Any) -> dict[str, Any]:
+        return dict(await ok(await self.runner.post("/v1/self/children", json=asked(key, **changes))))
+
+    async def order(self, name: str) -> httpx.Response:
+        return await self.family.gateway.operator.get(f"/v1/runs/u1/children/{name}")
+
+
+@pytest.fixture
+def agent(family: Family) -> Agent:
+    return Agent(family)
+
+
+@pytest.mark.rule("O2", "B2")
+async def test_a_child_that_an_agent_asks_for_is_one_whoever_asks_again(agent: Agent) -> None:
+    first = await agent.spawn()
+    agent.family.gateway.restart()
+    assert await agent.spawn() == first
+    assert first["status"] == "requested"
+    order = await ok(await agent.order(first["name"]))
+    assert (order["goal"], order["reserve"]) == ("test the parser", {"tokens": 300, "tool_calls": 2})
+    assert (await agent.spawn("4.0"))["name"] != first["name"]
+    assert await agent.family.kinds() == ["CHILD_REQUESTED", "CHILD_REQUESTED"]
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_its_share_is_reserved_once_on_its_way_from_the_request_to_the_run(agent: Agent) -> None:
+    name = (await agent.spawn(tokens=900))["name"]
+    await agent.family.child(tokens=900, name=name).admit()
+    state = await agent.family.parent.state()
+    assert [(c["uid"], c["key"], c["reserve"]["tokens"]) for c in state["children"]] == [("u2", "3.0", 900)]
+    refused(await agent.order(name), 404, "NotFound")
+    again = await agent.spawn(tokens=900)
+    assert (again["name"], again["status"]) == (name, "started")
+
+
+@pytest.mark.rule("B3")
+async def test_what_is_asked_for_too_much_is_refused_and_reserves_nothing(agent: Agent) -> None:
+    refused(await agent.runner.post("/v1/self/children", json=asked(tokens=1_001)), 403, "ParentBudget")
+    await agent.spawn("1.0")
+    await agent.spawn("2.0")
+    assert "wait" in refused(await agent.runner.post("/v1/self/children", json=asked("5.0")), 403, "TooManyChildren")
+    assert await agent.family.kinds() == ["CHILD_REQUESTED", "CHILD_REQUESTED"]
+
+
+async def test_an_agent_that_may_have_none_starts_none(gateway: LocalGateway, upstream: GitServer) -> None:
+    await agent_at_work(gateway, Operator(gateway, resolved(upstream)))
+    answer = await gateway.sandbox("p1", "team-a").post("/v1/self/children", json=asked())
+    refused(answer, 403, "Forbidden")
+
+
+@pytest.mark.rule("F3")
+async def test_an_older_attempt_starts_none(agent: Agent) -> None:
+    runner = agent.runner
+    lost = {"epoch": 1, "role": "runner", "reason": "SandboxDeleted", "message": ""}
+    await ok(await agent.family.parent.report(1, "ATTEMPT_ENDED", lost))
+    await ok(await agent.family.parent.fence(2))
+    refused(await runner.post("/v1/self/children", json=asked()), 409, "Fenced")
+
+
+@pytest.mark.rule("B2")
+async def test_who_waits_hears_how_the_child_ended(agent: Agent) -> None:
+    name = (await agent.spawn())["name"]
+    child = agent.family.child(tokens=300, name=name)
+    await child.start(pod="p2")
+    waiting = asyncio.create_task(agent.runner.get(f"/v1/self/children/{name}"))
+    await ok(await child.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    await agent.family.settle()
+    heard = await ok(await waiting)
+    assert (heard["status"], heard["outcome"], heard["used"]) == ("ended", "Failed", {})
+    refused(await agent.runner.get("/v1/self/children/nobody"), 404, "NotFound")
+
+
+@pytest.mark.rule("B2", "X2")
+async def test_one_that_was_asked_for_and_that_nobody_makes_gives_its_share_back(agent: Agent) -> None:
+    name = (await agent.spawn())["name"]
+    assert (await agent.family.settle())["children"][0]["status"] == "requested"
+    settled = (await agent.family.settle(name))["children"][0]
+    assert (settled["status"], settled["outcome"]) == ("ended", "NeverStarted")

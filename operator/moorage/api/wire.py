@@ -14,6 +14,7 @@ Doors of the gateway (who may call: the role found by authentication):
     operator  POST /v1/runs/{uid}/records         ReportRequest -> RunView            facts that the operator saw
     operator  POST /v1/runs/{uid}/deliver         DeliverRequest -> RunView           push upstream, intent and receipt
     operator  POST /v1/runs/{uid}/children        SettleRequest -> RunView            settle what ended children used
+    operator  GET  /v1/runs/{uid}/children/{name} -> ChildOrder                       what the agent asked for
     operator  POST /v1/runs/{uid}/release         -> Released                         refs away, journal sealed
     operator  GET  /v1/changes?after=N            -> NDJSON of Change, held open      wakes the operator
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
@@ -29,6 +30,8 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
+    runner    POST /v1/self/children              SpawnRequest -> ChildAnswer         durable before its answer
+    runner    GET  /v1/self/children/{name}       -> ChildAnswer (long poll until it has ended)
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
@@ -139,6 +142,13 @@ class ResolvedContinuation(Wire):
     plan: bool = False
 
 
+class ResolvedChildren(Wire):
+    """How many children the agent may start, and how many of them may live at a time."""
+
+    max: int
+    concurrent: int
+
+
 class ResolvedAgent(Wire):
     """The program that works."""
 
@@ -149,6 +159,7 @@ class ResolvedAgent(Wire):
     env: dict[str, str] = {}
     model: ResolvedModel | None = None
     continuation: ResolvedContinuation = ResolvedContinuation()
+    children: ResolvedChildren | None = None
 
 
 class ResolvedCheck(Wire):
@@ -498,8 +509,8 @@ class VerificationReport(Wire):
 
 
 class SettleRequest(Wire):
-    """B2: settle the shares of children that ended. `gone`: UIDs of those that nobody will admit any more: what the
-    gateway hasn't heard of among them has used nothing.
+    """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
+    admit any more: what the gateway hasn't heard of among them has used nothing.
     """
 
     gone: tuple[str, ...] = ()

@@ -404,6 +404,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RESUME_REQUESTED: _pause("is asked to go on"),
     RecordType.RESUMED: _pause("goes on"),
     RecordType.LIMITS_RAISED: _raised,
+    RecordType.CHILD_REQUESTED: _child("is asked for by the agent"),
     RecordType.CHILD_STARTED: _child("has a share of the budget"),
     RecordType.CHILD_ENDED: _child("has ended"),
     RecordType.CHILDREN_ENDING: lambda _: "its children are told to end",

@@ -191,6 +191,7 @@ class Gatherer:
             orphaned=kin.orphaned,
             children_over=kin.over,
             children_gone=kin.gone,
+            children_wanted=kin.wanted,
             released=view.released if view else True,
             signature=view.signature if view else None,
         )

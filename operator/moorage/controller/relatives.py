@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, Standing, key_of, parent_of
+from moorage.core.run.family import Child
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children
 from moorage.core.run.status import ENDS
@@ -22,6 +24,7 @@ class Kin:
     orphaned: bool = False
     over: bool = False
     gone: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
 
 
 class Relatives:
@@ -32,8 +35,8 @@ class Relatives:
 
     async def of(self, key: RunKey, body: Body | None, view: RunView | None) -> Kin:
         """Of a run without relatives nothing is read. Raises Unavailable."""
-        over, gone = await self._below(key.tenant, view)
-        return Kin(await self._above(body, view), over, gone)
+        below = await self._below(key, view)
+        return replace(below, orphaned=await self._above(body, view))
 
     async def parent(self, tenant: str, name: str | None) -> Parent | None:
         """The run of that name, once the gateway knows it. Raises Unavailable."""
@@ -63,20 +66,19 @@ class Relatives:
         found = await self._view(view.spec.parent.uid)
         return found is not None and closed_to_children(found.state)
 
-    async def _below(self, tenant: str, view: RunView | None) -> tuple[bool, tuple[str, ...]]:
-        """Whether any open child has ended, and which of them nobody will admit any more."""
-        over, gone = False, list[str]()
+    async def _below(self, key: RunKey, view: RunView | None) -> Kin:
+        """Which of the open children have ended, won't be admitted any more, or are still to be made."""
+        found = Kin()
         for child in view.state.open_children if view is not None else ():
-            entry = self._roll.get(RunKey(child.uid, tenant, child.name))
+            entry = self._roll.get(RunKey(child.uid, key.tenant, child.name))
             if entry is not None and entry.standing is not Standing.ENDED:
                 continue
-            body = await self._objects.run(tenant, child.name)
-            there = body is not None and key_of(body).uid == child.uid
-            status = (body or {}).get("status") or {}
-            ended = status.get("phase") in ENDS
-            over |= ended or not there
-            gone += [child.uid] if not there or (ended and status.get("epoch") is None) else []
-        return over, tuple(gone)
+            body = await self._objects.run(key.tenant, child.name)
+            if body is None and not child.uid and view is not None and not closed_to_children(view.state):
+                found = replace(found, wanted=(*found.wanted, child.name))
+            elif (fate := _fate(body, child, key)) is not None:
+                found = replace(found, over=True, gone=(*found.gone, *([child.ref] if fate == "gone" else [])))
+        return found
 
     async def _view(self, uid: str) -> RunView | None:
         """None where the gateway doesn't know it, or can't be asked: whoever asks comes again."""
@@ -84,3 +86,19 @@ class Relatives:
             return await self._gateway.view(uid)
         except (GatewayAway, GatewayRefused):
             return None
+
+
+def _fate(body: Body | None, child: Child, parent: RunKey) -> Literal["ended", "gone"] | None:
+    """What an open child's object says. One that ended without an epoch has no journal, and none will begin."""
+    if body is None or (child.uid and key_of(body).uid != child.uid) or not (child.uid or _is_of(body, parent)):
+        return "gone"
+    status = body.get("status") or {}
+    if status.get("phase") not in ENDS:
+        return None
+    return "gone" if status.get("epoch") is None else "ended"
+
+
+def _is_of(body: Body, parent: RunKey) -> bool:
+    """Whether it was made for that very run: somebody else may have taken the name."""
+    owners = (body.get("metadata") or {}).get("ownerReferences") or []
+    return any(each.get("uid") == parent.uid for each in owners)

@@ -47,11 +47,12 @@ class Shares:
 
         def fits(run: Run) -> None:
             """By the very state that the record follows."""
-            known = next((each for each in run.state.children if each.uid == spec.uid), None)
+            known = run.state.child(spec.uid, spec.name)
             if known is not None and known.open:
                 raise _Known
             _demand_open(run, known)
-            self._demand_left(run, share)
+            if run.state.child("", spec.name) is None:  # what its agent asked for was judged then
+                self._demand_left(run, share)
 
         with contextlib.suppress(_Known):
             await self._ledger.append(run, None, [self._started(spec, run, share)], fits)
@@ -69,21 +70,23 @@ class Shares:
             raise Refusal(why, status=403, reason="ParentBudget")
 
     def _started(self, spec: ResolvedRun, run: Run, share: Share) -> Draft:
-        payload = {"uid": spec.uid, "name": spec.name, "reserve": _told(share)}
+        payload = {"uid": spec.uid, "name": spec.name, "reserve": told(share)}
         attempt = run.state.attempt or None
         return self._ledger.observed(RecordType.CHILD_STARTED, payload, spec.uid, attempt=attempt)
 
     async def settle(self, run: Run, gone: frozenset[str]) -> None:
         """Settle the share of each child that has ended. `gone`: UIDs of those that nobody will admit any more."""
         for child in run.state.open_children:
-            ended = await self._ended(child, child.uid in gone)
+            ended = await self._ended(child, child.ref in gone)
             if ended is None:
                 continue
             with contextlib.suppress(_Known):
-                await self._ledger.append(run, None, [ended], _still_open(child.uid))
+                await self._ledger.append(run, None, [ended], _still_open(child))
 
     async def _ended(self, child: Child, gone: bool) -> Draft | None:
         """What to note of its end; None while there is something left to come."""
+        if not child.uid:
+            return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
         try:
             kid = await self._ledger.open(child.uid)
         except (UnknownRun, store_errors.UnknownRun):
@@ -97,8 +100,8 @@ class Shares:
         return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit)
 
     def _draft(self, child: Child, used: Share, outcome: str, commit: str | None) -> Draft:
-        payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": _told(used), "commit": commit}
-        return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.uid)
+        payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used), "commit": commit}
+        return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.ref)
 
 
 def _demand_open(run: Run, known: Child | None) -> None:
@@ -110,12 +113,18 @@ def _demand_open(run: Run, known: Child | None) -> None:
         raise Refusal(f"parent {run.spec.name} is paused", status=403, reason="ParentPaused")
 
 
-def _still_open(uid: str) -> Condition:
+def _still_open(child: Child) -> Condition:
     def condition(run: Run) -> None:
-        if all(each.uid != uid for each in run.state.open_children):
+        known = run.state.child(child.uid, child.name)
+        if known is None or not known.open:
             raise _Known
 
     return condition
+
+
+def told(share: Share) -> dict[str, int]:
+    """As records and answers have it."""
+    return {name: amount for name, amount in asdict(share).items() if amount}
 
 
 def used_by(s: RunState, iterations: int) -> Share:
@@ -129,7 +138,3 @@ def used_by(s: RunState, iterations: int) -> Share:
         egress_bytes=s.usage.egress_bytes,
     )
     return own.plus(s.given_away)
-
-
-def _told(share: Share) -> dict[str, int]:
-    return {name: amount for name, amount in asdict(share).items() if amount}

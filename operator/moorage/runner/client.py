@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
 from moorage.api.wire import (
     Assignment,
@@ -124,6 +125,17 @@ class GatewayClient:
     async def messages(self) -> WaitingMessages:
         """What people have said to the agent and it hasn't got."""
         return await self._call(WaitingMessages, "GET", "/v1/self/messages")
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """Have a child started (O2)."""
+        return await self._call(ChildAnswer, "POST", "/v1/self/children", asked)
+
+    async def child(self, name: str) -> ChildAnswer:
+        """How far a child is; not over after the gateway's own limit."""
+        return await patiently(
+            lambda: self._once(ChildAnswer, "GET", f"/v1/self/children/{name}", read_s=ORDERS_TIMEOUT_S),
+            self._patience_s,
+        )
 
     async def patiently(self, call: Callable[[], Awaitable[R]]) -> R:
         """Something else that goes by way of the gateway and may be repeated: git."""

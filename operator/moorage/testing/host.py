@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.wire import ResolvedAgent
 from moorage.core.continuation.loops import Finding, Thresholds
-from moorage.drivers.port import Child, EndCheck, Held, Kind, Message, Recorded, Task
+from moorage.drivers.port import Child, ChildRefused, EndCheck, Held, Kind, Message, Recorded, Task
 from moorage.drivers.watching import Circles
 from moorage.runner.hold import Hold
 from moorage.runner.processes import spawn
@@ -69,6 +70,25 @@ class GivenMessages:
         return found
 
 
+class GivenChildren:
+    """Implements drivers.port.ChildRuns: `asked` for, by key; a test ends them by `over`."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, SpawnRequest] = {}
+        self.over: dict[str, ChildAnswer] = {}
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """See the port."""
+        self.asked.setdefault(asked.key, asked)
+        return ChildAnswer(name=f"child-{[*self.asked].index(asked.key) + 1}", status="requested")
+
+    async def wait(self, name: str, within_s: float) -> ChildAnswer:  # noqa: ARG002  nothing happens meanwhile
+        """See the port."""
+        if name not in {f"child-{number + 1}" for number in range(len(self.asked))}:
+            raise ChildRefused(f"this run has no child {name}")
+        return self.over.get(name, ChildAnswer(name=name, status="started"))
+
+
 @dataclass
 class LocalHost:
     """Implements drivers.port.Host over a folder `tree`; `iterations`, `usage` and `conversations` are its safe points.
@@ -93,6 +113,7 @@ class LocalHost:
     hold: Hold = field(default_factory=Hold)
     conversations: list[bool] = field(default_factory=list)
     budget: Budget = field(default_factory=Budget)
+    child_runs: GivenChildren = field(default_factory=GivenChildren)
 
     def __post_init__(self) -> None:
         """What stands in the tree is nothing new."""

@@ -119,11 +119,18 @@ class DeleteObject:
 
 @dataclass(frozen=True)
 class SettleChildren:
-    """B2: have the gateway settle the shares of children that ended. `gone`: UIDs of those that nobody will admit any
-    more: what the gateway hasn't heard of among them has used nothing.
+    """B2: have the gateway settle the shares of children that ended. `gone`: those, by Child.ref, that nobody will
+    admit any more: what the gateway hasn't heard of among them has used nothing.
     """
 
     gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CreateChild:
+    """The AgentRun of a child that the agent asked for; its name is the lock that makes it one."""
+
+    name: str
 
 
 Action = (
@@ -142,6 +149,7 @@ Action = (
     | ReleaseRun
     | DeleteObject
     | SettleChildren
+    | CreateChild
 )
 
 

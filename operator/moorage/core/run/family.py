@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-KEPT_ENDED = 16
+KEPT_ENDED = 100  # as many as an agent may start
 
 
 class ChildStatus(StrEnum):
     """How far a child is, as its parent's journal has it."""
 
+    REQUESTED = "requested"  # by its parent's agent; the operator makes its object
     STARTED = "started"
     ENDED = "ended"
 
@@ -58,7 +59,8 @@ def total(shares: Iterable[Share]) -> Share:
 
 @dataclass(frozen=True)
 class Child:
-    """A run that was started by this one, or in its name. `reserve` counts until it has ended, `used` from then on.
+    """A run that was started by this one, or in its name. `reserve` counts until it has ended, `used` from then on. One
+    that was only asked for has no `uid` yet; `key` is then the tool call that did.
 
     `outcome`: its last phase, or NeverStarted; `commit`: what it proposed.
     """
@@ -70,6 +72,12 @@ class Child:
     used: Share = field(default_factory=Share)
     outcome: str = ""
     commit: str | None = None
+    key: str = ""
+
+    @property
+    def ref(self) -> str:
+        """What it is known by among its siblings."""
+        return self.uid or self.name
 
     @property
     def open(self) -> bool:
@@ -83,5 +91,5 @@ class Child:
 
 def kept(children: tuple[Child, ...]) -> tuple[Child, ...]:
     """All that live, and the last that ended."""
-    over = [each.uid for each in children if not each.open][:-KEPT_ENDED]
-    return tuple(each for each in children if each.uid not in over)
+    over = [each for each in children if not each.open][:-KEPT_ENDED]
+    return tuple(each for each in children if each not in over)

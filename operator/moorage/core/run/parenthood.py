@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorage.core.journal.record import RecordType
-from moorage.core.run.actions import Action, Plan, Report, SettleChildren
+from moorage.core.run.actions import Action, CreateChild, Plan, Report, SettleChildren
 from moorage.core.run.ending import stop
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
@@ -54,8 +54,9 @@ def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     settle: tuple[Action, ...] = (SettleChildren(o.children_gone),) if o.children_over else ()
     if any(isinstance(each, Report) and each.type in ENDS for each in plan.actions):
         plan = _closing(s, () if s.agent_end else _stops(o, now))
+    create = tuple(CreateChild(name) for name in o.children_wanted)
     waits = [SETTLE_MS if o.children_over else RECHECK_MS, *([plan.requeue_ms] if plan.requeue_ms else [])]
-    return replace(plan, actions=(*settle, *plan.actions), requeue_ms=min(waits))
+    return replace(plan, actions=(*settle, *plan.actions, *create), requeue_ms=min(waits))
 
 
 def _stops(o: Observed, now: int) -> tuple[Action, ...]:

@@ -48,7 +48,7 @@ def child_of(found: ResolvedRun, ref: ParentRef, created_at: int, parent: Parent
     problem = _unfit(found, ref, parent)
     if problem is not None or parent is None:
         return problem or _waits("ParentNotFound", f"AgentRun {ref.name} isn't there: create it in this namespace")
-    before = next((each for each in parent.state.children if each.uid == found.uid), None)
+    before = parent.state.child(found.uid, found.name) or parent.state.child("", found.name)
     commit = _start(ref, parent.state)
     if commit is None:
         return _waits("ParentNotReady", f"AgentRun {ref.name} has no commit to start from yet")

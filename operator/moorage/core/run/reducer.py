@@ -472,6 +472,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_RECEIPT.value: _effect_closed,
     RecordType.EFFECT_RECONCILED.value: _effect_closed,
     RecordType.EFFECT_DEFERRED.value: _effect_deferred,
+    RecordType.CHILD_REQUESTED.value: children.child_requested,
     RecordType.CHILD_STARTED.value: children.child_started,
     RecordType.CHILD_ENDED.value: children.child_ended,
     RecordType.CHILDREN_ENDING.value: children.children_ending,
@@ -502,6 +503,7 @@ NEW_WORK = frozenset(
     {
         RecordType.RUN_ADMITTED,
         RecordType.EPOCH_RAISED,
+        RecordType.CHILD_REQUESTED,
         RecordType.CHILD_STARTED,
         RecordType.MODEL_REQUEST,
         RecordType.EFFECT_INTENT,

@@ -23,6 +23,7 @@ from moorage.api.wire import (
     ResolvedAgent,
     ResolvedApproval,
     ResolvedCheck,
+    ResolvedChildren,
     ResolvedContinuation,
     ResolvedDelivery,
     ResolvedEgress,
@@ -248,7 +249,19 @@ def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> Res
         env={variable.name: variable.value for variable in template.env or ()},
         model=_model(template, template.model, refs) if template.model else None,
         continuation=_continuation(template),
+        children=_children(template, defaults.placement),
     )
+
+
+def _children(template: AgentTemplate, placement: Placement) -> ResolvedChildren | None:
+    asked = template.children
+    if asked is None:
+        return None
+    if template.driver != NATIVE or placement == "local":
+        where = "a local run" if placement == "local" else f"the driver {template.driver}"
+        why = f"agent.children: {where} can't start any in this version: leave it out"
+        raise Unresolved("NotSupported", why, stalled=True)
+    return ResolvedChildren(max=asked.max, concurrent=asked.concurrent)
 
 
 def _continuation(template: AgentTemplate) -> ResolvedContinuation:

@@ -347,6 +347,7 @@ class RunState:
     raised: tuple[Raise, ...] = ()  # by the name of the limit
     children: tuple[Child, ...] = ()  # all that live and the last that ended, oldest first
     children_used: Share = field(default_factory=Share)  # by all that ended
+    children_asked: int = 0  # for by its agent, in all
     children_ending: bool = False  # X2: they are to end before this run does, and no others begin
 
     @property
@@ -358,6 +359,11 @@ class RunState:
     def open_children(self) -> tuple[Child, ...]:
         """Those whose share isn't settled."""
         return tuple(child for child in self.children if child.open)
+
+    def child(self, uid: str, name: str) -> Child | None:
+        """The child of that UID, or the one of that name that was asked for and has no UID yet."""
+        asked = (c for c in self.children if c.open and not c.uid and c.name == name)
+        return next((c for c in self.children if c.uid == uid), None) if uid else next(asked, None)
 
     @property
     def given_away(self) -> Share:

@@ -73,7 +73,10 @@ class BuiltinDriver:
         if (conversation := CONVERSATIONS.get(model.protocol)) is None:
             why = f"the driver `builtin` doesn't speak {model.protocol}, as ModelProvider {model.provider} does"
             return Outcome("failed", "ProtocolNotSupported", why)
-        talk, tools = conversation(), Toolbox(task.tree, task.tmp, host, task.agent.env)
+        talk, tools = (
+            conversation(),
+            Toolbox(task.tree, task.tmp, host, task.agent.env, parental=task.agent.children is not None),
+        )
         room = Room(model.context_window, lambda talk: talk.request(model.name, tools.definitions()), conversation)
         async with client(task.relay_url, task.dummy_key) as http:
             loop = _Loop(task, host, ModelClient(http, self._retries, talk), talk, tools, room)
@@ -225,7 +228,9 @@ class _Loop:
             return ToolResult(False, f"not run: {why}")
         if size <= MAX_ARGUMENTS:
             refused = await self.host.consent(place.call_id, call.name)
-            result = await self.tools.run(call.name, call.arguments) if refused is None else _refused(refused)
+            result = (
+                await self.tools.run(call.name, call.arguments, place.call_id) if refused is None else _refused(refused)
+            )
         else:
             why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
             result = ToolResult(False, why, size=len(why))

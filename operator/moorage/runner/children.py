@@ -1,0 +1,53 @@
+"""Implements drivers.port.ChildRuns by the gateway's doors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+
+from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.drivers.port import ChildRefused
+from moorage.runner.client import Fenced, GatewayClient, GatewayError, NotWanted
+
+ENDED = "ended"
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+PAUSE_S = 0.1  # after a gateway that won't hold a question open
+
+
+class RunnerChildren:
+    """`progressed` is told of each answer: waiting for a child is no standing still."""
+
+    def __init__(
+        self, client: GatewayClient, epoch: int, pausing: asyncio.Event, progressed: Callable[[], None]
+    ) -> None:
+        self._client, self._epoch, self._pausing, self._progressed = client, epoch, pausing, progressed
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """See the port."""
+        try:
+            return await self._client.spawn(asked.model_copy(update={"epoch": self._epoch}))
+        except GatewayError as error:
+            raise _refused(error) from error
+
+    async def wait(self, name: str, within_s: float) -> ChildAnswer:
+        """See the port."""
+        if not NAME.fullmatch(name):
+            raise ChildRefused(f"{name[:64]!r} is no name of a run")
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                found = await self._client.child(name)
+            except GatewayError as error:
+                raise _refused(error) from error
+            self._progressed()
+            if found.status == ENDED or self._pausing.is_set() or time.monotonic() >= deadline:
+                return found
+            await asyncio.sleep(PAUSE_S)
+
+
+def _refused(error: GatewayError) -> Exception:
+    """What the agent may hear of; anything else is the attempt's end, or the runner's own trouble."""
+    told = error.status in {400, 403, 404} and not isinstance(error, Fenced | NotWanted)
+    return ChildRefused(str(error)) if told else error
