@@ -9,13 +9,26 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway_script import Operator, agent_at_work, checkpoint, commit, ok, push, refused, resolved, worktree
+from tests.gateway_script import (
+    Operator,
+    agent_at_work,
+    checkpoint,
+    commit,
+    ok,
+    push,
+    refused,
+    resolved,
+    result,
+    told,
+    worktree,
+)
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedDelivery, ResolvedParent
 from moorage.core.journal.record import RecordType
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
+from moorage.testing.trees import git as _git
 
 ROOM = ResolvedLimits(tokens_hard=1_000, tool_calls_hard=10)
 
@@ -261,3 +274,27 @@ async def test_one_that_was_asked_for_and_that_nobody_makes_gives_its_share_back
     assert (await agent.family.settle())["children"][0]["status"] == "requested"
     settled = (await agent.family.settle(name))["children"][0]
     assert (settled["status"], settled["outcome"]) == ("ended", "NeverStarted")
+
+
+@pytest.mark.rule("W7", "P5")
+async def test_what_a_child_proposes_is_its_parents_to_fetch(agent: Agent, tmp_path: Path) -> None:
+    name = (await agent.spawn())["name"]
+    child = agent.family.child(tokens=300, name=name)
+    runner = await child.start(pod="p2")
+    git = (await ok(await runner.get("/v1/self")))["git"]
+    for kind, said in (("WORKSPACE_READY", {"base": git["base"], "branch": git["branch"]}), ("AGENT_STARTED", {})):
+        await ok(await runner.post("/v1/self/records", json=told(kind, said)))
+    tree = await worktree(agent.family.gateway, tmp_path, "p2", "kid")
+    await asyncio.to_thread(_git, tree, "fetch", "-q", "origin", git["base"])
+    await asyncio.to_thread(_git, tree, "checkout", "-q", git["base"])
+    head = await asyncio.to_thread(commit, tree, "c.txt", "three\n")
+    await push(tree, f"HEAD:refs/heads/{git['branch']}")
+    await ok(await runner.post("/v1/self/result", json=result(head, summary="it parses")))
+    await ok(await child.report(1, "RUN_SUCCEEDED", {"reason": "Completed", "message": "", "commit": head}))
+    await agent.family.settle()
+    heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))
+    assert (heard["outcome"], heard["commit"], heard["summary"]) == ("Succeeded", head, "it parses")
+    await ok(await agent.family.gateway.operator.post(f"{child.door}/release"))
+    elder = tmp_path / "tree"
+    await asyncio.to_thread(_git, elder, "fetch", "-q", "origin", head)
+    assert _git(elder, "rev-parse", "FETCH_HEAD^") == agent.family.point

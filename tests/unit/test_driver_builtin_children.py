@@ -9,7 +9,7 @@ from moorage.api.children import ChildAnswer
 from moorage.drivers.builtin.tools import Toolbox
 from moorage.testing.host import LocalHost
 
-FOUR = {"spawn_run", "wait_run", "remaining_budget", "report_progress"}
+OURS = {"spawn_run", "wait_run", "merge_run", "remaining_budget", "report_progress"}
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def toolbox(host: LocalHost, *, parental: bool = True) -> Toolbox:
 
 def test_only_an_agent_that_may_have_children_is_told_of_them(host: LocalHost) -> None:
     usual = {each.name for each in toolbox(host, parental=False).definitions()}
-    assert {each.name for each in toolbox(host).definitions()} == usual | FOUR
-    assert not usual & FOUR
+    assert {each.name for each in toolbox(host).definitions()} == usual | OURS
+    assert not usual & OURS
 
 
 @pytest.mark.rule("O2")

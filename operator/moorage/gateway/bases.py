@@ -123,8 +123,7 @@ class Bases:
 
     async def _of_parent(self, run: Run, parent: ResolvedParent) -> str:
         """O2: a commit of its parent's, which this mirror has once it says of that run what was acknowledged."""
-        elder = await self._gate.ledger.open(parent.uid)
-        await self._gate.refs.current(elder)
+        await self._gate.refs.current(run)
         base = await self._fixed(run, parent.commit)
         if not await there(self._mirrors, run, base):
             why = f"the commit {base} of its parent {parent.name} isn't kept any more"

@@ -34,7 +34,7 @@ class Shares:
     """One object per process."""
 
     def __init__(self, gate: Gate, questions: Questions) -> None:
-        self._ledger, self._judge, self._questions = gate.ledger, gate.judge, questions
+        self._ledger, self._judge, self._questions, self._gate = gate.ledger, gate.judge, questions, gate
 
     async def reserve(self, spec: ResolvedRun) -> None:
         """What the child may use, out of its parent's budget: durable when this returns. A run of its own needs none.
@@ -77,13 +77,13 @@ class Shares:
     async def settle(self, run: Run, gone: frozenset[str]) -> None:
         """Settle the share of each child that has ended. `gone`: UIDs of those that nobody will admit any more."""
         for child in run.state.open_children:
-            ended = await self._ended(child, child.ref in gone)
+            ended = await self._ended(run, child, child.ref in gone)
             if ended is None:
                 continue
             with contextlib.suppress(_Known):
                 await self._ledger.append(run, None, [ended], _still_open(child))
 
-    async def _ended(self, child: Child, gone: bool) -> Draft | None:
+    async def _ended(self, run: Run, child: Child, gone: bool) -> Draft | None:
         """What to note of its end; None while there is something left to come."""
         if not child.uid:
             return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
@@ -97,11 +97,23 @@ class Shares:
         if kid.facts.asked:
             return None
         commit = kid.state.end.commit if kid.state.phase is RunPhase.SUCCEEDED else None
+        if commit is not None:
+            await self._keep(run, kid, commit)
         return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit)
+
+    async def _keep(self, run: Run, kid: Run, commit: str) -> None:
+        """W7: what the child proposes is its parent's to fetch, also when the child is long released."""
+        await self._gate.refs.current(kid)
+        await self._gate.refs.pin(run, run.state.epoch, child_pin(kid.uid), commit)
 
     def _draft(self, child: Child, used: Share, outcome: str, commit: str | None) -> Draft:
         payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used), "commit": commit}
         return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.ref)
+
+
+def child_pin(uid: str) -> str:
+    """The name under which a parent keeps the commit of a child."""
+    return f"child-{uid}"
 
 
 def _demand_open(run: Run, known: Child | None) -> None:

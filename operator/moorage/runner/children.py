@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.drivers.port import ChildRefused
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, NotWanted
+from moorage.workspace.merging import Merged
 
 ENDED = "ended"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+NAMED = 20
 PAUSE_S = 0.1  # after a gateway that won't hold a question open
 
 
@@ -20,9 +22,15 @@ class RunnerChildren:
     """`progressed` is told of each answer: waiting for a child is no standing still."""
 
     def __init__(
-        self, client: GatewayClient, epoch: int, pausing: asyncio.Event, progressed: Callable[[], None]
+        self,
+        client: GatewayClient,
+        epoch: int,
+        pausing: asyncio.Event,
+        progressed: Callable[[], None],
+        merge: Callable[[str], Awaitable[Merged]],
     ) -> None:
         self._client, self._epoch, self._pausing, self._progressed = client, epoch, pausing, progressed
+        self._merge = merge
 
     async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
         """See the port."""
@@ -45,6 +53,24 @@ class RunnerChildren:
             if found.status == ENDED or self._pausing.is_set() or time.monotonic() >= deadline:
                 return found
             await asyncio.sleep(PAUSE_S)
+
+    async def merge(self, name: str) -> int:
+        """See the port."""
+        found = await self.wait(name, 0)
+        if found.status != ENDED or found.commit is None:
+            raise ChildRefused(f"{name} is {found.outcome or found.status} and has no commit to merge")
+        commit = found.commit
+        merged = await self._client.patiently(lambda: self._merge(commit))
+        if not merged.ok:
+            raise ChildRefused(_unmerged(name, merged))
+        return merged.files
+
+
+def _unmerged(name: str, merged: Merged) -> str:
+    if merged.conflicts:
+        files = ", ".join(merged.conflicts[:NAMED])
+        return f"nothing was merged: {name} and this tree have both changed {files}"
+    return f"nothing was merged: {merged.problem}"
 
 
 def _refused(error: GatewayError) -> Exception:

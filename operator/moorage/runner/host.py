@@ -54,7 +54,7 @@ class RunnerHost:
         self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
-        self.child_runs = RunnerChildren(client, assignment.epoch, self.pausing, reporter.progressed)
+        self.child_runs = RunnerChildren(client, assignment.epoch, self.pausing, reporter.progressed, worktree.merge)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
         self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
         self._client, self._reporter, self._hold = client, reporter, hold

@@ -88,6 +88,13 @@ class GivenChildren:
             raise ChildRefused(f"this run has no child {name}")
         return self.over.get(name, ChildAnswer(name=name, status="started"))
 
+    async def merge(self, name: str) -> int:
+        """See the port: of one that has a commit, one file."""
+        found = await self.wait(name, 0)
+        if found.commit is None:
+            raise ChildRefused(f"{name} is {found.status} and has no commit to merge")
+        return 1
+
 
 @dataclass
 class LocalHost:

@@ -36,6 +36,15 @@ class WaitArguments(BaseModel):
     timeout_s: int = Field(WAIT_S, ge=0, le=LONGEST_S, description="seconds; then it answers how far the child is")
 
 
+class MergeArguments(BaseModel):
+    """Bring what an ended child has done into your worktree, as changes of yours. In a conflict nothing is changed, and
+    you are told the files.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=253, description="as spawn_run answered")
+
+
 class BudgetArguments(BaseModel):
     """What is left of your run's budget, beside what your children may use."""
 
@@ -61,6 +70,14 @@ async def waited(children: ChildRuns, asked: WaitArguments) -> ToolResult:
     """How the child ended, or how far it is."""
     try:
         return _told(await children.wait(asked.name, asked.timeout_s))
+    except ChildRefused as error:
+        return _result(str(error), ok=False)
+
+
+async def merged(children: ChildRuns, asked: MergeArguments) -> ToolResult:
+    """W7: a conflict is a result."""
+    try:
+        return _result(f"merged {asked.name}: {await children.merge(asked.name)} files changed")
     except ChildRefused as error:
         return _result(str(error), ok=False)
 

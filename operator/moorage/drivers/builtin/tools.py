@@ -112,6 +112,7 @@ class Toolbox:
             self._tools |= {
                 "spawn_run": (relatives.SpawnArguments, self._spawn),
                 "wait_run": (relatives.WaitArguments, self._wait),
+                "merge_run": (relatives.MergeArguments, self._merge),
                 "remaining_budget": (relatives.BudgetArguments, self._remaining),
                 "report_progress": (relatives.ProgressArguments, self._progress),
             }
@@ -183,6 +184,9 @@ class Toolbox:
 
     async def _wait(self, asked: relatives.WaitArguments) -> ToolResult:
         return await relatives.waited(self._host.child_runs, asked)
+
+    async def _merge(self, asked: relatives.MergeArguments) -> ToolResult:
+        return await relatives.merged(self._host.child_runs, asked)
 
     async def _remaining(self, _: relatives.BudgetArguments) -> ToolResult:
         return relatives.remaining(self._host.budget)
