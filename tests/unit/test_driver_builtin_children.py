@@ -3,11 +3,22 @@
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from moorage.api.budget import Budget
-from moorage.api.children import ChildAnswer
+from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
+from moorage.drivers.builtin import BuiltinDriver
+from moorage.drivers.builtin.relatives import pending
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.testing.host import LocalHost
+from moorage.drivers.port import Outcome
+from moorage.testing.host import LocalHost, task_for
+from moorage.testing.models import Reply, Script, StandIn, ToolCall
+from moorage.testing.serving import listening
+
+MODEL = ResolvedModel(provider="p", protocol="anthropic-messages", base_url="http://unused", name="scripted")
+DONE = Reply(text="All done.")
 
 OURS = {"spawn_run", "wait_run", "merge_run", "remaining_budget", "report_progress"}
 
@@ -69,3 +80,46 @@ async def test_what_is_left_is_told_by_dimension(host: LocalHost) -> None:
     host.budget = Budget(left={"tokens": 70, "toolCalls": 0})
     assert (await toolbox(host).run("remaining_budget", {})).text == "tokens: 70, toolCalls: 0"
     assert (await toolbox(host).run("report_progress", {"text": "half"})).text == "noted: half"
+
+
+def spawn(goal: str) -> Reply:
+    return Reply(tools=(ToolCall(name="spawn_run", input={"goal": goal}),))
+
+
+async def drive(host: LocalHost, *replies: Reply) -> tuple[Outcome, StandIn]:
+    stand_in = StandIn(Script(replies=replies))
+    async with listening(Starlette(routes=[Mount("/model", stand_in.app)])) as url:
+        agent = ResolvedAgent(driver="builtin", model=MODEL, children=ResolvedChildren(max=3, concurrent=3))
+        return await BuiltinDriver().run(task_for(host, agent, relay_url=url), host), stand_in
+
+
+@pytest.mark.rule("N3")
+async def test_an_agent_that_is_done_hears_once_what_became_of_its_children(host: LocalHost) -> None:
+    outcome, stand_in = await drive(host, spawn("the parser"), DONE, DONE)
+    assert outcome.outcome == "completed"
+    assert "These still work: child-1" in str(stand_in.bodies[2]["messages"][-1]["content"])
+    decided = [told.payload["kind"] for told in host.told if told.type == "CONTINUATION_DECIDED"]
+    assert decided == ["PendingBackgroundTask"]
+    assert host.iterations == [1, 2, 3]
+
+
+@pytest.mark.rule("N3")
+async def test_children_that_end_while_they_are_waited_for_are_told_as_ended(host: LocalHost) -> None:
+    await host.child_runs.spawn(SpawnRequest(epoch=1, key="1.0", goal="g"))
+    alive, looks = host.child_runs.living, 0
+
+    async def living() -> tuple[str, ...]:
+        """The child ends after the first look."""
+        nonlocal looks
+        looks += 1
+        found = await alive()
+        if looks == 1:
+            host.child_runs.over["child-1"] = ChildAnswer(name="child-1", status="ended", outcome="Succeeded")
+        return found
+
+    host.child_runs.living = living  # type: ignore[method-assign]
+    told = await pending(host.child_runs)
+    assert told is not None
+    assert "ended meanwhile: child-1 (Succeeded)" in told
+    assert "still work" not in told
+    assert await pending(host.child_runs) is None

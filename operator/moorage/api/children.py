@@ -46,3 +46,9 @@ class ChildAnswer(Wire):
     summary: str = ""
     commit: str | None = None
     used: dict[str, int] = {}
+
+
+class ChildList(Wire):
+    """All children that are remembered, oldest first; one that has ended without its last words."""
+
+    children: tuple[ChildAnswer, ...] = ()

@@ -31,6 +31,7 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
     runner    POST /v1/self/children              SpawnRequest -> ChildAnswer         durable before its answer
+    runner    GET  /v1/self/children              -> ChildList
     runner    GET  /v1/self/children/{name}       -> ChildAnswer (long poll until it has ended)
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported

@@ -182,6 +182,9 @@ class ChildRuns(Protocol):
     async def wait(self, name: str, within_s: float) -> ChildAnswer:
         """As soon as it has ended, or as it is after that time, or once the run is to pause."""
 
+    async def living(self) -> tuple[str, ...]:
+        """Names of those that haven't ended, oldest first."""
+
     async def merge(self, name: str) -> int:
         """W7: bring what an ended child proposes into the tree, and say how many files that changed. ChildRefused names
         the conflicts; nothing was changed then.

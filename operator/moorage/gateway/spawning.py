@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.api import names
 from moorage.api.budget import ResolvedLimits
-from moorage.api.children import ChildAnswer, ChildOrder, SpawnRequest
+from moorage.api.children import ChildAnswer, ChildList, ChildOrder, SpawnRequest
 from moorage.api.wire import Role
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.run.family import Child
@@ -47,10 +47,16 @@ class SpawningRoom:
     def routes(self) -> list[BaseRoute]:
         """The doors."""
         return [
+            Route("/v1/self/children", self.index, methods=["GET"], name="children-of-self"),
             Route("/v1/self/children", self.spawn, methods=["POST"], name="spawn"),
             Route("/v1/self/children/{name}", self.wait, methods=["GET"], name="child"),
             Route("/v1/runs/{uid}/children/{name}", self.order, methods=["GET"], name="child-order"),
         ]
+
+    async def index(self, request: Request) -> Response:
+        """GET ChildList."""
+        caller = await self._gate.sandbox(request, "children", Role.RUNNER)
+        return answer(ChildList(children=tuple(_briefly(each) for each in caller.run.state.children)))
 
     async def spawn(self, request: Request) -> Response:
         """POST SpawnRequest."""
@@ -122,15 +128,14 @@ class SpawningRoom:
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     async def _answer(self, child: Child) -> ChildAnswer:
-        said = ChildAnswer(name=child.name, status=child.status)
+        said = _briefly(child)
         if child.open:
             return said
         summary = ""
         if child.uid:
             end = (await self._ledger.open(child.uid)).state.agent_end
             summary = (end.summary or end.message)[:MAX_SUMMARY] if end is not None else ""
-        changes = {"outcome": child.outcome, "commit": child.commit, "used": told(child.used), "summary": summary}
-        return said.model_copy(update=changes)
+        return said.model_copy(update={"summary": summary})
 
     async def order(self, request: Request) -> Response:
         """GET ChildOrder, for the operator: of one that has no object yet."""
@@ -152,6 +157,12 @@ class SpawningRoom:
             if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
                 return (record.attachments or {})["request"]
         raise NotFound(f"no record asks for child {name}")
+
+
+def _briefly(child: Child) -> ChildAnswer:
+    return ChildAnswer(
+        name=child.name, status=child.status, outcome=child.outcome, commit=child.commit, used=told(child.used)
+    )
 
 
 def _demand_allowed(run: Run) -> None:

@@ -54,6 +54,10 @@ class RunnerChildren:
                 return found
             await asyncio.sleep(PAUSE_S)
 
+    async def living(self) -> tuple[str, ...]:
+        """See the port."""
+        return tuple(each.name for each in (await self._client.children()).children if each.status != ENDED)
+
     async def merge(self, name: str) -> int:
         """See the port."""
         found = await self.wait(name, 0)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.api.children import ChildAnswer, ChildList, SpawnRequest
 from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
 from moorage.api.wire import (
     Assignment,
@@ -129,6 +129,10 @@ class GatewayClient:
     async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
         """Have a child started (O2)."""
         return await self._call(ChildAnswer, "POST", "/v1/self/children", asked)
+
+    async def children(self) -> ChildList:
+        """All children of the run."""
+        return await self._call(ChildList, "GET", "/v1/self/children")
 
     async def child(self, name: str) -> ChildAnswer:
         """How far a child is; not over after the gateway's own limit."""

@@ -88,6 +88,11 @@ class GivenChildren:
             raise ChildRefused(f"this run has no child {name}")
         return self.over.get(name, ChildAnswer(name=name, status="started"))
 
+    async def living(self) -> tuple[str, ...]:
+        """See the port."""
+        names = [f"child-{number + 1}" for number in range(len(self.asked))]
+        return tuple(name for name in names if name not in self.over)
+
     async def merge(self, name: str) -> int:
         """See the port: of one that has a commit, one file."""
         found = await self.wait(name, 0)

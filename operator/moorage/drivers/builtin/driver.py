@@ -28,7 +28,7 @@ from moorage.core.continuation.chain import (
     worked,
 )
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
-from moorage.drivers.builtin import prompt
+from moorage.drivers.builtin import prompt, relatives
 from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
 from moorage.drivers.builtin.context import Compaction
 from moorage.drivers.builtin.conversation import Conversation
@@ -46,6 +46,7 @@ CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
     {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
 )
 FULL = "ContextExceeded"
+PENDING = "PendingBackgroundTask"
 
 
 class BuiltinDriver:
@@ -110,6 +111,7 @@ class _Loop:
     summary: str = ""
     busy: int = 0  # iterations in a row that called tools
     given: Given = field(default_factory=Given)
+    waited: set[str] = field(default_factory=set)  # N3: children that an end was put off for
     purse: Purse = field(init=False)
     telling: Telling = field(init=False)
 
@@ -252,6 +254,10 @@ class _Loop:
         return None
 
     async def _stopped(self, iteration: int, answer: Answer, finish: Finish, tree: str) -> Outcome | None:
+        if finish is Finish.DONE and (news := await self._pending()) is not None:
+            await self._tell_decision(iteration, "nudge", PENDING, news)
+            self.talk.say(news)
+            return None
         check = await self._check(finish)
         at = Stopped(
             finish,
@@ -268,6 +274,16 @@ class _Loop:
         decision, self.given = decide(at, self.given, policy)
         self.busy = 0
         return await self._obey(iteration, with_circle(decision, self.host.circle(), policy))
+
+    async def _pending(self) -> str | None:
+        """N3: what an agent hears of its children where it would end, each time that there are others to hear of."""
+        if self.task.agent.children is None or self.purse.spent() is not None:
+            return None
+        living = await self.host.child_runs.living()
+        if not set(living) - self.waited:
+            return None
+        self.waited |= set(living)
+        return await relatives.pending(self.host.child_runs)
 
     async def _check(self, finish: Finish) -> EndCheck:
         """N4: only an end that may be accepted, or put off, is worth a check."""

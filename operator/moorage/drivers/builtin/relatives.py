@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Literal
 
@@ -13,6 +14,7 @@ from moorage.drivers.port import ChildRefused, ChildRuns
 from moorage.drivers.telling import ToolResult
 
 WAIT_S, LONGEST_S = 600, 3_600
+PATIENCE_S = 300  # N3
 
 
 class SpawnArguments(BaseModel):
@@ -80,6 +82,20 @@ async def merged(children: ChildRuns, asked: MergeArguments) -> ToolResult:
         return _result(f"merged {asked.name}: {await children.merge(asked.name)} files changed")
     except ChildRefused as error:
         return _result(str(error), ok=False)
+
+
+async def pending(children: ChildRuns, within_s: float = PATIENCE_S) -> str | None:
+    """N3: wait for the children of an agent that says it is done, and what it hears then; None where none lived."""
+    names, deadline, ended = await children.living(), time.monotonic() + within_s, list[str]()
+    if not names:
+        return None
+    for name in names:
+        child = await children.wait(name, max(0.0, deadline - time.monotonic()))
+        ended += [f"{name} ({child.outcome})"] if child.status == "ended" else []
+    left = await children.living()
+    told = [f"Children of yours have ended meanwhile: {', '.join(ended)}."] if ended else []
+    told += [f"These still work: {', '.join(left)}; what lives when you end is told to end."] if left else []
+    return " ".join([*told, "wait_run tells what came of each, merge_run brings its work into your tree."])
 
 
 def remaining(budget: Budget) -> ToolResult:
