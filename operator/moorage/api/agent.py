@@ -111,7 +111,7 @@ class AgentTemplate(Fields):
     children: ChildrenAllowed | None = Field(
         default=None,
         description="Whether the agent may start child runs, each with part of the run's budget. None unless set; in"
-        " this version for the driver builtin.",
+        " this version for the drivers builtin and codex.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -51,6 +51,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent, child_of
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
+PARENTAL = frozenset({NATIVE, "codex"})  # drivers whose agents are given the tools of children
 ACCEPTANCE_ROUNDS = 2
 WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]
@@ -257,7 +258,7 @@ def _children(template: AgentTemplate, placement: Placement) -> ResolvedChildren
     asked = template.children
     if asked is None:
         return None
-    if template.driver != NATIVE or placement == "local":
+    if template.driver not in PARENTAL or placement == "local":
         where = "a local run" if placement == "local" else f"the driver {template.driver}"
         why = f"agent.children: {where} can't start any in this version: leave it out"
         raise Unresolved("NotSupported", why, stalled=True)
