@@ -35,8 +35,8 @@ async def ask(tools: ChildTools, method: str, **params: Any) -> dict[str, Any]:
     return found
 
 
-async def call(tools: ChildTools, name: str, **arguments: Any) -> tuple[str, bool]:
-    result = (await ask(tools, "tools/call", name=name, arguments=arguments))["result"]
+async def call(tools: ChildTools, tool: str, /, **arguments: Any) -> tuple[str, bool]:
+    result = (await ask(tools, "tools/call", name=tool, arguments=arguments))["result"]
     return result["content"][0]["text"], result["isError"]
 
 
