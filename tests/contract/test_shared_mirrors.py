@@ -31,6 +31,7 @@ from tests.gateway_script import (
 )
 from tests.gateway_script import verifying as begun
 
+from moorage.api.wire import ResolvedParent
 from moorage.core.journal.heads import SigningKey
 from moorage.gateway.gate import Gate
 from moorage.gateway.housekeeping import Housekeeping
@@ -724,3 +725,39 @@ async def test_no_acknowledged_push_is_lost_whatever_dies(
         assert told <= {acknowledged, head}
         acknowledged = told.pop()
     assert acknowledged is not None
+
+
+@pytest.mark.rule("O2", "W7", "W3")
+async def test_a_child_and_its_parent_have_each_others_commits_at_any_gateway(
+    installation: Installation, upstream: GitServer, tmp_path: Path
+) -> None:
+    """The child starts at another gateway than its parent's, and the parent fetches what it proposes at a third."""
+    one, two = await installation.gateway(), await installation.gateway()
+    parent = Operator(one, resolved(upstream))
+    _, point = await pushed(one, parent, tmp_path)
+    runner = one.sandbox("p1", "team-a")
+    await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, point)))
+
+    above = ResolvedParent(uid="u1", name="fix", commit=point)
+    child = Operator(two, resolved(upstream, "u2", name="kid", parent=above, delivery=None, acceptance=()))
+    theirs = await child.start(pod="p2")
+    told_git = (await ok(await theirs.get("/v1/self")))["git"]
+    assert told_git["base"] == point
+    tree = await worktree(two, tmp_path, "p2", "kid")
+    await asyncio.to_thread(git, tree, "fetch", "-q", "origin", point)
+    await asyncio.to_thread(git, tree, "checkout", "-q", point)
+    for kind, said in (("WORKSPACE_READY", {"base": point, "branch": told_git["branch"]}), ("AGENT_STARTED", {})):
+        await ok(await theirs.post("/v1/self/records", json=told(kind, said)))
+    head = await write(tree, "kid.txt")
+    await push(tree, f"HEAD:refs/heads/{told_git['branch']}")
+    await ok(await theirs.post("/v1/self/result", json=result(head)))
+    await ok(await child.report(1, "RUN_SUCCEEDED", {"reason": "Completed", "message": "", "commit": head}))
+    state = (await ok(await two.operator.post("/v1/runs/u1/children", json={})))["state"]
+    assert (state["children"][0]["outcome"], state["children"][0]["commit"]) == ("Succeeded", head)
+    await ok(await two.operator.post(f"{child.door}/release"))
+
+    three = await installation.gateway()
+    elder = tmp_path / "tree"
+    await by_way_of(three, elder)
+    await asyncio.to_thread(git, elder, "fetch", "-q", "origin", head)
+    assert git(elder, "rev-parse", "FETCH_HEAD^") == point

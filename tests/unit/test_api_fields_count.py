@@ -15,7 +15,9 @@ from moorage.api.modelprovider import ModelProvider, ModelProviderSpec
 from moorage.api.wire import ResolvedRun
 from moorage.api.workspace import Workspace, WorkspaceSpec
 from moorage.core.run.observed import Problem
+from moorage.core.run.parents import Parent
 from moorage.core.run.resolve import Defaults, References, read_run, resolve
+from moorage.core.run.state import Checkpoint, RunState
 
 SOURCES = Path(__file__).resolve().parents[2] / "operator" / "moorage"
 META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
@@ -175,14 +177,20 @@ OF_A_RUN: dict[str, dict[str, Any]] = {
     "approvals.hosts": approvals(before="Egress", hosts=["a.example.com"]),
     "approvals.step": approvals(before="Cost", step="5.00"),
     "approvals.rejectAfter": approvals(rejectAfter="9h"),
+    "agent.children.max": builtin(children={"max": 2}),
+    "agent.children.concurrent": builtin(children={"max": 9, "concurrent": 3}),
     "parentRef.name": {"parentRef": {"name": "a"}},
+    "parentRef.start": {"parentRef": {"name": "a", "start": "Base"}},
     "continueFrom.name": {"continueFrom": {"name": "a"}},
 }
 BESIDE = {
+    "parentRef.start": {"parentRef": {"name": "a"}},
     "approvals.": approvals(),
     "agent.model.": agent(model=MODEL),
     "agent.continuation.checkRounds": builtin(),
     "agent.continuation.nudges": builtin(),
+    "agent.children.concurrent": builtin(children={"max": 9}),
+    "agent.children.max": builtin(),
     "agent.env.value": agent(env=[{"name": "A"}]),
     "acceptance.": {"acceptance": [{"name": "a", "run": "true"}]},
     "sandbox.egress.host": {},
@@ -286,6 +294,14 @@ def test_what_is_read_elsewhere_is_read_there(field: str, place: str) -> None:
     assert re.search(rf"\b{name}\b", (SOURCES / place).read_text())
 
 
+def parent_of(spec: dict[str, Any]) -> Parent:
+    """The same run, but for its relatives, at a checkpoint."""
+    above = outcome({name: value for name, value in spec.items() if name != "parentRef"})
+    assert isinstance(above, ResolvedRun), above
+    state = RunState(workspace_base="a" * 40, checkpoint=Checkpoint("b" * 40, "c" * 40, 1, 1))
+    return Parent(above.model_copy(update={"uid": "above"}), state, 0, 1)
+
+
 def outcome(spec: dict[str, Any], **given: dict[str, Any]) -> ResolvedRun | Problem:
     """What a run comes to; a problem of any other kind than a refused field isn't what these tests are about."""
     run = read_run({"metadata": META, "spec": spec}, "local" if "path" in str(spec.get("workspace")) else "cluster")
@@ -297,6 +313,7 @@ def outcome(spec: dict[str, Any], **given: dict[str, Any]) -> ResolvedRun | Prob
         workspace=Workspace.model_validate({"metadata": meta, "spec": {"remoteGit": GIT} | given.get("Workspace", {})}),
         agent=Agent.model_validate({"metadata": meta, "spec": definition}),
         provider=ModelProvider.model_validate({"metadata": meta, "spec": provider}),
+        parent=parent_of(spec) if "parentRef" in spec else None,
         drivers=frozenset({"command", "builtin"}),
         constraints=frozenset({"mine"}),
     )

@@ -20,6 +20,7 @@ MADE_OF = {
     "networkpolicies": "NetworkPolicy",
     "leases": "Lease",
     "events": "Event",
+    "agentruns": "AgentRun",
 }
 """What the chart lets the operator create, by its kind."""
 TEN_THINGS = ("surface", "session", "agent", "run", "attempt", "turn", "step", "model request", "tool call", "effect")

@@ -5,7 +5,7 @@
   verbs: [get, list, watch]
 - apiGroups: [moorage.dev]
   resources: [agentruns]
-  verbs: [delete]          # retention.deleteObject
+  verbs: [create, delete]  # children that agents ask for; retention.deleteObject
 - apiGroups: [moorage.dev]
   resources: [runcommands]
   verbs: [patch]           # owned by their run

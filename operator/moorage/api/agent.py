@@ -74,6 +74,13 @@ class Continuation(Fields):
     )
 
 
+class ChildrenAllowed(Fields):
+    """How many children the agent may start, out of its run's budget."""
+
+    max: Annotated[int, Field(ge=1, le=100)] = Field(description="How many in all.")
+    concurrent: Annotated[int, Field(ge=1, le=20)] = Field(default=2, description="How many at a time.")
+
+
 class AgentTemplate(Fields):
     """The program that works."""
 
@@ -100,6 +107,11 @@ class AgentTemplate(Fields):
     )
     continuation: Continuation | None = Field(
         default=None, description="What happens when the agent says that it is done."
+    )
+    children: ChildrenAllowed | None = Field(
+        default=None,
+        description="Whether the agent may start child runs, each with part of the run's budget. None unless set; in"
+        " this version for the drivers builtin and codex.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

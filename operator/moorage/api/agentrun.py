@@ -230,6 +230,16 @@ def _cluster_only(field: str, name: str, instead: str) -> Rule:
     )
 
 
+class ParentRef(ObjectRef):
+    """The run that this one is a child of."""
+
+    start: Literal["Checkpoint", "Base"] = Field(
+        default="Checkpoint",
+        description="Where the child's work begins: at the parent's last checkpoint (its base, while there is none), or"
+        " at the parent's base.",
+    )
+
+
 class AgentRunSpec(Fields):
     """What is wanted. Fixed once created, but for suspend, cancel, retention, and limits that are raised."""
 
@@ -285,10 +295,10 @@ class AgentRunSpec(Fields):
     retention: Retention = Field(
         default=Retention(), description="What is kept after the end. It can be changed later."
     )
-    parent_ref: ObjectRef | None = Field(
+    parent_ref: ParentRef | None = Field(
         default=None,
-        description="AgentRun that this one is a child of: it is cancelled with it and never outlives its deadline."
-        " Not supported by this version: a run that sets it is not admitted.",
+        description="AgentRun that this one is a child of, on a worktree of its own of the same workspace: it uses part"
+        " of that run's budget, is cancelled with it and never outlives its deadline.",
     )
     continue_from: ObjectRef | None = Field(
         default=None,

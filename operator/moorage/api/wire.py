@@ -13,6 +13,8 @@ Doors of the gateway (who may call: the role found by authentication):
     operator  POST /v1/runs/{uid}/pods            PodRegistration -> RunView
     operator  POST /v1/runs/{uid}/records         ReportRequest -> RunView            facts that the operator saw
     operator  POST /v1/runs/{uid}/deliver         DeliverRequest -> RunView           push upstream, intent and receipt
+    operator  POST /v1/runs/{uid}/children        SettleRequest -> RunView            settle what ended children used
+    operator  GET  /v1/runs/{uid}/children/{name} -> ChildOrder                       what the agent asked for
     operator  POST /v1/runs/{uid}/release         -> Released                         refs away, journal sealed
     operator  GET  /v1/changes?after=N            -> NDJSON of Change, held open      wakes the operator
     reader    GET  /v1/runs/{uid}/journal         -> exported journal (JSON lines)
@@ -28,6 +30,9 @@ Doors of the gateway (who may call: the role found by authentication):
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
+    runner    POST /v1/self/children              SpawnRequest -> ChildAnswer         durable before its answer
+    runner    GET  /v1/self/children              -> ChildList
+    runner    GET  /v1/self/children/{name}       -> ChildAnswer (long poll until it has ended)
     runner    POST /v1/self/checkpoint            CheckpointReport -> Reported        counted once its objects are here
     runner    POST /v1/self/result                ResultReport -> Reported
     verifier  POST /v1/self/verification          VerificationReport -> Reported
@@ -138,6 +143,13 @@ class ResolvedContinuation(Wire):
     plan: bool = False
 
 
+class ResolvedChildren(Wire):
+    """How many children the agent may start, and how many of them may live at a time."""
+
+    max: int
+    concurrent: int
+
+
 class ResolvedAgent(Wire):
     """The program that works."""
 
@@ -148,6 +160,7 @@ class ResolvedAgent(Wire):
     env: dict[str, str] = {}
     model: ResolvedModel | None = None
     continuation: ResolvedContinuation = ResolvedContinuation()
+    children: ResolvedChildren | None = None
 
 
 class ResolvedCheck(Wire):
@@ -239,6 +252,15 @@ class ResolvedRetention(Wire):
     delete_object: bool = False
 
 
+class ResolvedParent(Wire):
+    """The run that this one is a child of, and the commit that it starts from. `depth`: how many are above it."""
+
+    uid: str
+    name: str
+    commit: str
+    depth: int = 1
+
+
 class ResolvedRun(Wire):
     """An AgentRun with every reference followed, as it was at admission. Its canonical hash is the spec hash (O6)."""
 
@@ -259,6 +281,7 @@ class ResolvedRun(Wire):
     approvals: tuple[ResolvedApproval, ...] = ()
     max_attempts: int = 5
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
+    parent: ResolvedParent | None = None
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""
@@ -487,6 +510,14 @@ class VerificationReport(Wire):
     environment: dict[str, str] = {}
     problem: str | None = None  # the verifier itself could not do its work
     recorded_at: int
+
+
+class SettleRequest(Wire):
+    """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
+    admit any more: what the gateway hasn't heard of among them has used nothing.
+    """
+
+    gone: tuple[str, ...] = ()
 
 
 class DeliverRequest(Wire):

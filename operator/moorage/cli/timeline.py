@@ -336,6 +336,14 @@ def _raised(p: Payload) -> str:
     return "raised " + (", ".join(f"{name.replace('_', ' ')} to {to}" for name, to in higher) or "a limit")
 
 
+def _child(word: str) -> Callable[[Payload], str]:
+    def describe(p: Payload) -> str:
+        outcome = f" ({p['outcome']})" if p.get("outcome") else ""
+        return f"child {p.get('name', 'run')} {word}{outcome}"
+
+    return describe
+
+
 def _placed(p: Payload) -> str:
     runtime = f" under {p['runtime']}" if p.get("runtime") else ""
     return f"{p.get('role', 'sandbox')} runs on {p.get('node') or 'an unnamed node'}{runtime} in {p.get('environment')}"
@@ -396,6 +404,10 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RESUME_REQUESTED: _pause("is asked to go on"),
     RecordType.RESUMED: _pause("goes on"),
     RecordType.LIMITS_RAISED: _raised,
+    RecordType.CHILD_REQUESTED: _child("is asked for by the agent"),
+    RecordType.CHILD_STARTED: _child("has a share of the budget"),
+    RecordType.CHILD_ENDED: _child("has ended"),
+    RecordType.CHILDREN_ENDING: lambda _: "its children are told to end",
     RecordType.CONSTRAINT_EVALUATED: _judged,
     RecordType.FENCE_REFUSED: _fence,
     RecordType.BUDGET_SETTLED: lambda _: "budget settled",

@@ -8,11 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from moorage.api import names
-from moorage.api.wire import DeliverRequest, FenceRequest, PodRegistration, ReportedRecord, ResolvedRun, Role
+from moorage.api.wire import (
+    DeliverRequest,
+    FenceRequest,
+    PodRegistration,
+    ReportedRecord,
+    ResolvedRun,
+    Role,
+    SettleRequest,
+)
 from moorage.clock import Clock
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.ports import Objects
+from moorage.controller.roll import key_of
+from moorage.controller.spawned import child_body
 from moorage.core.run import actions as a
 from moorage.core.run.attempts import LEASE_MS
 from moorage.core.run.observed import LeaseView, Observed, SandboxView
@@ -132,11 +142,14 @@ class Applier:
             case a.RegisterSandbox(name, uid, epoch, role, commit):
                 pod = PodRegistration(pod_uid=uid, pod_name=name, epoch=epoch, role=role, commit=commit)
                 return known.heard(await self._gateway.register(run.uid, pod))
+            case a.SettleChildren(gone):
+                return known.heard(await self._gateway.settle(run.uid, SettleRequest(gone=gone)))
             case a.Deliver(commit):
                 request = DeliverRequest(epoch=_epoch(known), commit=commit)
                 answer = await self._deliveries.deliver(run, known.spec.workspace, request)
-                return known.heard(answer) if answer else known
-        await self._remove(run, action, known)
+                known = known.heard(answer) if answer else known
+            case _:
+                await self._remove(run, action, known)
         return known
 
     async def _remove(self, run: RunKey, action: a.Action, known: Known) -> None:
@@ -155,6 +168,14 @@ class Applier:
                 await _both(self._substrate.release(run), self._gateway.release(run.uid))
             case a.DeleteObject():
                 await self._objects.delete(run)
+            case a.CreateChild(name):
+                await self._create_child(run, name)
+
+    async def _create_child(self, run: RunKey, name: str) -> None:
+        """Once, by its name; whose it is, the next look tells."""
+        parent = await self._objects.run(run.tenant, run.name)
+        if parent is not None and key_of(parent) == run:
+            await self._objects.create_run(child_body(parent, await self._gateway.child_order(run.uid, name)))
 
     async def _raise(self, run: RunKey, action: a.RaiseEpoch, known: Known) -> Known:
         """F2: the Lease first, then the fence."""

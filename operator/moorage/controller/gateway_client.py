@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from moorage.api.children import ChildOrder
 from moorage.api.commands import CommandRequest, Receipt
 from moorage.api.faults import faults
 from moorage.api.wire import (
@@ -21,11 +22,13 @@ from moorage.api.wire import (
     ReportedRecord,
     ReportRequest,
     ResolvedRun,
+    SettleRequest,
 )
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 
 T = TypeVar("T")
 RECEIPT = TypeAdapter(Receipt)
+CHILD_ORDER = TypeAdapter(ChildOrder)
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
@@ -115,6 +118,14 @@ class GatewayClient:
     async def deliver(self, uid: str, request: DeliverRequest) -> RunView:
         """Push upstream, or settle an earlier try."""
         return await self._view("POST", f"/v1/runs/{uid}/deliver", request, DELIVER_TIMEOUT_S)
+
+    async def settle(self, uid: str, request: SettleRequest) -> RunView:
+        """B2: the shares of children that ended."""
+        return await self._view("POST", f"/v1/runs/{uid}/children", request)
+
+    async def child_order(self, uid: str, name: str) -> ChildOrder:
+        """What the run's agent asked for under that name."""
+        return _read(CHILD_ORDER, await self._call("GET", f"/v1/runs/{uid}/children/{name}"))
 
     async def release(self, uid: str) -> None:
         """The run's refs away; harmless where the run isn't known or was released already."""

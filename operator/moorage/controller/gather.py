@@ -23,6 +23,7 @@ from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
+from moorage.controller.relatives import Kin, Relatives
 from moorage.controller.roll import Roll, key_of
 from moorage.controller.signs import Signs
 from moorage.core.run.admission import JOURNAL_LOST
@@ -90,6 +91,7 @@ class Gatherer:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers, self._constraints = roll, defaults, drivers, constraints
         self._signs, self._cancelled = signs, cancelled
+        self._relatives = Relatives(objects, gateway, roll)
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
         """One picture of the run. `new`: nobody has worked on it yet, so nothing stands for it and no journal knows it.
@@ -98,13 +100,14 @@ class Gatherer:
         """
         body = await self._body(key)
         previous = status_of(body)
-        if new and body is not None and previous.observed_generation is None:
+        if new and body is not None and previous.observed_generation is None and not spec_of(body).get("parentRef"):
             return self._picture(key, body, Children(), Journal(), await self.resolve(body), untouched=True)
         children, journal = await self._look(key)
         found = None
         if body is not None and journal.view is None and not journal.away and not previous.epoch:
             found = await self.resolve(body)
-        return self._picture(key, body, children, journal, found)
+        kin = await self._relatives.of(key, body, journal.view) if not journal.away else Kin()
+        return self._picture(key, body, children, journal, found, kin=kin)
 
     async def _body(self, key: RunKey) -> Body | None:
         """The object, from the watch where it was seen: each of our own writes is seen there too."""
@@ -149,9 +152,10 @@ class Gatherer:
         journal: Journal,
         found: Found,
         *,
+        kin: Kin | None = None,
         untouched: bool = False,
     ) -> Gathered:
-        view, previous = journal.view, status_of(body)
+        view, previous, kin = journal.view, status_of(body), kin or Kin()
         run = read_run(body, self._defaults.placement) if body is not None else None
         asked = spec_of(body)
         begun = previous.epoch is not None or bool(children.sandboxes)  # F2: none is made before its epoch is journaled
@@ -175,13 +179,19 @@ class Gatherer:
             lease=children.lease,
             sandboxes=children.sandboxes,
             volume=children.volume,
-            wanted=limits(run.spec.constraints, None) if isinstance(run, AgentRun) else None,
+            wanted=limits(run.spec.constraints, None)
+            if isinstance(run, AgentRun) and run.spec.parent_ref is None
+            else None,
             iterations=view.iterations if view else None,
             asked=timeouts(run) if isinstance(run, AgentRun) else ResolvedTimeouts(),
             heartbeat=view.heartbeat if view else None,
             gone=body is None or bool(meta.get("deletionTimestamp")),
             gateway_trouble=journal.trouble or "",
             untouched=untouched,
+            orphaned=kin.orphaned,
+            children_over=kin.over,
+            children_gone=kin.gone,
+            children_wanted=kin.wanted,
             released=view.released if view else True,
             signature=view.signature if view else None,
         )
@@ -199,14 +209,15 @@ class Gatherer:
     async def _references(self, run: AgentRun) -> References:
         """Only what the run names is read, in parallel; the model's provider may follow from the agent."""
         tenant, spec = run.metadata.namespace, run.spec
-        workspace, (agent, provider), goal, classes = await asyncio.gather(
+        workspace, (agent, provider), goal, classes, parent = await asyncio.gather(
             self._read(Workspace, tenant, spec.workspace_ref.name if spec.workspace_ref else None),
             self._agent(run),
             self._goal(run),
             self._objects.runtime_classes(),
+            self._relatives.parent(tenant, spec.parent_ref.name if spec.parent_ref else None),
         )
         refs = References(goal=goal, runtime_classes=classes, drivers=self._drivers, constraints=self._constraints)
-        return replace(refs, workspace=workspace, agent=agent, provider=provider)
+        return replace(refs, workspace=workspace, agent=agent, provider=provider, parent=parent)
 
     async def _agent(self, run: AgentRun) -> tuple[Any, Any]:
         tenant, ref = run.metadata.namespace, run.spec.agent_ref

@@ -70,6 +70,10 @@ class ManifestObjects:
     async def delete(self, run: RunKey) -> None:
         """Nothing keeps it but this process."""
 
+    async def create_run(self, body: Body) -> None:
+        """None is ever asked for: a local run is refused `agent.children`."""
+        raise NotImplementedError(body["metadata"]["name"])
+
     async def runs(self) -> frozenset[RunKey]:
         """See the port."""
         return frozenset({key_of(self.body)})

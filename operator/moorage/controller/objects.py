@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from moorage.api.names import API_VERSION
 from moorage.controller.ports import Body, Unwritable
 from moorage.controller.roll import key_of
-from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, KubeApi, KubeError, Missing, Stale, path_of
+from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, Exists, KubeApi, KubeError, Missing, Stale, path_of
 from moorage.sandbox.port import Conflict, RunKey, Unavailable
 
 PLACES = {
@@ -91,6 +91,12 @@ class KubeObjects:
         """By UID."""
         with _away():
             await self._api.delete(path_of(*PLACES["AgentRun"], run.tenant, run.name), run.uid)
+
+    async def create_run(self, body: Body) -> None:
+        """By its name."""
+        path = path_of(*PLACES["AgentRun"], str(body["metadata"]["namespace"]))
+        with _away(), suppress(Exists):
+            await self._api.create(path, body)
 
     async def runs(self) -> frozenset[RunKey]:
         """Keys of all AgentRuns; only their metadata is sent."""

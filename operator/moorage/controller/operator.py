@@ -9,7 +9,7 @@ from typing import Any
 from moorage.api import names
 from moorage.controller.engine import Engine
 from moorage.controller.queue import WorkQueue
-from moorage.controller.roll import Roll, Standing, key_of
+from moorage.controller.roll import Roll, Standing, key_of, parent_of
 from moorage.sandbox.port import Conflict, RunKey, Unavailable
 from moorage.telemetry.logs import Key
 from moorage.telemetry.metrics import OperatorMetrics
@@ -40,6 +40,7 @@ class Operator:
     def run_changed(self, kind: str | None, body: Body) -> None:
         """An AgentRun was seen, or seen to go. Ended ones that nothing is due for cost nothing more."""
         key = key_of(body)
+        self._wake_relatives(key, body)
         if kind == "DELETED":
             if self._roll.forget(key):
                 self._wake_waiting()
@@ -48,6 +49,14 @@ class Operator:
         entry = self._roll.saw(body, created=kind == "ADDED")
         if entry is not None and entry.body is not None:
             self.queue.add(key)
+
+    def _wake_relatives(self, key: RunKey, body: Body) -> None:
+        """X2, B2: children hear of their parent's end, and a parent of theirs."""
+        above = parent_of(body)
+        parent = self._roll.find(*above) if above is not None else None
+        for other in (*self._roll.children(key), *([parent] if parent is not None else [])):
+            if self._roll.heeds(other):
+                self.queue.add(other)
 
     def child_changed(self, kind: str | None, body: Body) -> None:
         """A pod of a run's changed, or its Lease went."""

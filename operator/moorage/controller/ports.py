@@ -40,6 +40,9 @@ class Objects(Protocol):
     async def delete(self, run: RunKey) -> None:
         """The AgentRun itself away; harmless when it is gone."""
 
+    async def create_run(self, body: Body) -> None:
+        """Make an AgentRun; harmless where its name is taken already."""
+
     async def runs(self) -> frozenset[RunKey]:
         """Every AgentRun that exists."""
 

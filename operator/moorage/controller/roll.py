@@ -44,6 +44,7 @@ class Entry:
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
     background: bool = False
+    parent: tuple[str, str] | None = None  # namespace and name
     fresh: bool = False  # created under this process's own eyes, and not looked at since
 
 
@@ -53,6 +54,7 @@ class Roll:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._entries: dict[tuple[str, str], Entry] = {}
+        self._children: dict[tuple[str, str], set[str]] = {}
 
     def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
@@ -70,8 +72,10 @@ class Roll:
             standing = Standing.ENDED
         kept = None if settled(body) else body
         entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
-        entry.fresh = fresh
+        entry.fresh, entry.parent = fresh, parent_of(body)
         self._entries[key.tenant, key.name] = entry
+        if entry.parent is not None:
+            self._children.setdefault(entry.parent, set()).add(key.name)
         return entry
 
     def first_look(self, key: RunKey) -> bool:
@@ -88,6 +92,10 @@ class Roll:
         if entry is None:
             return False
         del self._entries[key.tenant, key.name]
+        if entry.parent is not None and (siblings := self._children.get(entry.parent)) is not None:
+            siblings.discard(key.name)
+            if not siblings:
+                del self._children[entry.parent]
         return entry.standing in COUNTED
 
     def knows(self, key: RunKey) -> bool:
@@ -112,6 +120,12 @@ class Roll:
         """The run of that name."""
         known = self._entries.get((tenant, name))
         return known.key if known else None
+
+    def children(self, key: RunKey) -> list[RunKey]:
+        """Runs that name this one as their parent and haven't ended."""
+        named = self._children.get((key.tenant, key.name), ())
+        found = [self._entries.get((key.tenant, name)) for name in sorted(named)]
+        return [entry.key for entry in found if entry is not None and entry.standing is not Standing.ENDED]
 
     def note(self, key: RunKey, standing: Standing) -> bool:
         """Set what it counts as; True where that moved the queue: a slot is free, or nobody is ahead any more."""
@@ -163,6 +177,14 @@ def key_of(body: Mapping[str, Any]) -> RunKey:
     """The key of an AgentRun."""
     meta = body.get("metadata") or {}
     return RunKey(str(meta.get("uid", "")), str(meta.get("namespace", "")), str(meta.get("name", "")))
+
+
+def parent_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Namespace and name of the run that it names as its parent."""
+    spec, meta = body.get("spec"), body.get("metadata") or {}
+    ref = spec.get("parentRef") if isinstance(spec, Mapping) else None
+    name = ref.get("name") if isinstance(ref, Mapping) else None
+    return (str(meta.get("namespace", "")), str(name)) if name else None
 
 
 def settled(body: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.wire import ResolvedAgent
 from moorage.core.continuation.loops import Finding
 
@@ -168,6 +169,28 @@ class Messages(Protocol):
         """
 
 
+class ChildRefused(Exception):
+    """The child isn't started, or isn't known; the message says why, in words for the agent."""
+
+
+class ChildRuns(Protocol):
+    """O2: the children that the agent may start. Raises ChildRefused."""
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """Have one started; durable when it returns, and the same child for the same key. The epoch is the host's."""
+
+    async def wait(self, name: str, within_s: float) -> ChildAnswer:
+        """As soon as it has ended, or as it is after that time, or once the run is to pause."""
+
+    async def living(self) -> tuple[str, ...]:
+        """Names of those that haven't ended, oldest first."""
+
+    async def merge(self, name: str) -> int:
+        """W7: bring what an ended child proposes into the tree, and say how many files that changed. ChildRefused names
+        the conflicts; nothing was changed then.
+        """
+
+
 class Host(Protocol):
     """The runner, as a driver sees it."""
 
@@ -178,6 +201,10 @@ class Host(Protocol):
     @property
     def messages(self) -> Messages:
         """What people say to the agent meanwhile."""
+
+    @property
+    def child_runs(self) -> ChildRuns:
+        """Where the agent may start any (`Task.agent.children`)."""
 
     @property
     def budget(self) -> Budget:

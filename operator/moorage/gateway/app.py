@@ -43,6 +43,7 @@ from moorage.gateway.repair import RepairRoom
 from moorage.gateway.resolve import ResolveRoom
 from moorage.gateway.runs import RunsRoom
 from moorage.gateway.sandbox import SandboxRoom
+from moorage.gateway.spawning import SpawningRoom
 from moorage.gateway.spending import SpendingRoom
 from moorage.gateway.streams import Streaming, StreamsRoom
 from moorage.gateway.tunnel import TunnelRoom
@@ -77,6 +78,7 @@ def app_of(gate: Gate) -> Starlette:
         RepairRoom(gate),
         ChangesRoom(gate),
         SandboxRoom(gate, bases),
+        SpawningRoom(gate),
         GitRoom(gate),
         ModelRoom(gate, questions),
         SpendingRoom(gate),

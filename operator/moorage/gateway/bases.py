@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from moorage.api.wire import ResolvedRun
+from moorage.api.wire import ResolvedParent, ResolvedRun
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
@@ -110,6 +110,8 @@ class Bases:
         delivery = run.spec.delivery
         if known is None and upstream is not None and delivery is not None and delivery.push:
             await self._mirrors.check_branch_free(upstream, delivery.branch)
+        if run.spec.parent is not None:
+            return await self._of_parent(run, run.spec.parent)
         fetched = await self._mirrors.ensure(key, upstream)
         base = await self._fixed(run, known or fetched.revision)
         if base != fetched.revision and not await self._mirrors.has_commit(key, base):
@@ -117,6 +119,16 @@ class Bases:
         if not await self._mirrors.has_commit(key, base):
             raise UpstreamRefused(f"the base {base} is gone from the remote", reason="GitRefNotFound")
         await self._mirrors.pin(key, run.uid, BASE_PIN, base)
+        return base
+
+    async def _of_parent(self, run: Run, parent: ResolvedParent) -> str:
+        """O2: a commit of its parent's, which this mirror has once it says of that run what was acknowledged."""
+        await self._gate.refs.current(run)
+        base = await self._fixed(run, parent.commit)
+        if not await there(self._mirrors, run, base):
+            why = f"the commit {base} of its parent {parent.name} isn't kept any more"
+            raise UpstreamRefused(why, reason="GitRefNotFound")
+        await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
         return base
 
     async def _pinned(self, run: Run, base: str) -> None:

@@ -22,6 +22,7 @@ from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_o
 from moorage.gateway.constraints import Judge
 from moorage.gateway.contents import Contents
 from moorage.gateway.durations import Durations
+from moorage.gateway.elders import EldersFirst
 from moorage.gateway.errors import Forbidden, NotRegistered, Refusal, UnknownRun
 from moorage.gateway.heads import Heads
 from moorage.gateway.heartbeat import Heartbeats
@@ -110,7 +111,7 @@ class Gate:
         )
         self.judge = Judge(self.ledger, deps.clock, deps.constraints, deps.metrics)
         shared = deps.settings.mirrors_shared
-        self.refs: RunRefs = (
+        refs: RunRefs = (
             SharedRefs(
                 deps.mirrors,
                 deps.store,
@@ -123,6 +124,7 @@ class Gate:
             if shared
             else OwnRefs(deps.mirrors)
         )
+        self.refs = EldersFirst(refs, self.ledger)
         self.contents = Contents(deps.blobs, deps.content_keys, deps.log)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(

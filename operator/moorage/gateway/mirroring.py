@@ -84,7 +84,7 @@ class RunRefs(Protocol):
         """Take a push. What the report calls taken outlives whatever this installation may lose."""
 
     async def pin(self, run: Run, epoch: int, name: str, commit: str) -> None:
-        """Keep a commit for the run, whatever becomes of the branch that it was on."""
+        """Keep a commit for the run, whatever becomes of the branch that it was on, and of the run that made it."""
 
     async def drop(self, run: Run) -> int:
         """Remove the run's refs from the mirror; how many there were."""
@@ -268,8 +268,12 @@ class SharedRefs:
         raise _busy(run)
 
     async def _pinned(self, run: Run, at: _Followed, epoch: int, moves: Mapping[str, str]) -> bool:
-        """Whether pins of commits that are kept were the next. They bring no objects."""
-        push = KeptPush(run_uid=run.uid, number=at.number, epoch=epoch, moves=tuple(moves.items()), base=at.base)
+        """Whether pins were the next push. They bring objects where the commit is another run's (W7)."""
+        known = {commit for commit in (at.base, *at.refs.values()) if commit is not None}
+        pack = await self._packed(run, set(moves.values()), known) if set(moves.values()) - known else None
+        push = KeptPush(
+            run_uid=run.uid, number=at.number, epoch=epoch, moves=tuple(moves.items()), base=at.base, pack=pack
+        )
         if not await self._kept(push):
             return False
         await self._mirrors.follow(mirror_key(run), moves)

@@ -18,11 +18,13 @@ from moorage.api.wire import (
     ReportRequest,
     ResolvedRun,
     Role,
+    SettleRequest,
 )
 from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
 from moorage.gateway.bases import Bases
+from moorage.gateway.children import Shares
 from moorage.gateway.credentials import demand_credentials
 from moorage.gateway.delivery import Delivery
 from moorage.gateway.errors import Invalid, Refusal
@@ -47,7 +49,7 @@ class RunsRoom:
         self._gate, self._bases, self._questions = gate, bases, questions
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
-        self._delivery = delivery
+        self._delivery, self._shares = delivery, Shares(gate, questions)
         self._roll = Roll(gate.deps.store)
 
     def routes(self) -> list[BaseRoute]:
@@ -61,6 +63,7 @@ class RunsRoom:
             Route(f"{run}/pods", self.register, methods=["POST"], name="pods"),
             Route(f"{run}/records", self.report, methods=["POST"], name="operator-records"),
             Route(f"{run}/deliver", self.deliver, methods=["POST"], name="deliver"),
+            Route(f"{run}/children", self.children, methods=["POST"], name="children"),
             Route(f"{run}/release", self.release, methods=["POST"], name="release"),
         ]
 
@@ -73,8 +76,14 @@ class RunsRoom:
         if body.uid != request.path_params["uid"]:
             raise Invalid("uid: the path and the body name different runs")
         spec = body.run
-        content = None if await self._known(spec.uid) else await self._usable(spec)
+        content = None if await self._known(spec.uid) else await self._welcome(spec)
         return await self._view(await self._ledger.admit(spec, body.fence, content))
+
+    async def _welcome(self, spec: ResolvedRun) -> BlobRef:
+        """A new run that can be worked on, and that its parent has something left for."""
+        content = await self._usable(spec)
+        await self._shares.reserve(spec)
+        return content
 
     async def _usable(self, spec: ResolvedRun) -> BlobRef:
         """Keep a new run's spec while its Secrets are looked for; both are over when this raises.
@@ -166,6 +175,13 @@ class RunsRoom:
         body = await read_model(request, DeliverRequest, self._limit)
         await self._gate.demand_epoch(run, body.epoch, "deliver")
         await self._delivery.deliver(run, body.epoch, body.commit)
+        return await self._view(run)
+
+    async def children(self, request: Request) -> Response:
+        """POST SettleRequest: what its children have used, of those that ended (B2)."""
+        run = await self._gate.run_for_operator(request)
+        body = await read_model(request, SettleRequest, self._limit)
+        await self._shares.settle(run, frozenset(body.gone))
         return await self._view(run)
 
     async def release(self, request: Request) -> Response:

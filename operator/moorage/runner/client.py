@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from moorage.api.children import ChildAnswer, ChildList, SpawnRequest
 from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
 from moorage.api.wire import (
     Assignment,
@@ -130,6 +131,21 @@ class GatewayClient:
             if error.reason != NO_DOOR:
                 raise
             return WaitingMessages()
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """Have a child started (O2)."""
+        return await self._call(ChildAnswer, "POST", "/v1/self/children", asked)
+
+    async def children(self) -> ChildList:
+        """All children of the run."""
+        return await self._call(ChildList, "GET", "/v1/self/children")
+
+    async def child(self, name: str) -> ChildAnswer:
+        """How far a child is; not over after the gateway's own limit."""
+        return await patiently(
+            lambda: self._once(ChildAnswer, "GET", f"/v1/self/children/{name}", read_s=ORDERS_TIMEOUT_S),
+            self._patience_s,
+        )
 
     async def patiently(self, call: Callable[[], Awaitable[R]]) -> R:
         """Something else that goes by way of the gateway and may be repeated: git."""

@@ -21,6 +21,7 @@ from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
+from moorage.runner.children import RunnerChildren
 from moorage.runner.client import GatewayClient
 from moorage.runner.completion import Completion, change_asked
 from moorage.runner.disk import bytes_below
@@ -53,6 +54,7 @@ class RunnerHost:
         self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
+        self.child_runs = RunnerChildren(client, assignment.epoch, self.pausing, reporter.progressed, worktree.merge)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
         self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
         self._client, self._reporter, self._hold = client, reporter, hold

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -25,6 +25,9 @@ from moorage.runner.tunnel import carry
 
 EGRESS = "/egress/"
 MODEL = "/model/"
+MCP = b"/mcp"
+Tools = Callable[[bytes], Awaitable[bytes | None]]
+"""Takes a JSON-RPC message and answers it; None where it asks for nothing."""
 PREFIXES = (MODEL, "/git/", EGRESS)
 PROXIED = "http://"
 PASSING = (OSError, asyncio.IncompleteReadError)  # a peer went away: the other one hears it by the closed connection
@@ -47,15 +50,19 @@ DROPPED = frozenset(
 )
 NO_GATEWAY = (b"502 Bad Gateway", b"the gateway can't be reached; try again")
 NO_RETRY = b"x-should-retry: false\r\n"
+ANSWERED = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 REFUSED = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
 class Relay:
-    """Listens on 127.0.0.1; `url` is where. `hold`: model requests wait there, where somebody listens to it (P6)."""
+    """Listens on 127.0.0.1; `url` is where. `hold`: model requests wait there, where somebody listens to it (P6).
+    `tools`: who answers what is posted to /mcp; None: nobody does.
+    """
 
     def __init__(self, gateway: str, token_file: Path, hold: Hold | None = None) -> None:
         self._gateway, self._token_file = gateway, token_file
         self.hold = hold or Hold()
+        self.tools: Tools | None = None
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.url = ""
@@ -97,7 +104,13 @@ class Relay:
             return await _refuse(reader, writer, b"400 Bad Request", b"the request's head is not well-formed HTTP/1.1")
         if head.startswith(b"CONNECT "):
             return await self._tunnel(head, reader, writer)
-        path = door_of(head.split(b" ", 2)[1].decode("latin-1"))
+        return await self._at_door(head, reader, writer)
+
+    async def _at_door(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = head.split(b" ", 2)[1]
+        if self.tools is not None and target == MCP:
+            return await _called(self.tools, head, reader, writer)
+        path = door_of(target.decode("latin-1"))
         if path is None:
             return await _refuse(reader, writer, b"404 Not Found", b"only /model/, /git/ and http://HOST/ lead out")
         if path.startswith(EGRESS) and (body := await kept_body(head, reader, writer)) is not None:
@@ -166,6 +179,18 @@ class Relay:
             await carry(head.split(b" ")[1], token, (reader, writer), gateway)
         finally:
             gateway[1].close()
+
+
+async def _called(tools: Tools, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One message of a client of ours; there is no stream that it could listen to."""
+    body = await kept_body(head, reader, writer, MAX_BODY) if head.startswith(b"POST ") else None
+    if body is None:
+        await _refuse(reader, writer, b"405 Method Not Allowed", b"POST one JSON-RPC message, with its length")
+        return
+    answer = await tools(body)
+    status = b"202 Accepted" if answer is None else b"200 OK"
+    writer.write(ANSWERED % (status, len(answer or b""), answer or b""))
+    await writer.drain()
 
 
 def well_formed(head: bytes) -> bool:

@@ -38,6 +38,10 @@ class Reporter:
         self._next_id = 0
         self.heard: Callable[[Budget | None], None] = lambda _: None
 
+    def progressed(self) -> None:
+        """The attempt does something, though there is no fact to tell."""
+        self.progress += 1
+
     async def emit(
         self,
         type: str,  # noqa: A002  the record's own word

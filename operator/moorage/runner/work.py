@@ -23,6 +23,7 @@ from moorage.runner.disk import disk_named
 from moorage.runner.exitcodes import Exit
 from moorage.runner.followups import FollowUps
 from moorage.runner.host import AgentPaths, RunnerHost, home_on, iterations_used
+from moorage.runner.mcp import ChildTools
 from moorage.runner.probe import isolated
 from moorage.runner.processes import kill_everything
 from moorage.runner.relay import Relay
@@ -172,6 +173,8 @@ class Work:
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths, hold=self.relay.hold)
         host.tell_remaining()
+        if self.assignment.agent.children is not None:
+            self.relay.tools = ChildTools(host.child_runs, lambda: host.budget).answer
         async with background(host.log.pump(), host.messages.follow(watch.mail)):
             await self._tell_start(worktree)
             try:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.wire import ResolvedAgent
 from moorage.core.continuation.loops import Finding, Thresholds
-from moorage.drivers.port import Child, EndCheck, Held, Kind, Message, Recorded, Task
+from moorage.drivers.port import Child, ChildRefused, EndCheck, Held, Kind, Message, Recorded, Task
 from moorage.drivers.watching import Circles
 from moorage.runner.hold import Hold
 from moorage.runner.processes import spawn
@@ -69,6 +70,37 @@ class GivenMessages:
         return found
 
 
+class GivenChildren:
+    """Implements drivers.port.ChildRuns: `asked` for, by key; a test ends them by `over`."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, SpawnRequest] = {}
+        self.over: dict[str, ChildAnswer] = {}
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """See the port."""
+        self.asked.setdefault(asked.key, asked)
+        return ChildAnswer(name=f"child-{[*self.asked].index(asked.key) + 1}", status="requested")
+
+    async def wait(self, name: str, within_s: float) -> ChildAnswer:  # noqa: ARG002  nothing happens meanwhile
+        """See the port."""
+        if name not in {f"child-{number + 1}" for number in range(len(self.asked))}:
+            raise ChildRefused(f"this run has no child {name}")
+        return self.over.get(name, ChildAnswer(name=name, status="started"))
+
+    async def living(self) -> tuple[str, ...]:
+        """See the port."""
+        names = [f"child-{number + 1}" for number in range(len(self.asked))]
+        return tuple(name for name in names if name not in self.over)
+
+    async def merge(self, name: str) -> int:
+        """See the port: of one that has a commit, one file."""
+        found = await self.wait(name, 0)
+        if found.commit is None:
+            raise ChildRefused(f"{name} is {found.status} and has no commit to merge")
+        return 1
+
+
 @dataclass
 class LocalHost:
     """Implements drivers.port.Host over a folder `tree`; `iterations`, `usage` and `conversations` are its safe points.
@@ -93,6 +125,7 @@ class LocalHost:
     hold: Hold = field(default_factory=Hold)
     conversations: list[bool] = field(default_factory=list)
     budget: Budget = field(default_factory=Budget)
+    child_runs: GivenChildren = field(default_factory=GivenChildren)
 
     def __post_init__(self) -> None:
         """What stands in the tree is nothing new."""

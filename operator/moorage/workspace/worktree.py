@@ -30,6 +30,7 @@ from moorage.workspace.errors import (
 from moorage.workspace.fetching import fetch_whole
 from moorage.workspace.git import Git, Output
 from moorage.workspace.locks import lock
+from moorage.workspace.merging import Merged, merge_into
 from moorage.workspace.plumbing import attach, batch, names, read_ref, recorded_head, tree_of, write_commit, write_ref
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
@@ -40,7 +41,7 @@ __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "Worktre
 
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
-_BASE, _LAST, _HEAD, _STATE = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state"))
+_BASE, _LAST, _HEAD, _STATE, _MERGED = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state", "merged"))
 _BAD_OBJECT = re.compile(r"object ([0-9a-f]{40,64}): (\w+: [^;)]*)")  # as fsck tells it
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 
@@ -199,6 +200,15 @@ class RunWorktree:
         if tree is None or tree == self.state_tree:
             return self.state if tree else None
         return self._commit(tree, (), TITLE)
+
+    async def merge(self, commit: str) -> Merged:
+        """W7: what that commit has changed, into the tree. Raises WorkspaceError where it can't be fetched."""
+        async with self._busy:
+            await self._stage(None)
+            tree = await self.shadow.write_tree()
+            await self._fetch({_MERGED: commit})
+            ours = self._commit(tree, [self.last], "The tree before a merge")
+            return await merge_into(self.shadow.git, ours, commit)
 
     async def push_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Bring a checkpoint to the gateway; when this returns it is synced there (P5). Raises Refused, …"""

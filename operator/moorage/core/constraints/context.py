@@ -11,16 +11,19 @@ from moorage.core.run.state import RunState
 
 
 def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int]) -> Context:
-    """What the state says was used. `iterations`: complete ones, of which it knows only the last number."""
+    """What the state says was used, with what was given to its children (B3). `iterations`: complete ones, of which it
+    knows only the last number.
+    """
+    given = s.given_away
     return Context(
-        iterations=iterations,
-        tokens=s.usage.tokens,
-        cost_micros=s.usage.cost_micros,
+        iterations=iterations + given.iterations,
+        tokens=s.usage.tokens + given.tokens,
+        cost_micros=s.usage.cost_micros + given.cost_micros,
         wall_ms=wall_ms,
         model_requests=s.usage.model_requests,
-        tool_calls=s.usage.tool_calls,
-        effects=s.usage.effects,
-        egress_bytes=s.usage.egress_bytes,
+        tool_calls=s.usage.tool_calls + given.tool_calls,
+        effects=s.usage.effects + given.effects,
+        egress_bytes=s.usage.egress_bytes + given.egress_bytes,
         disk_bytes=s.disk_bytes,
         human_approvals=s.usage.human_approvals,
         state=Snapshot(s.phase, s.attempt),

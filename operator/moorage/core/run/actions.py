@@ -117,6 +117,22 @@ class DeleteObject:
     """The AgentRun itself away: only where retention.deleteObject says so."""
 
 
+@dataclass(frozen=True)
+class SettleChildren:
+    """B2: have the gateway settle the shares of children that ended. `gone`: those, by Child.ref, that nobody will
+    admit any more: what the gateway hasn't heard of among them has used nothing.
+    """
+
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CreateChild:
+    """The AgentRun of a child that the agent asked for; its name is the lock that makes it one."""
+
+    name: str
+
+
 Action = (
     Admit
     | Begin
@@ -132,6 +148,8 @@ Action = (
     | ReleaseVolume
     | ReleaseRun
     | DeleteObject
+    | SettleChildren
+    | CreateChild
 )
 
 

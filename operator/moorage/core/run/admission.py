@@ -48,6 +48,8 @@ def _waits(o: Observed, now: int) -> Plan | None:
         return Plan()
     if o.cancel:
         return Plan(verdict=Verdict(RunPhase.CANCELLED, "Cancelled", "cancelled before it was admitted"))
+    if o.orphaned:
+        return Plan(verdict=Verdict(RunPhase.CANCELLED, "ParentEnded", "its parent ended before it was admitted"))
     late = _too_late(o, now)
     if late is not None:
         return late

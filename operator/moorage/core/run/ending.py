@@ -19,6 +19,7 @@ STOP_PATIENCE_MS = 30_000  # a removal this far behind its time: the node's kube
 DELIVERY_RETRY_MS = 5_000  # while a push is under way: its receipt wakes the run, this is for one that got lost
 UNASKED = 5  # times the patience of a cancel, for a gateway that can't even try to ask
 OBJECT_DELETED = "ObjectDeleted"
+PARENT = "ParentEnded"
 
 
 def ended(o: Observed, s: RunState, now: int) -> Plan | None:
@@ -96,9 +97,9 @@ def stop(v: SandboxView, now: int, reason: str, grace_ms: int) -> tuple[StopSand
 def cancelling(o: Observed, s: RunState, now: int) -> Plan | None:
     """X1: requested, propagated, acknowledged, quiesced, reconciled, and only then cancelled."""
     if s.cancel_stage is None:
-        if not (o.cancel or o.gone):
+        if not (o.cancel or o.gone or o.orphaned):
             return None
-        why = OBJECT_DELETED if o.gone else "user"
+        why = OBJECT_DELETED if o.gone else "user" if o.cancel else PARENT
         return Plan(actions=(report(RecordType.CANCEL_REQUESTED, {"reason": why}, why),), requeue_ms=1)
     if o.live_sandboxes:
         return _quiesce(o, s, now)

@@ -130,6 +130,10 @@ class Observed:
     progress_seen_at: int | None = None  # F6: when the observer first saw the journal's latest progress
     wanted: ResolvedLimits | None = None  # the limits as the author writes them now; those in force are in `spec`
     iterations: int | None = None  # how many are complete, by the gateway's count
+    orphaned: bool = False  # X2: its parent has ended, or tells its children to end
+    children_over: bool = False  # some of its open children have ended, as their objects say
+    children_gone: tuple[str, ...] = ()  # by Child.ref: open children that nobody will admit any more
+    children_wanted: tuple[str, ...] = ()  # names of those that were asked for and have no object yet
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 
     @property

@@ -20,6 +20,7 @@ from moorage.core.run.approving import answering, due
 from moorage.core.run.attempts import attempt, ownership, recovering
 from moorage.core.run.ending import cancelling, ended
 from moorage.core.run.observed import Observed
+from moorage.core.run.parenthood import awaiting_children, share_spent, with_children
 from moorage.core.run.pausing import clock_ends, pausing, raising
 from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
@@ -40,8 +41,13 @@ def decide(o: Observed, now: int) -> Plan:
     for policy in POLICIES:
         plan = policy(o, o.journal, now)
         if plan is not None:
-            return _in_time(_with_placements(plan, o, o.journal), o, o.journal, now)
-    return _in_time(_with_placements(Plan(), o, o.journal), o, o.journal, now)
+            return _completed(plan, o, o.journal, now)
+    return _completed(Plan(), o, o.journal, now)
+
+
+def _completed(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
+    """With what belongs to every plan."""
+    return _in_time(_with_placements(with_children(plan, o, s, now), o, s), o, s, now)
 
 
 def _with_placements(plan: Plan, o: Observed, s: RunState) -> Plan:
@@ -84,9 +90,11 @@ POLICIES: tuple[Policy, ...] = (
     deadline,
     raising,
     answering,
+    share_spent,
     pausing,
     admitted,
     ownership,
+    awaiting_children,
     agent_ended,
     recovering,
     attempt,

@@ -15,7 +15,7 @@ from moorage.core.approvals import reducing as approvals
 from moorage.core.commands import reducing as commands
 from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import Record, RecordType, Source
-from moorage.core.run import pauses
+from moorage.core.run import children, pauses
 from moorage.core.run.changes import NOTHING, Changes, Handler, to
 from moorage.core.run.phases import LIVE, TERMINAL, IllegalMove, RunPhase, move
 from moorage.core.run.rework import REWORK, UNHEARD, onward, reworked
@@ -135,6 +135,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         verifiers_interrupted=0,
         deferral=None,
         recovered=s.attempt > 0,
+        children_ending=False,
         **pauses.went_on(s, r),
     )
 
@@ -471,6 +472,10 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_RECEIPT.value: _effect_closed,
     RecordType.EFFECT_RECONCILED.value: _effect_closed,
     RecordType.EFFECT_DEFERRED.value: _effect_deferred,
+    RecordType.CHILD_REQUESTED.value: children.child_requested,
+    RecordType.CHILD_STARTED.value: children.child_started,
+    RecordType.CHILD_ENDED.value: children.child_ended,
+    RecordType.CHILDREN_ENDING.value: children.children_ending,
     RecordType.CONSTRAINT_EVALUATED.value: _constraints,
     RecordType.DRIFT_SAVED.value: _drift,
     RecordType.APPROVAL_REQUESTED.value: approvals.requested,
@@ -498,6 +503,8 @@ NEW_WORK = frozenset(
     {
         RecordType.RUN_ADMITTED,
         RecordType.EPOCH_RAISED,
+        RecordType.CHILD_REQUESTED,
+        RecordType.CHILD_STARTED,
         RecordType.MODEL_REQUEST,
         RecordType.EFFECT_INTENT,
         RecordType.EFFECT_DISPATCHED,
@@ -512,6 +519,7 @@ AFTER_END = frozenset(
         RecordType.EFFECT_RECONCILED,
         RecordType.COMMAND_ACCEPTED,  # to resolve one of them
         RecordType.MODEL_RESPONSE,  # what was spent is spent
+        RecordType.CHILD_ENDED,
         RecordType.JOURNAL_REPAIRED,
     }
 )

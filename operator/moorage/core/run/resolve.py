@@ -23,6 +23,7 @@ from moorage.api.wire import (
     ResolvedAgent,
     ResolvedApproval,
     ResolvedCheck,
+    ResolvedChildren,
     ResolvedContinuation,
     ResolvedDelivery,
     ResolvedEgress,
@@ -47,8 +48,10 @@ from moorage.core.models.responses import RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
 from moorage.core.run.merges import LACKING, forge_of, pull_request
 from moorage.core.run.observed import Problem
+from moorage.core.run.parents import Parent, child_of
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
+PARENTAL = frozenset({NATIVE, "codex"})  # drivers whose agents are given the tools of children
 ACCEPTANCE_ROUNDS = 2
 WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]
@@ -67,13 +70,15 @@ class Broken:
 class References:
     """What the run's references led to: None where nothing was found, or nothing is named.
 
-    goal: text of the ConfigMap's key. runtime_classes: None where they may not be listed (namespaced mode); then the
-    pod's admission decides. drivers: those that the installed runner knows; constraints: entry points of the gateway.
+    parent: the run that spec.parentRef names. goal: text of the ConfigMap's key. runtime_classes: None where they may
+    not be listed (namespaced mode); then the pod's admission decides. drivers: those that the installed runner knows;
+    constraints: entry points of the gateway.
     """
 
     workspace: Workspace | Broken | None = None
     agent: Agent | Broken | None = None
     provider: ModelProvider | Broken | None = None
+    parent: Parent | None = None
     goal: str | None = None
     runtime_classes: frozenset[str] | None = None
     drivers: frozenset[str] = frozenset()
@@ -115,14 +120,16 @@ def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> Agent
 def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
     """Follow everything, or say what is missing."""
     try:
-        return _resolve(run, refs, defaults)
-    except Unresolved as found:
-        return found.problem
+        found = _resolve(run, refs, defaults)
+    except Unresolved as error:
+        return error.problem
+    ref = run.spec.parent_ref
+    return found if ref is None else child_of(found, ref, run.metadata.created_at, refs.parent)
 
 
 def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun:
     spec, meta = run.spec, run.metadata
-    _refuse_unsupported(run)
+    _refuse_unsupported(run, defaults.placement)
     template, agent = _template(run, refs)
     workspace, prefix = _workspace(run, refs, defaults)
     sandbox = _sandbox(spec.sandbox, agent.spec.sandbox if agent else None, _size(refs.workspace), defaults)
@@ -167,11 +174,10 @@ def _rounds(run: AgentRun, driver: str) -> int:
     return asked if asked is not None else 0 if driver == UNHEARING else ACCEPTANCE_ROUNDS
 
 
-def _refuse_unsupported(run: AgentRun) -> None:
+def _refuse_unsupported(run: AgentRun, placement: Placement) -> None:
     """Fields that exist already and would be silently without effect."""
     spec = run.spec
     asked = {
-        "parentRef": spec.parent_ref is not None,
         "continueFrom": spec.continue_from is not None,
     }
     for field, used in asked.items():
@@ -179,6 +185,9 @@ def _refuse_unsupported(run: AgentRun) -> None:
             raise Unresolved(
                 "NotSupported", f"spec.{field} isn't supported by this version: leave it out", stalled=True
             )
+    if spec.parent_ref is not None and placement == "local":
+        why = "spec.parentRef: a local run has no children in this version; leave it out, or run it in a cluster"
+        raise Unresolved("NotSupported", why, stalled=True)
 
 
 # --- goal -------------------------------------------------------------------------------------------------------------
@@ -241,7 +250,19 @@ def _agent(template: AgentTemplate, refs: References, defaults: Defaults) -> Res
         env={variable.name: variable.value for variable in template.env or ()},
         model=_model(template, template.model, refs) if template.model else None,
         continuation=_continuation(template),
+        children=_children(template, defaults.placement),
     )
+
+
+def _children(template: AgentTemplate, placement: Placement) -> ResolvedChildren | None:
+    asked = template.children
+    if asked is None:
+        return None
+    if template.driver not in PARENTAL or placement == "local":
+        where = "a local run" if placement == "local" else f"the driver {template.driver}"
+        why = f"agent.children: {where} can't start any in this version: leave it out"
+        raise Unresolved("NotSupported", why, stalled=True)
+    return ResolvedChildren(max=asked.max, concurrent=asked.concurrent)
 
 
 def _continuation(template: AgentTemplate) -> ResolvedContinuation:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moorage.core.approvals.consent import Consent
 from moorage.core.commands.command import Command
 from moorage.core.effects.levels import Level, queryable
+from moorage.core.run.family import Child, Share, total
 from moorage.core.run.phases import RunPhase
 
 if TYPE_CHECKING:
@@ -344,11 +345,30 @@ class RunState:
     idle_since: int | None = None  # paused, and no attempt owns it yet
     idle_ms: int = 0  # what earlier pauses took
     raised: tuple[Raise, ...] = ()  # by the name of the limit
+    children: tuple[Child, ...] = ()  # all that live and the last that ended, oldest first
+    children_used: Share = field(default_factory=Share)  # by all that ended
+    children_asked: int = 0  # for by its agent, in all
+    children_ending: bool = False  # X2: they are to end before this run does, and no others begin
 
     @property
     def pausing(self) -> bool:
         """It stops at its next safe point, and begins nothing new there."""
         return self.pause is not None and self.pause.pending
+
+    @property
+    def open_children(self) -> tuple[Child, ...]:
+        """Those whose share isn't settled."""
+        return tuple(child for child in self.children if child.open)
+
+    def child(self, uid: str, name: str) -> Child | None:
+        """The child of that UID, or the one of that name that was asked for and has no UID yet."""
+        asked = (c for c in self.children if c.open and not c.uid and c.name == name)
+        return next((c for c in self.children if c.uid == uid), None) if uid else next(asked, None)
+
+    @property
+    def given_away(self) -> Share:
+        """B3: what its children have used, and what those that live may use."""
+        return total([self.children_used, *(child.reserve for child in self.children if child.open)])
 
     @property
     def open_effects(self) -> tuple[Effect, ...]:

@@ -28,7 +28,7 @@ from moorage.core.continuation.chain import (
     worked,
 )
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
-from moorage.drivers.builtin import prompt
+from moorage.drivers.builtin import prompt, relatives
 from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
 from moorage.drivers.builtin.context import Compaction
 from moorage.drivers.builtin.conversation import Conversation
@@ -46,6 +46,7 @@ CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
     {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
 )
 FULL = "ContextExceeded"
+PENDING = "PendingBackgroundTask"
 
 
 class BuiltinDriver:
@@ -73,7 +74,10 @@ class BuiltinDriver:
         if (conversation := CONVERSATIONS.get(model.protocol)) is None:
             why = f"the driver `builtin` doesn't speak {model.protocol}, as ModelProvider {model.provider} does"
             return Outcome("failed", "ProtocolNotSupported", why)
-        talk, tools = conversation(), Toolbox(task.tree, task.tmp, host, task.agent.env)
+        talk, tools = (
+            conversation(),
+            Toolbox(task.tree, task.tmp, host, task.agent.env, parental=task.agent.children is not None),
+        )
         room = Room(model.context_window, lambda talk: talk.request(model.name, tools.definitions()), conversation)
         async with client(task.relay_url, task.dummy_key) as http:
             loop = _Loop(task, host, ModelClient(http, self._retries, talk), talk, tools, room)
@@ -107,6 +111,7 @@ class _Loop:
     summary: str = ""
     busy: int = 0  # iterations in a row that called tools
     given: Given = field(default_factory=Given)
+    waited: set[str] = field(default_factory=set)  # N3: children that an end was put off for
     purse: Purse = field(init=False)
     telling: Telling = field(init=False)
 
@@ -225,7 +230,9 @@ class _Loop:
             return ToolResult(False, f"not run: {why}")
         if size <= MAX_ARGUMENTS:
             refused = await self.host.consent(place.call_id, call.name)
-            result = await self.tools.run(call.name, call.arguments) if refused is None else _refused(refused)
+            result = (
+                await self.tools.run(call.name, call.arguments, place.call_id) if refused is None else _refused(refused)
+            )
         else:
             why = f"the arguments have {size} bytes, {MAX_ARGUMENTS} is the most; do it in parts"
             result = ToolResult(False, why, size=len(why))
@@ -247,6 +254,10 @@ class _Loop:
         return None
 
     async def _stopped(self, iteration: int, answer: Answer, finish: Finish, tree: str) -> Outcome | None:
+        if finish is Finish.DONE and (news := await self._pending()) is not None:
+            await self._tell_decision(iteration, "nudge", PENDING, news)
+            self.talk.say(news)
+            return None
         check = await self._check(finish)
         at = Stopped(
             finish,
@@ -263,6 +274,16 @@ class _Loop:
         decision, self.given = decide(at, self.given, policy)
         self.busy = 0
         return await self._obey(iteration, with_circle(decision, self.host.circle(), policy))
+
+    async def _pending(self) -> str | None:
+        """N3: what an agent hears of its children where it would end, each time that there are others to hear of."""
+        if self.task.agent.children is None or self.purse.spent() is not None:
+            return None
+        living = await self.host.child_runs.living()
+        if not set(living) - self.waited:
+            return None
+        self.waited |= set(living)
+        return await relatives.pending(self.host.child_runs)
 
     async def _check(self, finish: Finish) -> EndCheck:
         """N4: only an end that may be accepted, or put off, is worth a check."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moorage.drivers.builtin import files
+from moorage.drivers.builtin import files, relatives
 from moorage.drivers.builtin.shell import run_command
 from moorage.drivers.port import Host
 from moorage.drivers.telling import ToolResult
@@ -84,19 +84,38 @@ Runner = Callable[[Any], Awaitable[ToolResult]]
 
 
 class Toolbox:
-    """The tools over one worktree. `scratch` is on the same volume and outside of the tree; `env` is for commands."""
+    """The tools over one worktree. `scratch` is on the same volume and outside of the tree; `env` is for commands.
+    `parental`: the agent may start children.
+    """
 
-    def __init__(self, tree: Path, scratch: Path, host: Host, env: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        tree: Path,
+        scratch: Path,
+        host: Host,
+        env: Mapping[str, str] = MappingProxyType({}),
+        *,
+        parental: bool = False,
+    ) -> None:
         self._place = files.Place(tree, scratch)
         self._host, self._env = host, env
         self.todo: list[TodoItem] = []
-        self._tools: Mapping[str, tuple[type[_Arguments], Runner]] = {
+        self._call_id = ""  # of the call that runs: one at a time
+        self._tools: dict[str, tuple[type[BaseModel], Runner]] = {
             "read": (ReadArguments, self._read),
             "write": (WriteArguments, self._write),
             "edit": (EditArguments, self._edit),
             "bash": (BashArguments, self._bash),
             "todo": (TodoArguments, self._todo),
         }
+        if parental:
+            self._tools |= {
+                "spawn_run": (relatives.SpawnArguments, self._spawn),
+                "wait_run": (relatives.WaitArguments, self._wait),
+                "merge_run": (relatives.MergeArguments, self._merge),
+                "remaining_budget": (relatives.BudgetArguments, self._remaining),
+                "report_progress": (relatives.ProgressArguments, self._progress),
+            }
 
     @property
     def open_todos(self) -> tuple[str, ...]:
@@ -110,9 +129,9 @@ class Toolbox:
             for name, (kind, _) in self._tools.items()
         ]
 
-    async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Run one call to its end."""
-        begun = time.monotonic()
+    async def run(self, name: str, arguments: Mapping[str, Any], call_id: str = "") -> ToolResult:
+        """Run one call to its end. `call_id` is stable over retries (O3)."""
+        begun, self._call_id = time.monotonic(), call_id
         result = await self._run(name, arguments)
         return replace(result.capped(), duration_ms=int((time.monotonic() - begun) * 1000))
 
@@ -160,8 +179,24 @@ class Toolbox:
         left = sum(item.status != "done" for item in asked.items)
         return _done(f"{len(asked.items)} items, {left} left")
 
+    async def _spawn(self, asked: relatives.SpawnArguments) -> ToolResult:
+        return await relatives.spawned(self._host.child_runs, self._call_id, asked)
 
-def _schema(kind: type[_Arguments]) -> dict[str, Any]:
+    async def _wait(self, asked: relatives.WaitArguments) -> ToolResult:
+        return await relatives.waited(self._host.child_runs, asked)
+
+    async def _merge(self, asked: relatives.MergeArguments) -> ToolResult:
+        return await relatives.merged(self._host.child_runs, asked)
+
+    async def _remaining(self, _: relatives.BudgetArguments) -> ToolResult:
+        return relatives.remaining(self._host.budget)
+
+    async def _progress(self, asked: relatives.ProgressArguments) -> ToolResult:
+        """The journal has it with the call already."""
+        return _done(f"noted: {asked.text[:80]}")
+
+
+def _schema(kind: type[BaseModel]) -> dict[str, Any]:
     schema = kind.model_json_schema()
     schema.pop("description", None)
     return schema

@@ -44,7 +44,11 @@ class CodexDriver:
 
 
 def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
-    return {task.home / ".codex" / "config.toml": config(model.name, task.relay_url)}
+    return {
+        task.home / ".codex" / "config.toml": config(
+            model.name, task.relay_url, children=task.agent.children is not None
+        )
+    }
 
 
 def _launch(task: Task) -> Launch:

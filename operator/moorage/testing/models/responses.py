@@ -133,6 +133,7 @@ def _output(reply: Reply, number: int) -> list[dict[str, Any]]:
             "name": call.name,
             "arguments": call.encoded(),
         }
+        | ({} if call.namespace is None else {"namespace": call.namespace})
         for index, call in enumerate(reply.tools)
     ]
     return [said, *calls] if reply.text else calls

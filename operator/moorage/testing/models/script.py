@@ -39,10 +39,11 @@ class ToolCall(_Strict):
     """One call of a tool. `id` is made from the place in the script unless given (give one twice for duplicates).
 
     `fill` adds arguments of so many characters; `cut` ends the arguments in the middle of their JSON, as a length stop
-    does.
+    does. `namespace`: where the tool was offered as one of several (openai-responses alone has that).
     """
 
     name: str
+    namespace: str | None = None
     input: dict[str, Any] = {}
     id: str | None = None
     fill: dict[str, int] = {}

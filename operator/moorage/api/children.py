@@ -1,0 +1,54 @@
+"""What an agent asks for when it starts a child run, what the operator makes of that, and what the agent hears."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from moorage.api.wirebase import Wire
+
+Amount = Annotated[int, Field(ge=0, le=2**53 - 1)]
+
+
+class SpawnRequest(Wire):
+    """`key` names the tool call: asked for again, it is the same child. Amounts are hard limits, in the smallest units;
+    None: half of what is left.
+    """
+
+    epoch: int
+    key: str = Field(min_length=1, max_length=128)
+    goal: str = Field(min_length=1, max_length=65_536)
+    start: Literal["Checkpoint", "Base"] = "Checkpoint"
+    iterations: Amount | None = None
+    tokens: Amount | None = None
+    cost_micros: Amount | None = None
+    tool_calls: Amount | None = None
+
+
+class ChildOrder(Wire):
+    """A child that was asked for, as its operator is to make it: `reserve` is its share, by the names of a Context."""
+
+    name: str
+    goal: str
+    start: Literal["Checkpoint", "Base"]
+    reserve: dict[str, int]
+
+
+class ChildAnswer(Wire):
+    """How far a child is. Once it has `ended`: its last phase, what it said, the commit that it proposes, and what it
+    used.
+    """
+
+    name: str
+    status: str  # requested | started | ended
+    outcome: str = ""
+    summary: str = ""
+    commit: str | None = None
+    used: dict[str, int] = {}
+
+
+class ChildList(Wire):
+    """All children that are remembered, oldest first; one that has ended without its last words."""
+
+    children: tuple[ChildAnswer, ...] = ()

@@ -1,0 +1,55 @@
+"""The AgentRun of a child that an agent asked for: its parent's, but for what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from moorage.api.children import ChildOrder
+from moorage.api.names import API_VERSION
+from moorage.api.quantity import dollars
+from moorage.controller.ports import Body
+
+TAKEN = ("workspaceRef", "workspace", "agentRef", "agent", "sandbox", "timeouts", "retention")
+"""What a child takes from its parent's spec as it stands."""
+LIMITS: Mapping[str, Callable[[int], dict[str, Any]]] = MappingProxyType(
+    {
+        "iterations": lambda amount: {"maxIterations": amount},
+        "tokens": lambda amount: {"tokens": {"hard": amount}},
+        "cost_micros": lambda amount: {"cost": {"hard": dollars(amount)}},
+        "tool_calls": lambda amount: {"toolCalls": {"hard": amount}},
+        "effects": lambda amount: {"effects": {"hard": amount}},
+        "egress_bytes": lambda amount: {"egress": {"hard": str(amount)}},
+    }
+)
+
+
+def child_body(parent: Body, order: ChildOrder) -> dict[str, Any]:
+    """As it is created. It delivers nowhere, and asks for the same approvals; both go with the parent (T6)."""
+    meta, spec = parent["metadata"], parent["spec"]
+    owner = {"apiVersion": API_VERSION, "kind": "AgentRun", "name": meta["name"], "uid": meta["uid"]}
+    own = {
+        "goal": order.goal,
+        "parentRef": {"name": meta["name"], "start": order.start},
+        "constraints": _constraints(order.reserve, spec),
+        "approvals": [each for each in spec.get("approvals") or () if each.get("before") != "Delivery"],
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "AgentRun",
+        "metadata": {
+            "name": order.name,
+            "namespace": meta["namespace"],
+            "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": False}],
+        },
+        "spec": {name: spec[name] for name in TAKEN if name in spec} | own,
+    }
+
+
+def _constraints(reserve: Mapping[str, int], spec: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, amount in reserve.items():
+        found |= LIMITS[name](amount) if amount else {}
+    custom = (spec.get("constraints") or {}).get("custom")
+    return found | ({"custom": custom} if custom else {})

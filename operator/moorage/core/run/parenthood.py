@@ -1,0 +1,77 @@
+"""X2, N3: how a parent's plan waits for its children, and has their shares settled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moorage.core.journal.record import RecordType
+from moorage.core.run.actions import Action, CreateChild, Plan, Report, SettleChildren
+from moorage.core.run.ending import stop
+from moorage.core.run.observed import Observed
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import PauseReason, RunState
+from moorage.core.run.waiting import classified
+from moorage.core.run.words import fail, report
+
+PATIENCE_MS = 300_000  # N3: so long a parent that has said that it is done waits for its children
+SETTLE_MS = 2_000  # a child has ended, and what it used isn't all known yet
+RECHECK_MS = 30_000  # the end of a child wakes its parent; this is the net below
+ENDS = frozenset({RecordType.RUN_SUCCEEDED, RecordType.RUN_FAILED, RecordType.RUN_CANCELLED})
+
+
+def awaiting_children(o: Observed, s: RunState, now: int) -> Plan | None:
+    """N3: an agent's end is judged once its children have ended; 300 s later they are told to."""
+    end = s.agent_end
+    if end is None or end.outcome != "completed" or not s.open_children:
+        return None
+    left = end.at + PATIENCE_MS - now
+    if s.children_ending:
+        return _closing(s)
+    if left > 0:
+        why = f"the agent is done, and waits {PATIENCE_MS // 1000} s at most for: {_named(s)}"
+        return Plan(reason="ChildrenRunning", message=why, requeue_ms=left)
+    return Plan(actions=(_told_to_end(s),), requeue_ms=1)
+
+
+def share_spent(o: Observed, s: RunState, now: int) -> Plan | None:
+    """B3: a child whose share is used up has ended: a share isn't raised, so nothing could make it go on."""
+    pause = s.pause
+    if o.spec is None or o.spec.parent is None or s.phase is not RunPhase.PAUSED or pause is None:
+        return None
+    if pause.reason != PauseReason.BUDGET:
+        return None
+    why = f"its share of the budget of {o.spec.parent.name} is used up: {pause.message}"
+    return Plan(actions=(*classified(s.effects), fail(pause.reason, why)), requeue_ms=1)
+
+
+def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
+    """The plan, with the settlement of children that were seen to have ended; an end of the run waits for all of them.
+
+    Whatever keeps it waiting, nothing of the run's own goes on meanwhile where it didn't end by itself.
+    """
+    if not s.open_children:
+        return plan
+    settle: tuple[Action, ...] = (SettleChildren(o.children_gone),) if o.children_over else ()
+    if any(isinstance(each, Report) and each.type in ENDS for each in plan.actions):
+        plan = _closing(s, () if s.agent_end else _stops(o, now))
+    create = tuple(CreateChild(name) for name in o.children_wanted)
+    waits = [SETTLE_MS if o.children_over else RECHECK_MS, *([plan.requeue_ms] if plan.requeue_ms else [])]
+    return replace(plan, actions=(*settle, *plan.actions, *create), requeue_ms=min(waits))
+
+
+def _stops(o: Observed, now: int) -> tuple[Action, ...]:
+    return tuple(action for view in o.live_sandboxes for action in stop(view, now, "RunEnded", 0))
+
+
+def _closing(s: RunState, stops: tuple[Action, ...] = ()) -> Plan:
+    told = () if s.children_ending else (_told_to_end(s),)
+    why = f"its children end first: {_named(s)}"
+    return Plan(actions=(*told, *stops), reason="ClosingChildren", message=why, requeue_ms=SETTLE_MS)
+
+
+def _told_to_end(s: RunState) -> Report:
+    return report(RecordType.CHILDREN_ENDING, {}, s.epoch)
+
+
+def _named(s: RunState) -> str:
+    return ", ".join(each.name for each in s.open_children[:8])

@@ -1,0 +1,151 @@
+"""O2, F5, B3: what a run becomes by being a child: where it starts, how long it may take, and its share of the budget.
+
+A child says itself how much it may use, in each dimension in which its parent has a hard limit; where it says nothing,
+it gets half of what is left. Its limits are what is reserved for it, and they are never raised. What the parent's
+journal says of a child that was started already counts before anything else: a pass may have died in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moorage.api.agentrun import ParentRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
+from moorage.core.constraints.context import used
+from moorage.core.constraints.judging import Context
+from moorage.core.constraints.limits import METERED, Dimension
+from moorage.core.run.family import Child, Share
+from moorage.core.run.observed import Problem
+from moorage.core.run.state import RunState
+
+MAX_DEPTH = 3
+SHARED: tuple[Dimension, ...] = tuple(each for each in METERED if each.kind == "used")
+"""The dimensions that a parent divides among its children and itself."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A run that another one names as its parent, as the gateway knows it. `spec` has the limits that are in force."""
+
+    spec: ResolvedRun
+    state: RunState
+    created_at: int
+    iterations: int
+
+    def context(self) -> Context:
+        """What it has used and given away."""
+        return used(self.state, iterations=self.iterations, wall_ms=0, asking={})
+
+
+def closed_to_children(s: RunState) -> bool:
+    """X2: whether children of this run are to end."""
+    return s.end is not None or s.cancel_stage is not None or s.children_ending
+
+
+def child_of(found: ResolvedRun, ref: ParentRef, created_at: int, parent: Parent | None) -> ResolvedRun | Problem:
+    """The run as a child, or what keeps it from being one. `created_at`: of the child (ms)."""
+    problem = _unfit(found, ref, parent)
+    if problem is not None or parent is None:
+        return problem or _waits("ParentNotFound", f"AgentRun {ref.name} isn't there: create it in this namespace")
+    before = parent.state.child(found.uid, found.name) or parent.state.child("", found.name)
+    commit = _start(ref, parent.state)
+    if commit is None:
+        return _waits("ParentNotReady", f"AgentRun {ref.name} has no commit to start from yet")
+    workspace = _workspace(found, parent.spec)
+    if isinstance(workspace, Problem):
+        return workspace
+    limits = _limits(found.limits, parent, before)
+    if isinstance(limits, Problem):
+        return limits
+    above = parent.spec.parent.depth if parent.spec.parent else 0
+    changes = {
+        "workspace": workspace,
+        "limits": limits,
+        "timeouts": _timeouts(found.timeouts, created_at, parent),
+        "parent": ResolvedParent(uid=parent.spec.uid, name=parent.spec.name, commit=commit, depth=above + 1),
+    }
+    return found.model_copy(update=changes)
+
+
+def _unfit(found: ResolvedRun, ref: ParentRef, parent: Parent | None) -> Problem | None:
+    if parent is None:
+        return None
+    if parent.spec.uid == found.uid:
+        return Problem("ParentNotFound", "spec.parentRef names the run itself: name another one", stalled=True)
+    if parent.spec.parent is not None and parent.spec.parent.depth >= MAX_DEPTH:
+        why = f"AgentRun {ref.name} has {MAX_DEPTH} runs above it already: children go no deeper"
+        return Problem("ParentTooDeep", why, stalled=True)
+    return None
+
+
+def _waits(reason: str, message: str) -> Problem:
+    return Problem(reason, message, stalled=False)
+
+
+def _start(ref: ParentRef, s: RunState) -> str | None:
+    """The commit that the child starts from."""
+    point = s.checkpoint if ref.start == "Checkpoint" else None
+    return point.commit if point is not None else s.workspace_base
+
+
+def _workspace(found: ResolvedRun, parent: ResolvedRun) -> ResolvedWorkspace | Problem:
+    """The parent's repository, which has the commit; of an ephemeral one there is only the parent's."""
+    mine, theirs = found.workspace, parent.workspace
+    if mine.kind == theirs.kind == "ephemeral":
+        return theirs
+    if mine.key != theirs.key:
+        why = f"the workspace isn't that of its parent {parent.name}, where it starts: name the same one"
+        return Problem("ParentWorkspaceDiffers", why, stalled=True)
+    return mine
+
+
+def _timeouts(own: ResolvedTimeouts, created_at: int, parent: Parent) -> ResolvedTimeouts:
+    """F5: never later than the parent's deadline."""
+    theirs = parent.spec.timeouts.deadline_ms
+    if theirs is None:
+        return own
+    left = max(0, parent.created_at + theirs - created_at)
+    return own.model_copy(update={"deadline_ms": left if own.deadline_ms is None else min(left, own.deadline_ms)})
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def _limits(own: ResolvedLimits, parent: Parent, before: Child | None) -> ResolvedLimits | Problem:
+    if before is not None:
+        return own.model_copy(update=as_limits(before.reserve, parent.spec.limits))
+    return divided(own, parent.spec.limits, parent.context())
+
+
+def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> ResolvedLimits | Problem:
+    """The child's limits out of what its parent has left."""
+    found: dict[str, int] = {}
+    for each in SHARED:
+        left, asked = each.left(theirs, context), each.hard(own)
+        if left is None:
+            continue
+        share = left // 2 if asked is None else asked
+        if share > left or (share == 0 and asked is None):
+            said = (
+                f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use and its children's"
+            )
+            return _waits("ParentBudget", f"{said}: ask for less, or wait until one of them ends")
+        found[each.limit] = share
+    return own.model_copy(update=found)
+
+
+def as_limits(share: Share, theirs: ResolvedLimits) -> dict[str, int]:
+    """A share as hard limits by their fields, in the dimensions that the parent limits."""
+    return {each.limit: getattr(share, each.uses) for each in SHARED if each.hard(theirs) is not None}
+
+
+def reserve_of(limits: ResolvedLimits) -> Share:
+    """What a child with these limits may come to; what it is free in takes nothing from a limit of its parent's."""
+    return Share(**{each.uses: each.hard(limits) or 0 for each in SHARED})
+
+
+def asking(share: Share) -> dict[str, int]:
+    """The share by dimension, as a context asks for it; nothing is asked for where there is none."""
+    amounts = {each.name: getattr(share, each.uses) for each in SHARED}
+    return {name: amount for name, amount in amounts.items() if amount}

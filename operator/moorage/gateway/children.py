@@ -1,0 +1,152 @@
+"""B2, B3: the shares of children, at the journal that they come out of.
+
+A share is reserved in the parent's journal before its child is admitted, under the condition that so much is left
+beside what the parent uses and has given away, and settled there once the child's own journal has its end and no
+request of it is under way. Both may be asked for again at any time: what died in between is finished by whoever asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+
+from moorage.api.wire import ResolvedParent, ResolvedRun
+from moorage.core.journal.record import Draft, RecordType
+from moorage.core.run.family import Child, Share
+from moorage.core.run.parents import asking, closed_to_children, reserve_of
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.state import RunState
+from moorage.gateway.constraints import Asking
+from moorage.gateway.errors import Refusal, UnknownRun
+from moorage.gateway.gate import Gate
+from moorage.gateway.ledger import Condition, Run
+from moorage.gateway.questions import Questions
+from moorage.store import errors as store_errors
+
+NEVER_STARTED = "NeverStarted"
+
+
+class _Known(Exception):
+    """The parent's journal says so already."""
+
+
+class Shares:
+    """One object per process."""
+
+    def __init__(self, gate: Gate, questions: Questions) -> None:
+        self._ledger, self._judge, self._questions, self._gate = gate.ledger, gate.judge, questions, gate
+
+    async def reserve(self, spec: ResolvedRun) -> None:
+        """What the child may use, out of its parent's budget: durable when this returns. A run of its own needs none.
+
+        Raise Refusal: ParentNotFound, ParentEnded, ParentPaused, ParentBudget; and what the ledger raises.
+        """
+        if spec.parent is None:
+            return
+        run, share = await self._parent(spec.parent), reserve_of(spec.limits)
+
+        def fits(run: Run) -> None:
+            """By the very state that the record follows."""
+            known = run.state.child(spec.uid, spec.name)
+            if known is not None and known.open:
+                raise _Known
+            _demand_open(run, known)
+            if run.state.child("", spec.name) is None:  # what its agent asked for was judged then
+                self._demand_left(run, share)
+
+        with contextlib.suppress(_Known):
+            await self._ledger.append(run, None, [self._started(spec, run, share)], fits)
+
+    async def _parent(self, parent: ResolvedParent) -> Run:
+        try:
+            return await self._ledger.open(parent.uid)
+        except (UnknownRun, store_errors.UnknownRun):
+            raise Refusal(f"parent {parent.name} isn't known here", status=403, reason="ParentNotFound") from None
+
+    def _demand_left(self, run: Run, share: Share) -> None:
+        worst = self._judge.verdict(run, Asking(asking(share))).worst
+        if worst is not None and worst.action.stops:
+            why = f"parent {run.spec.name} can't give so much: {worst.validation.message}"
+            raise Refusal(why, status=403, reason="ParentBudget")
+
+    def _started(self, spec: ResolvedRun, run: Run, share: Share) -> Draft:
+        payload = {"uid": spec.uid, "name": spec.name, "reserve": told(share)}
+        attempt = run.state.attempt or None
+        return self._ledger.observed(RecordType.CHILD_STARTED, payload, spec.uid, attempt=attempt)
+
+    async def settle(self, run: Run, gone: frozenset[str]) -> None:
+        """Settle the share of each child that has ended. `gone`: UIDs of those that nobody will admit any more."""
+        for child in run.state.open_children:
+            ended = await self._ended(run, child, child.ref in gone)
+            if ended is None:
+                continue
+            with contextlib.suppress(_Known):
+                await self._ledger.append(run, None, [ended], _still_open(child))
+
+    async def _ended(self, run: Run, child: Child, gone: bool) -> Draft | None:
+        """What to note of its end; None while there is something left to come."""
+        if not child.uid:
+            return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
+        try:
+            kid = await self._ledger.open(child.uid)
+        except (UnknownRun, store_errors.UnknownRun):
+            return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
+        if kid.state.end is None:
+            return None
+        await self._questions.settle(kid)
+        if kid.facts.asked:
+            return None
+        commit = kid.state.end.commit if kid.state.phase is RunPhase.SUCCEEDED else None
+        if commit is not None:
+            await self._keep(run, kid, commit)
+        return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit)
+
+    async def _keep(self, run: Run, kid: Run, commit: str) -> None:
+        """W7: what the child proposes is its parent's to fetch, also when the child is long released."""
+        await self._gate.refs.current(kid)
+        await self._gate.refs.pin(run, run.state.epoch, child_pin(kid.uid), commit)
+
+    def _draft(self, child: Child, used: Share, outcome: str, commit: str | None) -> Draft:
+        payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used), "commit": commit}
+        return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.ref)
+
+
+def child_pin(uid: str) -> str:
+    """The name under which a parent keeps the commit of a child."""
+    return f"child-{uid}"
+
+
+def _demand_open(run: Run, known: Child | None) -> None:
+    s = run.state
+    if closed_to_children(s) or known is not None:
+        why = f"parent {run.spec.name} takes no children any more: it has ended, or is about to"
+        raise Refusal(why, status=403, reason="ParentEnded")
+    if s.phase is RunPhase.PAUSED:
+        raise Refusal(f"parent {run.spec.name} is paused", status=403, reason="ParentPaused")
+
+
+def _still_open(child: Child) -> Condition:
+    def condition(run: Run) -> None:
+        known = run.state.child(child.uid, child.name)
+        if known is None or not known.open:
+            raise _Known
+
+    return condition
+
+
+def told(share: Share) -> dict[str, int]:
+    """As records and answers have it."""
+    return {name: amount for name, amount in asdict(share).items() if amount}
+
+
+def used_by(s: RunState, iterations: int) -> Share:
+    """All that a run has used, with its own children. `iterations`: those that it completed."""
+    own = Share(
+        iterations=iterations,
+        tokens=s.usage.tokens,
+        cost_micros=s.usage.cost_micros,
+        tool_calls=s.usage.tool_calls,
+        effects=s.usage.effects,
+        egress_bytes=s.usage.egress_bytes,
+    )
+    return own.plus(s.given_away)

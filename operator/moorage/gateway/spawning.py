@@ -1,0 +1,190 @@
+"""The doors by which an agent starts children and waits for them, and the one by which the operator makes them.
+
+A child that was asked for is durable before its answer, under the tool call that asked: whoever asks again, after
+whatever restart, hears of the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from moorage.api import names
+from moorage.api.budget import ResolvedLimits
+from moorage.api.children import ChildAnswer, ChildList, ChildOrder, SpawnRequest
+from moorage.api.wire import Role
+from moorage.core.journal.record import BlobRef, Draft, RecordType
+from moorage.core.run.family import Child
+from moorage.core.run.observed import Problem
+from moorage.core.run.parents import closed_to_children, divided, reserve_of
+from moorage.gateway.children import told
+from moorage.gateway.constraints import Asking
+from moorage.gateway.errors import Forbidden, NotFound, Refusal
+from moorage.gateway.gate import Caller, Gate
+from moorage.gateway.http import answer, read_model
+from moorage.gateway.ledger import Overtaken, Run
+from moorage.gateway.signals import rung_within
+from moorage.store.errors import BlobCorrupted, BlobMissing
+
+TRIES = 8
+MAX_SUMMARY = 8_192
+
+
+class _Moved(Exception):
+    """Another child was asked for at this moment."""
+
+
+class SpawningRoom:
+    """Doors below /v1/self/children, and GET /v1/runs/{uid}/children/{name}."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._ledger = gate, gate.ledger
+        self._settings = gate.deps.settings
+
+    def routes(self) -> list[BaseRoute]:
+        """The doors."""
+        return [
+            Route("/v1/self/children", self.index, methods=["GET"], name="children-of-self"),
+            Route("/v1/self/children", self.spawn, methods=["POST"], name="spawn"),
+            Route("/v1/self/children/{name}", self.wait, methods=["GET"], name="child"),
+            Route("/v1/runs/{uid}/children/{name}", self.order, methods=["GET"], name="child-order"),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """GET ChildList."""
+        caller = await self._gate.sandbox(request, "children", Role.RUNNER)
+        return answer(ChildList(children=tuple(_briefly(each) for each in caller.run.state.children)))
+
+    async def spawn(self, request: Request) -> Response:
+        """POST SpawnRequest."""
+        caller = await self._gate.sandbox(request, "children", Role.RUNNER)
+        body = await read_model(request, SpawnRequest, self._settings.max_body_bytes)
+        if body.epoch != caller.epoch:
+            raise await self._ledger.refuse_fenced(caller.run, body.epoch, "children", caller.pod.pod_uid)
+        for _ in range(TRIES):
+            if (known := _by_key(caller.run, body.key)) is not None:
+                return answer(await self._answer(known))
+            with contextlib.suppress(_Moved):
+                await self._request(caller, body)
+        raise Overtaken(caller.run.uid)
+
+    async def _request(self, caller: Caller, body: SpawnRequest) -> None:
+        run = caller.run
+        number = run.state.children_asked + 1
+        content = await self._ledger.attach(run, body.model_dump_json().encode())
+        draft = self._draft(run, body, number, content)
+
+        def fits(run: Run) -> None:
+            if run.state.children_asked + 1 != number or _by_key(run, body.key) is not None:
+                raise _Moved
+            _demand_allowed(run)
+            self._share(run, body)
+
+        await self._ledger.append(run, caller.epoch, [draft], fits)
+
+    def _draft(self, run: Run, body: SpawnRequest, number: int, content: BlobRef) -> Draft:
+        _demand_allowed(run)
+        payload = {
+            "key": body.key,
+            "name": names.hashed(f"{run.spec.name}-{number}", run.uid, number),
+            "start": body.start,
+            "reserve": told(reserve_of(self._share(run, body))),
+        }
+        return self._ledger.observed(
+            RecordType.CHILD_REQUESTED,
+            payload,
+            number,
+            attempt=run.state.attempt or None,
+            attachments={"request": content},
+        )
+
+    def _share(self, run: Run, body: SpawnRequest) -> ResolvedLimits:
+        """Its limits. Raise Refusal: ParentBudget."""
+        own = ResolvedLimits(
+            max_iterations=body.iterations,
+            tokens_hard=body.tokens,
+            cost_hard_micros=body.cost_micros,
+            tool_calls_hard=body.tool_calls,
+        )
+        found = divided(own, run.limits, self._gate.judge.context(run, Asking()))
+        if isinstance(found, Problem):
+            raise Refusal(found.message, status=403, reason=found.reason)
+        return found
+
+    async def wait(self, request: Request) -> Response:
+        """GET ChildAnswer: as soon as it has ended, or as it is when the wait is over."""
+        caller = await self._gate.sandbox(request, "children", Role.RUNNER)
+        run, name, clock = caller.run, request.path_params["name"], self._gate.deps.clock
+        deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
+        while True:
+            bell = run.bell.arm()
+            await self._ledger.refresh(run)
+            child, left = _by_name(run, name), deadline - clock.monotonic_ms()
+            if not child.open or left <= 0 or run.state.pausing or run.state.cancel_stage is not None:
+                return answer(await self._answer(child))
+            await rung_within(bell, min(left, self._settings.keep_alive_ms))
+
+    async def _answer(self, child: Child) -> ChildAnswer:
+        said = _briefly(child)
+        if child.open:
+            return said
+        summary = ""
+        if child.uid:
+            end = (await self._ledger.open(child.uid)).state.agent_end
+            summary = (end.summary or end.message)[:MAX_SUMMARY] if end is not None else ""
+        return said.model_copy(update={"summary": summary})
+
+    async def order(self, request: Request) -> Response:
+        """GET ChildOrder, for the operator: of one that has no object yet."""
+        run, name = await self._gate.run_for_operator(request), request.path_params["name"]
+        child = run.state.child("", name)
+        if child is None:
+            raise NotFound(f"no child {name} was asked for that is still to be made")
+        record = await self._requested(run, name)
+        try:
+            content = await self._gate.deps.blobs.get(run.tenant, record)
+        except (BlobMissing, BlobCorrupted):
+            raise NotFound(f"what was asked of child {name} is kept no more") from None
+        asked = SpawnRequest.model_validate_json(content)
+        return answer(ChildOrder(name=name, goal=asked.goal, start=asked.start, reserve=told(child.reserve)))
+
+    async def _requested(self, run: Run, name: str) -> BlobRef:
+        """What its record names."""
+        for record in reversed(list(await self._ledger.store.read(run.uid))):
+            if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
+                return (record.attachments or {})["request"]
+        raise NotFound(f"no record asks for child {name}")
+
+
+def _briefly(child: Child) -> ChildAnswer:
+    return ChildAnswer(
+        name=child.name, status=child.status, outcome=child.outcome, commit=child.commit, used=told(child.used)
+    )
+
+
+def _demand_allowed(run: Run) -> None:
+    """Raise Forbidden, or Refusal where there are enough."""
+    allowed, s = run.spec.agent.children, run.state
+    if allowed is None:
+        raise Forbidden("this run's agent may start no children: agent.children doesn't say so")
+    if closed_to_children(s):
+        raise Refusal("the run's children are to end: it starts no others", status=403, reason="ParentEnded")
+    if s.children_asked >= allowed.max:
+        raise Refusal(f"all {allowed.max} children were started", status=403, reason="TooManyChildren")
+    if len(s.open_children) >= allowed.concurrent:
+        why = f"{allowed.concurrent} children live already, as many as may at a time: wait for one"
+        raise Refusal(why, status=403, reason="TooManyChildren")
+
+
+def _by_key(run: Run, key: str) -> Child | None:
+    return next((each for each in run.state.children if each.key == key), None)
+
+
+def _by_name(run: Run, name: str) -> Child:
+    found = [each for each in run.state.children if each.name == name]
+    if not found:
+        raise NotFound(f"this run has no child {name}")
+    return found[-1]

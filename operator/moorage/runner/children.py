@@ -1,0 +1,83 @@
+"""Implements drivers.port.ChildRuns by the gateway's doors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.drivers.port import ChildRefused
+from moorage.runner.client import Fenced, GatewayClient, GatewayError, NotWanted
+from moorage.workspace.merging import Merged
+
+ENDED = "ended"
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+NAMED = 20
+PAUSE_S = 0.1  # after a gateway that won't hold a question open
+
+
+class RunnerChildren:
+    """`progressed` is told of each answer: waiting for a child is no standing still."""
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        epoch: int,
+        pausing: asyncio.Event,
+        progressed: Callable[[], None],
+        merge: Callable[[str], Awaitable[Merged]],
+    ) -> None:
+        self._client, self._epoch, self._pausing, self._progressed = client, epoch, pausing, progressed
+        self._merge = merge
+
+    async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
+        """See the port."""
+        try:
+            return await self._client.spawn(asked.model_copy(update={"epoch": self._epoch}))
+        except GatewayError as error:
+            raise _refused(error) from error
+
+    async def wait(self, name: str, within_s: float) -> ChildAnswer:
+        """See the port."""
+        if not NAME.fullmatch(name):
+            raise ChildRefused(f"{name[:64]!r} is no name of a run")
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                found = await self._client.child(name)
+            except GatewayError as error:
+                raise _refused(error) from error
+            self._progressed()
+            if found.status == ENDED or self._pausing.is_set() or time.monotonic() >= deadline:
+                return found
+            await asyncio.sleep(PAUSE_S)
+
+    async def living(self) -> tuple[str, ...]:
+        """See the port."""
+        return tuple(each.name for each in (await self._client.children()).children if each.status != ENDED)
+
+    async def merge(self, name: str) -> int:
+        """See the port."""
+        found = await self.wait(name, 0)
+        if found.status != ENDED or found.commit is None:
+            raise ChildRefused(f"{name} is {found.outcome or found.status} and has no commit to merge")
+        commit = found.commit
+        merged = await self._client.patiently(lambda: self._merge(commit))
+        if not merged.ok:
+            raise ChildRefused(_unmerged(name, merged))
+        return merged.files
+
+
+def _unmerged(name: str, merged: Merged) -> str:
+    if merged.conflicts:
+        files = ", ".join(merged.conflicts[:NAMED])
+        return f"nothing was merged: {name} and this tree have both changed {files}"
+    return f"nothing was merged: {merged.problem}"
+
+
+def _refused(error: GatewayError) -> Exception:
+    """What the agent may hear of; anything else is the attempt's end, or the runner's own trouble."""
+    told = error.status in {400, 403, 404} and not isinstance(error, Fenced | NotWanted)
+    return ChildRefused(str(error)) if told else error

@@ -1,0 +1,44 @@
+"""W7: another run's commit into a worktree that an agent works in, whole or not at all.
+
+The merge is made beside the tree, of a picture of it; what comes of it without a conflict is then put into the tree as
+one patch, which git applies to all files or to none. A conflict changes nothing and is named by its files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from moorage.workspace.errors import GitFailed
+from moorage.workspace.git import Git
+from moorage.workspace.snapshot import printable
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of it: the files that both have changed, where there is a conflict; else how many files are new."""
+
+    conflicts: tuple[str, ...] = ()
+    files: int = 0
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """The tree has it."""
+        return not self.conflicts and not self.problem
+
+
+async def merge_into(git: Git, ours: str, theirs: str) -> Merged:
+    """Merge `theirs` into the tree, which stands exactly as the commit `ours` says. `git` works on that tree."""
+    out = await git.run("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z", ours, theirs, ok=(0, 1))
+    tree, *names = [each for each in out.stdout.split(b"\0") if each]
+    if out.code == 1:
+        return Merged(conflicts=tuple(sorted({printable(name) for name in names})))
+    patch = (await git.run("diff-tree", "-r", "-p", "--binary", "--full-index", ours, os.fsdecode(tree))).stdout
+    if not patch:
+        return Merged()
+    try:
+        await git.run("apply", "--binary", "--whitespace=nowarn", "-", stdin=patch)
+    except GitFailed as error:
+        return Merged(problem=str(error))
+    return Merged(files=patch.count(b"\ndiff --git ") + patch.startswith(b"diff --git "))

@@ -1,0 +1,275 @@
+"""O2, F5, B3, X2, N3: what a run becomes by being a child, and how a parent's plan waits for its children."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.property.run_world import BASE, HEAD, START, T, World, a_spec
+from tests.run_plans import kinds, observed, proposed, records, running
+
+from moorage.api.agentrun import ParentRef
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
+from moorage.core.constraints.context import used
+from moorage.core.journal.plain import plain, restored
+from moorage.core.run import actions as a
+from moorage.core.run.family import KEPT_ENDED, Child, Share, kept, share_of
+from moorage.core.run.observed import Problem
+from moorage.core.run.parenthood import PATIENCE_MS
+from moorage.core.run.parents import MAX_DEPTH, Parent, child_of
+from moorage.core.run.phases import IllegalMove, RunPhase
+from moorage.core.run.plan import decide
+from moorage.core.run.state import Checkpoint, Pause, PauseStage, RunState
+
+POINT = Checkpoint("c" * 40, "d" * 40, 3, 1)
+STATE = RunState(phase=RunPhase.RUNNING, epoch=1, attempt=1, workspace_base=BASE, checkpoint=POINT)
+REF = ParentRef(name="elder")
+
+
+def a_parent(state: RunState = STATE, iterations: int = 0, **spec: Any) -> Parent:
+    return Parent(a_spec(uid="u-0", name="elder", **spec), state, START, iterations)
+
+
+def child(parent: Parent | None, ref: ParentRef = REF, created_at: int = START, **spec: Any) -> ResolvedRun | Problem:
+    return child_of(a_spec(**spec), ref, created_at, parent)
+
+
+def accepted(parent: Parent, ref: ParentRef = REF, created_at: int = START, **spec: Any) -> ResolvedRun:
+    found = child(parent, ref, created_at, **spec)
+    assert isinstance(found, ResolvedRun), found
+    return found
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize(
+    ("start", "state", "commit"),
+    [("Checkpoint", STATE, POINT.commit), ("Base", STATE, BASE), ("Checkpoint", replace(STATE, checkpoint=None), BASE)],
+)
+def test_a_child_starts_where_it_says(start: Any, state: RunState, commit: str) -> None:
+    found = accepted(a_parent(state), ParentRef(name="elder", start=start))
+    assert found.parent == ResolvedParent(uid="u-0", name="elder", commit=commit, depth=1)
+
+
+def test_a_child_works_in_its_parents_repository() -> None:
+    git = ResolvedWorkspace(key="web", kind="remote_git", url="https://git.example/web.git")
+    found = child(a_parent(workspace=git))
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("ParentWorkspaceDiffers", True)
+    empty = ResolvedWorkspace(key="its-own", kind="ephemeral")
+    assert accepted(a_parent(), workspace=empty).workspace.key == "k"
+    assert accepted(a_parent(workspace=git), workspace=git).workspace == git
+
+
+@pytest.mark.parametrize(
+    ("parent", "reason", "stalled"),
+    [
+        (None, "ParentNotFound", False),
+        (a_parent(replace(STATE, checkpoint=None, workspace_base=None)), "ParentNotReady", False),
+        (Parent(a_spec(), STATE, START, 0), "ParentNotFound", True),
+        (a_parent(parent=ResolvedParent(uid="u", name="n", commit=BASE, depth=MAX_DEPTH)), "ParentTooDeep", True),
+    ],
+)
+def test_what_keeps_a_run_from_being_a_child(parent: Parent | None, reason: str, stalled: bool) -> None:
+    found = child(parent)
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == (reason, stalled)
+
+
+@pytest.mark.rule("F5")
+@pytest.mark.parametrize(
+    ("theirs", "own", "later", "left"),
+    [
+        (None, 9_000, 0, 9_000),
+        (60_000, None, 0, 60_000),
+        (60_000, None, 20_000, 40_000),
+        (60_000, 90_000, 20_000, 40_000),
+        (60_000, 10_000, 20_000, 10_000),
+        (60_000, None, 90_000, 0),
+    ],
+)
+def test_a_childs_deadline_is_never_later_than_its_parents(
+    theirs: int | None, own: int | None, later: int, left: int
+) -> None:
+    parent = a_parent(timeouts=ResolvedTimeouts(deadline_ms=theirs))
+    found = accepted(parent, created_at=START + later, timeouts=ResolvedTimeouts(deadline_ms=own))
+    assert found.timeouts.deadline_ms == left
+
+
+@pytest.mark.rule("B3")
+def test_a_child_has_the_share_that_it_asks_for_or_half_of_what_is_left() -> None:
+    state = replace(
+        STATE,
+        usage=replace(STATE.usage, output_tokens=100, cost_micros=10),
+        children=(Child("u-9", "other", Share(tokens=300)),),
+        children_used=Share(tokens=200),
+    )
+    limits = ResolvedLimits(tokens_hard=1_000, cost_hard_micros=110, max_iterations=10)
+    found = accepted(a_parent(state, 4, limits=limits), limits=ResolvedLimits(cost_hard_micros=100, effects_hard=7))
+    assert found.limits == ResolvedLimits(tokens_hard=200, cost_hard_micros=100, max_iterations=3, effects_hard=7)
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize("asked", [401, None])
+def test_more_than_is_left_waits_for_a_sibling(asked: int | None) -> None:
+    spent = 600 if asked else 999
+    state = replace(STATE, usage=replace(STATE.usage, output_tokens=spent))
+    found = child(a_parent(state, limits=ResolvedLimits(tokens_hard=1_000)), limits=ResolvedLimits(tokens_hard=asked))
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("ParentBudget", False)
+
+
+@pytest.mark.rule("B2", "O6")
+def test_what_was_reserved_for_it_is_its_limit_whatever_is_left_now() -> None:
+    state = replace(STATE, children=(Child("u-1", "fix", Share(tokens=250)),), children_used=Share(tokens=740))
+    found = accepted(a_parent(state, limits=ResolvedLimits(tokens_hard=1_000)), limits=ResolvedLimits(tokens_hard=900))
+    assert found.limits.tokens_hard == 250
+
+
+# --- the parent's state -----------------------------------------------------------------------------------------------
+
+RESERVE = {"tokens": 500, "cost_micros": 40, "iterations": 5, "tool_calls": 6, "effects": 1, "egress_bytes": 9}
+USED = {"tokens": 120, "cost_micros": 11, "iterations": 2, "tool_calls": 3}
+
+
+def with_child(world: World, uid: str = "u-9") -> World:
+    world.report(f"child {uid}", T.CHILD_STARTED, {"uid": uid, "name": f"run-{uid}", "reserve": RESERVE})
+    return world
+
+
+def child_ends(world: World, uid: str = "u-9", times: str = "") -> None:
+    payload = {"uid": uid, "name": f"run-{uid}", "outcome": "Succeeded", "used": USED, "commit": HEAD}
+    world.report(f"over {uid}{times}", T.CHILD_ENDED, payload)
+
+
+@pytest.mark.rule("B2", "B3")
+def test_a_share_counts_as_used_until_it_is_settled_at_what_was() -> None:
+    world = with_child(running())
+    context = used(world.state, iterations=1, wall_ms=0, asking={})
+    assert (context.tokens, context.cost_micros, context.iterations) == (500, 40, 6)
+    assert (context.tool_calls, context.effects, context.egress_bytes) == (6, 1, 9)
+    child_ends(world)
+    child_ends(world, times=" again")
+    assert world.state.given_away == world.state.children_used == share_of(USED)
+    assert used(world.state, iterations=1, wall_ms=0, asking={}).tokens == 120
+    assert world.state.usage.tokens == 0, "a run's own usage is what its tenant is charged for it"
+    assert restored(RunState, plain(world.state)) == world.state
+
+
+def test_a_child_is_started_once_and_none_while_they_are_to_end() -> None:
+    world = with_child(running())
+
+    def start(key: str, uid: str) -> None:
+        world.gateway.append(key, T.CHILD_STARTED, {"uid": uid, "name": "n", "reserve": {}}, 1, world.now)
+
+    with pytest.raises(IllegalMove, match="before"):
+        start("again", "u-9")
+    world.report("ending", T.CHILDREN_ENDING, {})
+    with pytest.raises(IllegalMove, match="no child"):
+        start("late", "u-8")
+
+
+def test_a_negative_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        share_of({"tokens": -1})
+
+
+def test_those_that_live_and_the_last_that_ended_are_kept() -> None:
+    ended = tuple(Child(f"e{n}", "e").ended(Share(), "Failed", None) for n in range(KEPT_ENDED + 3))
+    alive = Child("a", "a")
+    assert kept((alive, *ended)) == (alive, *ended[3:])
+
+
+# --- the parent's plan ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("N3")
+def test_an_agent_that_is_done_waits_for_its_children_and_then_they_end_first() -> None:
+    world = with_child(running())
+    world.finish()
+    plan = world.plan()
+    assert (plan.actions, plan.reason) == ((), "ChildrenRunning")
+    world.now += PATIENCE_MS
+    assert records(world.plan()) == [("CHILDREN_ENDING", "")]
+    world.step()
+    plan = world.plan()
+    assert (plan.actions, plan.reason) == ((), "ClosingChildren")
+    child_ends(world)
+    assert kinds(world.plan()) == ["StartSandbox"]  # the verifier
+
+
+@pytest.mark.rule("N3")
+def test_children_that_end_in_time_are_waited_for_no_longer() -> None:
+    world = with_child(running())
+    world.finish()
+    child_ends(world)
+    assert kinds(world.plan()) == ["StartSandbox"]
+    assert not world.state.children_ending
+
+
+@pytest.mark.rule("X2")
+def test_a_cancelled_parent_ends_after_its_children() -> None:
+    world = with_child(running())
+    world.cancel = True
+    world.step()
+    runner = world.sandbox("runner")
+    assert runner
+    del world.pods[runner.name]
+    assert records(world.plan()) == [("CHILDREN_ENDING", "")]
+    world.step()
+    assert (world.plan().actions, world.plan().reason) == ((), "ClosingChildren")
+    assert world.state.phase is RunPhase.CANCELLING
+    child_ends(world)
+    assert records(world.plan())[-1] == ("RUN_CANCELLED", "Cancelled")
+
+
+@pytest.mark.rule("X2", "C2")
+def test_a_parent_at_its_deadline_stops_and_ends_after_its_children() -> None:
+    world = with_child(running(timeouts=ResolvedTimeouts(deadline_ms=60_000)))
+    world.now += 60_000
+    plan = world.plan()
+    assert (kinds(plan), plan.reason) == (["Report", "StopSandbox"], "ClosingChildren")
+    assert records(plan) == [("CHILDREN_ENDING", "")]
+    child_ends(world)
+    assert records(world.plan())[-1] == ("RUN_FAILED", "DeadlineExceeded")
+
+
+@pytest.mark.rule("B2")
+def test_children_that_were_seen_to_have_ended_are_settled_beside_whatever_else_is_due() -> None:
+    world = with_child(running())
+    plan = world.plan()
+    assert not any(isinstance(each, a.SettleChildren) for each in plan.actions)
+    seen = observed(world, children_over=True, children_gone=("u-9",))
+    plan = decide(seen, world.now)
+    assert plan.actions[0] == a.SettleChildren(("u-9",))
+    assert plan.requeue_ms is not None
+    assert plan.requeue_ms <= 2_000
+
+
+# --- the child's plan -------------------------------------------------------------------------------------------------
+
+PARENT = ResolvedParent(uid="u-0", name="elder", commit=BASE)
+
+
+@pytest.mark.rule("X2")
+def test_a_child_is_cancelled_with_its_parent() -> None:
+    world = running(parent=PARENT)
+    assert records(decide(observed(world, orphaned=True), world.now)) == [("CANCEL_REQUESTED", "ParentEnded")]
+    waiting = World(spec=a_spec(parent=PARENT))
+    plan = decide(observed(waiting, orphaned=True), waiting.now)
+    assert plan.verdict is not None
+    assert (plan.verdict.phase, plan.verdict.reason) == (RunPhase.CANCELLED, "ParentEnded")
+
+
+@pytest.mark.rule("B3")
+def test_a_child_whose_share_is_used_up_has_ended() -> None:
+    world = running(parent=PARENT)
+    pause = Pause("BudgetExhausted", "limits", "no tokens are left", world.now, PauseStage.PAUSED, "tokens_hard")
+    state = replace(world.state, phase=RunPhase.PAUSED, pause=pause)
+    assert records(decide(observed(world, journal=state), world.now)) == [("RUN_FAILED", "BudgetExhausted")]
+    alone = observed(world, journal=state, spec=a_spec())
+    assert ("RUN_FAILED", "BudgetExhausted") not in records(decide(alone, world.now))
+
+
+def test_a_parent_that_has_proposed_before_its_child_ends_is_judged_after_it() -> None:
+    world = with_child(proposed())
+    assert world.plan().reason == "ChildrenRunning"
