@@ -384,7 +384,7 @@ async def troubled(
     one = await installation.gateway()
     tree, _ = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
     two = await installation.gateway()
-    run, refs = await two.gate.ledger.open("u1"), two.gate.refs
+    run, refs = await two.gate.ledger.open("u1"), two.gate.refs.inner
     assert isinstance(refs, SharedRefs)
     here, on = asyncio.Event(), asyncio.Event()
 
@@ -535,7 +535,7 @@ async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
     one = await installation.gateway()
     operator = Operator(one, resolved(upstream))
     await pushed(one, operator, tmp_path)
-    key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs
+    key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs.inner
     assert isinstance(refs, SharedRefs)
 
     async def round_of_housekeeping(idle_s: int) -> bool:

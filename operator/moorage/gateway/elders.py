@@ -15,34 +15,34 @@ class EldersFirst:
     """Implements RunRefs: those of `inner`, which follows a run's parents before the run itself."""
 
     def __init__(self, inner: RunRefs, ledger: Ledger) -> None:
-        self._inner, self._ledger = inner, ledger
+        self.inner, self._ledger = inner, ledger
 
     async def current(self, run: Run) -> None:
         """See the port. A run has few above it (MAX_DEPTH)."""
         if run.spec.parent is not None:
             await self.current(await self._ledger.open(run.spec.parent.uid))
-        await self._inner.current(run)
+        await self.inner.current(run)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """See the port."""
-        return await self._inner.receive(run, policy, body)
+        return await self.inner.receive(run, policy, body)
 
     async def pin(self, run: Run, epoch: int, name: str, commit: str) -> None:
         """See the port."""
-        await self._inner.pin(run, epoch, name, commit)
+        await self.inner.pin(run, epoch, name, commit)
 
     async def drop(self, run: Run) -> int:
         """See the port."""
-        return await self._inner.drop(run)
+        return await self.inner.drop(run)
 
     async def tidy(self, key: MirrorKey, over: Collection[str]) -> None:
         """See the port."""
-        await self._inner.tidy(key, over)
+        await self.inner.tidy(key, over)
 
     async def forget(self, needed: Collection[MirrorKey]) -> int:
         """See the port."""
-        return await self._inner.forget(needed)
+        return await self.inner.forget(needed)
 
     async def close(self) -> None:
         """See the port."""
-        await self._inner.close()
+        await self.inner.close()
