@@ -7,7 +7,7 @@ import pytest
 from tests.gateway_script import Operator, beat, ok, refused, told
 from tests.model_place import ANTHROPIC, CHAT, RESPONSES, Place, Spoken, gateway, last, place, script
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.core.run.state import PauseReason
 from moorage.gateway.errors import Refusal
 from moorage.gateway.orders import CANCEL, FENCED, PAUSE, TERMINAL

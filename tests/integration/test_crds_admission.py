@@ -14,10 +14,10 @@ from tests.api_cases import BAD, BAD_BRANCHES, GOOD, GOOD_BRANCHES, Case, manife
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import CommandFailedError
-from moorage.api.agentrun import BORN
 from moorage.api.crd import DEFINITIONS, write
 from moorage.api.crd import manifest as crd_manifest
 from moorage.api.parse import InvalidSpec, parse_agent_run
+from moorage.api.runstatus import BORN
 
 pytestmark = pytest.mark.integration
 PLURALS = {d.model.__name__: d.plural for d in DEFINITIONS}

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.property.run_world import BASE, HEAD, T, World, a_spec, drive
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.commands import CommandRequest
-from moorage.api.wire import ResolvedLimits, Role
+from moorage.api.wire import Role
 from moorage.core.commands.admission import Abilities, Accepted, decide
 from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a

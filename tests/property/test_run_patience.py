@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.property.run_world import T, World
 from tests.run_plans import provisioning, running, started
 
-from moorage.api.wire import ResolvedApproval, ResolvedLimits
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedApproval
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import decide

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from moorage.api.agentrun import AgentRunSpec, Phase
+from moorage.api.agentrun import AgentRunSpec
 from moorage.api.crd import DEFINITIONS, FOLDERS, Definition, drift, main, manifest, write
+from moorage.api.runstatus import Phase
 from moorage.core.run.phases import RunPhase
 
 ROOT = Path(__file__).parents[2]

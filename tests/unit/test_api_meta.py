@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from moorage.api.agentrun import AgentRunStatus, JournalStatus, QueueStatus, RunResult, RunWorkspaceStatus, Usage
 from moorage.api.meta import (
     MAX_CONDITIONS,
     UNDATED,
@@ -15,6 +14,7 @@ from moorage.api.meta import (
     set_condition,
     set_conditions,
 )
+from moorage.api.runstatus import AgentRunStatus, JournalStatus, QueueStatus, RunResult, RunWorkspaceStatus, Usage
 
 NOON = 1_764_417_600_000
 

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry
 from tests.property.run_world import START, T, World, a_spec, drive
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ErrorBody, FenceRequest
 from moorage.controller.events import told
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session, token_file

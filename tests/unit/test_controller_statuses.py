@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.controller.objects import KubeObjects
 from moorage.controller.ports import Body, Unwritable
 from moorage.controller.roll import Roll

@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from moorage.api.agentrun import AgentRunStatus
 from moorage.api.meta import Condition
+from moorage.api.runstatus import AgentRunStatus
 from moorage.controller.events import told
 
 

@@ -8,7 +8,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from moorage.api.wire import ResolvedAgent, ResolvedContinuation, ResolvedLimits, ResolvedModel
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedContinuation, ResolvedModel
 from moorage.core.continuation.chain import MOST
 from moorage.drivers.builtin import BuiltinDriver
 from moorage.drivers.port import EndCheck, Outcome

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorage.api.wire import ResolvedAgent, ResolvedLimits
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent
 from moorage.core.models.protocol import Carried
 from moorage.drivers import jsonlines
 from moorage.drivers.facts import Answered, Asked, Ended, Fact, Settled

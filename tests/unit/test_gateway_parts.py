@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
-from moorage.api import wire
+from moorage.api import wire, work
 from moorage.controller import gateway_client
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator, require, token_of
 from moorage.gateway.cluster import Remembered, identify
@@ -144,7 +144,7 @@ async def test_a_lease_is_renewed_at_most_every_fifteen_seconds() -> None:
     target = LeaseTarget("team-a", "lease", 3)
 
     async def beat(seq: int) -> None:
-        hearts.hear("u1", wire.Heartbeat(work_id="u1", epoch=3, progress_seq=seq, observed_at=1), target)
+        hearts.hear("u1", work.Heartbeat(work_id="u1", epoch=3, progress_seq=seq, observed_at=1), target)
         await asyncio.sleep(0)
 
     for _ in range(7):
@@ -193,14 +193,14 @@ def test_reported_ids_are_behind_their_epoch_and_bounded() -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, exit_code: int | None = 0, **more: object) -> wire.CheckResult:
-    return wire.CheckResult.model_validate(
+def check(name: str, exit_code: int | None = 0, **more: object) -> work.CheckResult:
+    return work.CheckResult.model_validate(
         {"name": name, "run": f"make {name}", "exit_code": exit_code, "duration_ms": 1} | more
     )
 
 
-def report(*checks: wire.CheckResult, problem: str | None = None) -> wire.VerificationReport:
-    return wire.VerificationReport(epoch=1, commit=SHA, checks=checks, problem=problem, recorded_at=1)
+def report(*checks: work.CheckResult, problem: str | None = None) -> work.VerificationReport:
+    return work.VerificationReport(epoch=1, commit=SHA, checks=checks, problem=problem, recorded_at=1)
 
 
 ASKED = tuple(wire.ResolvedCheck(name=n, run=f"make {n}") for n in ("lint", "test"))

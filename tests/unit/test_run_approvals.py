@@ -7,8 +7,8 @@ import pytest
 from tests.property.run_world import BASE, HEAD, T, World
 from tests.run_plans import records, started
 
-from moorage.api.agentrun import AgentRunStatus
 from moorage.api.budget import ResolvedLimits
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedApproval, ResolvedCheck
 from moorage.core.approvals.consent import for_tool, unmet
 from moorage.core.run import actions as a

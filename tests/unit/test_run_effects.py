@@ -8,7 +8,7 @@ import pytest
 from tests.property.run_world import HEAD, START, T, World, a_spec, drive
 from tests.run_plans import started
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedRetention, ResolvedTimeouts
 from moorage.core.effects.levels import Level, level_of, may_repeat, queryable
 from moorage.core.run import actions as a

@@ -7,7 +7,7 @@ import pytest
 from tests.property.run_world import START, T, World, a_spec
 from tests.run_plans import NO_ACTIONS, WHERE, kinds, observed, provisioning, records, running
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.core.run import actions as a
 from moorage.core.run.backoff import BACKOFF_CAP_MS, backoff_ms
 from moorage.core.run.observed import SandboxPhase, SandboxView

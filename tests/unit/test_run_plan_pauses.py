@@ -7,7 +7,8 @@ import pytest
 from tests.property.run_world import START, T, World, a_spec, drive
 from tests.run_plans import kinds, provisioning, records, running, started, verifying
 
-from moorage.api.wire import ResolvedLimits, ResolvedTimeouts, Role
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedTimeouts, Role
 from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a
 from moorage.core.run.observed import SandboxPhase, Slots

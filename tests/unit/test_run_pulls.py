@@ -6,7 +6,8 @@ import pytest
 from tests.property.run_world import HEAD, START, T, World, a_spec
 from tests.run_plans import proposed, records
 
-from moorage.api.agentrun import AgentRunStatus, PullRequest
+from moorage.api.agentrun import PullRequest
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedPullRequest, ResolvedWorkspace, SecretRef
 from moorage.api.workspace import ForgeApi
 from moorage.api.workspace import SecretRef as Named

@@ -6,8 +6,8 @@ import pytest
 from tests.property.run_world import BASE, HEAD, T, World, a_spec
 from tests.run_plans import records, running, started
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.meta import get_condition
-from moorage.api.wire import ResolvedLimits
 from moorage.core.recovery.replays import state_hash
 from moorage.core.run import actions as a
 from moorage.core.run.conditions import conditions

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.run_world import BASE, HEAD, START, World, drive
 
-from moorage.api.agentrun import BORN, AgentRunStatus
+from moorage.api.runstatus import BORN, AgentRunStatus
 from moorage.core.run.actions import Plan, Verdict
 from moorage.core.run.observed import Problem, SandboxPhase, SandboxView
 from moorage.core.run.phases import RunPhase

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from moorage.api.commands import WaitingMessages
-from moorage.api.wire import Heartbeat, ReportedRecord, ReportRequest
+from moorage.api.wire import ReportedRecord, ReportRequest
+from moorage.api.work import Heartbeat
 from moorage.runner import client as module
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, GatewayLost, NotWanted
 from moorage.runner.exchange import NoAnswer, request

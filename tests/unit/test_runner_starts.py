@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from moorage.api.wire import Orders
+from moorage.api.work import Orders
 from moorage.runner.exitcodes import Exit
 from moorage.testing.serving import listening
 

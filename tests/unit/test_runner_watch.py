@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorage.api.wire import Heartbeat, Orders
+from moorage.api.work import Heartbeat, Orders
 from moorage.runner import watch as module
 from moorage.runner.client import Fenced, GatewayError, TokenUnreadable
 from moorage.runner.exchange import NoAnswer

@@ -52,3 +52,11 @@ class ChildList(Wire):
     """All children that are remembered, oldest first; one that has ended without its last words."""
 
     children: tuple[ChildAnswer, ...] = ()
+
+
+class SettleRequest(Wire):
+    """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
+    admit any more: what the gateway hasn't heard of among them has used nothing.
+    """
+
+    gone: tuple[str, ...] = ()

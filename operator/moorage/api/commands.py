@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from moorage.api.wire import Wire
+from moorage.api.wirebase import Wire
 
 CommandType = Literal["Steer", "FollowUp", "Approve", "Reject", "Pause", "Resume", "Checkpoint", "Resolve", "Cancel"]
 CommandState = Literal["Accepted", "Rejected", "Delivered", "Done", "Expired"]

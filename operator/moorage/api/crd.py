@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from moorage.api import agentrun, runcommand
+from moorage.api import runcommand, runstatus
 from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.modelprovider import ModelProvider
@@ -90,7 +90,7 @@ DEFINITIONS = (
             Column("Node", ".status.node", description="Node of the sandbox.", wide=True),
         ),
         (".status.phase",),
-        agentrun.BORN,
+        runstatus.BORN,
     ),
     Definition(
         Workspace,

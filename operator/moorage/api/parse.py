@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from moorage.api.agent import Agent
-from moorage.api.agentrun import AgentRun, AgentRunStatus
+from moorage.api.agentrun import AgentRun
 from moorage.api.meta import Resource, bounded
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.rules import BROKEN, Placement, Told
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.workspace import Workspace
 
 Unknown = Literal["tell", "refuse"]

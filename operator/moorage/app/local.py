@@ -22,7 +22,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedRun
 from moorage.app import constraints, interrupted
 from moorage.app.interrupted import Fate, Interrupted

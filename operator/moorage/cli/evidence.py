@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from moorage.api.commands import Resolved, ResolveRequest
 from moorage.api.sse import Event
-from moorage.api.wire import ErrorBody, Repaired, RepairRequest, Wire
+from moorage.api.wire import ErrorBody, Repaired, RepairRequest
+from moorage.api.wirebase import Wire
 from moorage.cli.exits import CliError, Denied, NotFound, Unreachable
 from moorage.cli.following import Following
 from moorage.core.journal.heads import SignedHead

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from moorage.api import names
+from moorage.api.children import SettleRequest
 from moorage.api.wire import (
     DeliverRequest,
     FenceRequest,
@@ -15,7 +16,6 @@ from moorage.api.wire import (
     ReportedRecord,
     ResolvedRun,
     Role,
-    SettleRequest,
 )
 from moorage.clock import Clock
 from moorage.controller.deliveries import Deliveries

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 from moorage.api import names
-from moorage.api.agentrun import AgentRunStatus
 from moorage.api.meta import bounded, get_condition, micro_time
+from moorage.api.runstatus import AgentRunStatus
 from moorage.clock import Clock
 from moorage.core.run.conditions import WITHIN
 from moorage.core.run.status import word

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from moorage.api.children import ChildOrder
+from moorage.api.children import ChildOrder, SettleRequest
 from moorage.api.commands import CommandRequest, Receipt
 from moorage.api.faults import faults
 from moorage.api.wire import (
@@ -22,7 +22,6 @@ from moorage.api.wire import (
     ReportedRecord,
     ReportRequest,
     ResolvedRun,
-    SettleRequest,
 )
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 

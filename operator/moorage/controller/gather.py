@@ -15,10 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from moorage.api.agent import Agent
-from moorage.api.agentrun import AgentRun, AgentRunStatus
+from moorage.api.agentrun import AgentRun
 from moorage.api.meta import Resource
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused

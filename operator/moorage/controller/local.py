@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from moorage.api.agentrun import AgentRunStatus
 from moorage.api.merge import patched
+from moorage.api.runstatus import AgentRunStatus
 from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from moorage.api.agentrun import AgentRunStatus
+from moorage.api.runstatus import AgentRunStatus
 from moorage.sandbox.port import RunKey
 
 Body = Mapping[str, Any]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moorage.api.agentrun import AgentRunStatus
 from moorage.api.merge import patch_to
+from moorage.api.runstatus import AgentRunStatus
 from moorage.clock import Clock
 from moorage.controller.ports import Objects, Telling, Unwritable
 from moorage.controller.roll import Roll

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from moorage.api.meta import format_time
-from moorage.api.wire import Assignment, GitAssignment, RecordedDecision, ResumePoint, Role
+from moorage.api.wire import Role
+from moorage.api.work import Assignment, GitAssignment, RecordedDecision, ResumePoint
 from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.record import RecordType

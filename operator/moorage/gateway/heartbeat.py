@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from moorage.api import wire
+from moorage.api import work
 from moorage.clock import Clock
 from moorage.core.run.observed import Heartbeat
 from moorage.gateway.errors import Unavailable
@@ -45,7 +45,7 @@ class Heartbeats:
         """What any gateway heard last, None when nothing was. Raise StoreUnavailable."""
         return await self._peers.heartbeat(run_uid)
 
-    def hear(self, run_uid: str, beat: wire.Heartbeat, lease: LeaseTarget | None) -> None:
+    def hear(self, run_uid: str, beat: work.Heartbeat, lease: LeaseTarget | None) -> None:
         """Keep the heartbeat; renew the Lease beside, so that a slow API server holds up no runner."""
         now = self._clock.now_ms()
         self._peers.hear(run_uid, Heartbeat(beat.epoch, beat.progress_seq, heard_at=now, progress_at=now))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.api.wire import Orders, Role
+from moorage.api.wire import Role
+from moorage.api.work import Orders
 from moorage.core.commands.command import last_waiting
 from moorage.core.journal.record import RecordType
 from moorage.core.run.state import Pause

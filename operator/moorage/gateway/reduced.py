@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moorage.api.wire import ResolvedLimits, ResolvedRun
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedRun
 from moorage.core.journal.chain import EMPTY, Head
 from moorage.core.journal.record import Record
 from moorage.core.journal.snapshots import Grown

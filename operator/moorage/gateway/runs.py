@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from moorage.api.children import SettleRequest
 from moorage.api.wire import (
     Admission,
     DeliverRequest,
@@ -18,7 +19,6 @@ from moorage.api.wire import (
     ReportRequest,
     ResolvedRun,
     Role,
-    SettleRequest,
 )
 from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run.phases import RunPhase

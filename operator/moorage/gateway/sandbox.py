@@ -19,16 +19,8 @@ from starlette.routing import BaseRoute, Route
 
 from moorage.api.budget import Budget
 from moorage.api.commands import ConsentRequest
-from moorage.api.wire import (
-    CheckpointReport,
-    Heartbeat,
-    Reported,
-    ReportedRecord,
-    ReportRequest,
-    ResultReport,
-    Role,
-    VerificationReport,
-)
+from moorage.api.wire import Reported, ReportedRecord, ReportRequest, Role
+from moorage.api.work import CheckpointReport, Heartbeat, ResultReport, VerificationReport
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moorage.api.wire import CheckResult, ResolvedCheck, VerificationReport
+from moorage.api.wire import ResolvedCheck
+from moorage.api.work import CheckResult, VerificationReport
 from moorage.core.continuation.checks import FAILURES, Checked, failing_set
 from moorage.gateway.errors import Invalid
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from moorage.api.wire import CheckResult, ResolvedCheck
+from moorage.api.wire import ResolvedCheck
+from moorage.api.work import CheckResult
 from moorage.runner.processes import ChildProcess, kill_everything, spawn
 
 TAIL_BYTES = 16 * 1024

@@ -17,18 +17,9 @@ from pydantic import ValidationError
 
 from moorage.api.children import ChildAnswer, ChildList, SpawnRequest
 from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
-from moorage.api.wire import (
-    Assignment,
-    CheckpointReport,
-    ErrorBody,
-    Heartbeat,
-    Orders,
-    Reported,
-    ReportRequest,
-    ResultReport,
-    VerificationReport,
-)
+from moorage.api.wire import ErrorBody, Reported, ReportRequest
 from moorage.api.wirebase import Wire
+from moorage.api.work import Assignment, CheckpointReport, Heartbeat, Orders, ResultReport, VerificationReport
 from moorage.runner.exchange import Answer, NoAnswer, request
 from moorage.workspace.errors import BeingFetched, NetworkUnreachable, TimedOut
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moorage.api.wire import Assignment, CheckResult
+from moorage.api.work import Assignment, CheckResult
 from moorage.core.continuation.checks import Changes, Checked, failing_set, objection
 from moorage.drivers.port import EndCheck
 from moorage.drivers.watching import Circles

@@ -14,7 +14,7 @@ from typing import Any
 
 from moorage.api.budget import Budget
 from moorage.api.commands import ConsentAnswer, ConsentRequest
-from moorage.api.wire import Assignment, CheckpointReport
+from moorage.api.work import Assignment, CheckpointReport
 from moorage.core.approvals.consent import for_tool
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total

@@ -10,7 +10,7 @@ from typing import Any
 from moorage.api.budget import Budget, ResolvedLimits
 from moorage.api.meta import format_time
 from moorage.api.quantity import dollars
-from moorage.api.wire import Assignment
+from moorage.api.work import Assignment
 from moorage.core.constraints.limits import COST, METERED
 from moorage.drivers.sessions import put
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moorage.api.budget import Budget
-from moorage.api.wire import Assignment, ReportedRecord, ReportRequest
+from moorage.api.wire import ReportedRecord, ReportRequest
+from moorage.api.work import Assignment
 from moorage.runner.client import GatewayClient, GatewayError
 
 NEW = frozenset({"COMPLETION_CHECKED", "CONTINUATION_DECIDED"})

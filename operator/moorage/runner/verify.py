@@ -8,7 +8,8 @@ import platform
 import secrets
 from dataclasses import dataclass
 
-from moorage.api.wire import Assignment, CheckResult, ReportedRecord, ReportRequest, VerificationReport
+from moorage.api.wire import ReportedRecord, ReportRequest
+from moorage.api.work import Assignment, CheckResult, VerificationReport
 from moorage.points import Point, reached
 from moorage.runner.checking import run_check, without_model
 from moorage.runner.client import GatewayClient

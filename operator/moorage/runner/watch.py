@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
-from moorage.api.wire import Assignment, Heartbeat, Orders
+from moorage.api.work import Assignment, Heartbeat, Orders
 from moorage.runner.client import Fenced, GatewayError, TokenUnreadable
 from moorage.runner.exchange import NoAnswer
 from moorage.runner.report import Reporter, now_ms

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from moorage.api.wire import Assignment, Orders, ResultReport
+from moorage.api.work import Assignment, Orders, ResultReport
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.drivers.port import Driver, Outcome, Recorded, State, Task
 from moorage.drivers.program import CIRCLING

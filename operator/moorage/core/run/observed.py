@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moorage.api.wire import ResolvedLimits, ResolvedRun, ResolvedTimeouts
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.core.run.state import RunState
 
 

@@ -2,14 +2,16 @@
 
 `project` computes it, `write_delay` says how soon it is worth a write. What people and tools wait for is written at
 once; phases that a run only passes through are merged into the next one; progress is written now and then. Until the
-first write an object says what the definition's default says: Pending (see moorage.api.agentrun.BORN).
+first write an object says what the definition's default says: Pending (see moorage.api.runstatus.BORN).
 """
 
 from __future__ import annotations
 
 import re
 
-from moorage.api.agentrun import (
+from moorage.api.meta import Condition, format_time, kstatus, set_conditions
+from moorage.api.quantity import dollars
+from moorage.api.runstatus import (
     AgentRunStatus,
     JournalStatus,
     Phase,
@@ -18,9 +20,7 @@ from moorage.api.agentrun import (
     RunResult,
     RunWorkspaceStatus,
 )
-from moorage.api.agentrun import Usage as UsageStatus
-from moorage.api.meta import Condition, format_time, kstatus, set_conditions
-from moorage.api.quantity import dollars
+from moorage.api.runstatus import Usage as UsageStatus
 from moorage.api.wire import Role
 from moorage.core.run.actions import Plan
 from moorage.core.run.conditions import conditions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.drivers.port import Child, Driver, Held, Outcome
 from moorage.runner.processes import send
 from moorage.testing.drivers.pose import Subject
