@@ -54,6 +54,24 @@ def test_the_conversation_begins_and_ends_by_its_numbers() -> None:
     assert events.facts({"id": 3, "result": {"stopReason": "end_turn"}}) is None, "it was answered"
 
 
+@pytest.mark.rule("O2")
+def test_an_agent_that_takes_tools_over_http_is_given_their_server() -> None:
+    able = {"protocolVersion": 1, "agentCapabilities": {"loadSession": True, "mcpCapabilities": {"http": True}}}
+    for earlier, method in ((None, "session/new"), ("old", "session/load")):
+        events = AcpEvents(Path("/t"), str, earlier, "http://127.0.0.1:7/mcp")
+        asked = reply(events.facts({"id": 0, "result": able}))
+        (server,) = asked["params"]["mcpServers"]
+        assert (asked["method"], server["type"], server["url"]) == (method, "http", "http://127.0.0.1:7/mcp")
+
+
+@pytest.mark.parametrize("able", [{}, {"mcpCapabilities": {"http": False, "sse": True}}, {"mcpCapabilities": 7}])
+def test_an_agent_that_takes_none_is_not_begun_without_them(able: dict[str, Any]) -> None:
+    events = AcpEvents(Path("/t"), str, None, "http://127.0.0.1:7/mcp")
+    (end,) = events.facts({"id": 0, "result": {"protocolVersion": 1, "agentCapabilities": able}}) or ()
+    assert isinstance(end, Ended)
+    assert "agent.children" in str(end.failure)
+
+
 def test_an_earlier_conversation_is_loaded_only_where_the_agent_can() -> None:
     events = AcpEvents(Path("/t"), str, "old")
     assert reply(events.facts({"id": 0, "result": {"protocolVersion": 1}}))["method"] == "session/new"

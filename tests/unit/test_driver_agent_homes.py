@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
 from moorage.drivers.claude_code import driver as claude_code
 from moorage.drivers.codex import driver as codex
 from moorage.drivers.codex.config import PROVIDER, config
@@ -34,6 +34,20 @@ def test_codex_reads_the_model_and_its_door_whatever_the_name(name):
     provider = read["model_providers"][read["model_provider"]]
     assert (read["model"], read["model_provider"]) == (name, PROVIDER)
     assert (provider["base_url"], provider["wire_api"]) == ("http://127.0.0.1:7/model/v1", "responses")
+
+
+@pytest.mark.rule("O2")
+def test_programs_are_told_of_the_tools_of_children_only_where_there_are_any(task, tmp_path):
+    """That they find them there is tried with the real ones."""
+    model = ResolvedModel(provider="p", protocol="openai-responses", base_url="http://127.0.0.1:9", name="m")
+    parent = replace(task, agent=task.agent.model_copy(update={"children": ResolvedChildren(max=1, concurrent=1)}))
+    for each, told in ((task, False), (parent, True)):
+        (codex_toml,) = codex._files(each, model).values()
+        assert ("mcp_servers" in tomllib.loads(codex_toml)) is told
+        assert ("--mcp-config" in claude_code._launch(each, "m").argv) is told
+        extension = [path for path in pi._files(each, model) if path.name != "models.json"]
+        assert ("--extension" in (argv := pi._launch(each, "m").argv), bool(extension)) == (told, told)
+        assert all(str(path) in argv for path in extension)
 
 
 @pytest.mark.parametrize("protocol", APIS)

@@ -1,5 +1,6 @@
 """The tools of children as a server of the Model Context Protocol: what it answers, and what it makes of nonsense."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ async def test_a_child_that_is_unknown_or_has_failed_is_an_error_for_the_model(
     assert (await call(tools, "merge_run", name="child-1")) == ("merged child-1: 1 files changed", False)
 
 
+@pytest.mark.parametrize(("call_s", "asked", "waited"), [(3_600, 600, 600), (45, 600, 45), (45, 0, 0)])
+async def test_a_client_that_gives_up_soon_is_answered_before_that(
+    children: GivenChildren, monkeypatch: pytest.MonkeyPatch, call_s: int, asked: int, waited: int
+) -> None:
+    spent: list[float] = []
+
+    async def wait(name: str, within_s: float) -> ChildAnswer:
+        spent.append(within_s)
+        return ChildAnswer(name=name, status="started")
+
+    monkeypatch.setattr(children, "wait", wait)
+    tools = ChildTools(children, Budget, call_s=call_s)
+    assert await call(tools, "wait_run", name="child-1", timeout_s=asked) == ("child: child-1\nstatus: started", False)
+    assert spent == [waited]
+
+
 async def test_what_is_left_is_told(tools: ChildTools) -> None:
     assert await call(tools, "remaining_budget") == ("tokens: 7", False)
     assert await call(tools, "report_progress", text="half") == ("noted: half", False)
@@ -109,3 +126,48 @@ async def test_the_relay_serves_it_beside_its_doors_and_only_where_there_are_any
             assert (await http.get("/mcp", headers={"accept": "text/event-stream"})).status_code == 405
     finally:
         await relay.stop()
+
+
+async def test_nothing_goes_on_for_a_client_that_has_left(tmp_path: Path) -> None:
+    """A wait tells that the attempt goes on: without a listener it would excuse whatever hangs beside it."""
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def waits(_: bytes) -> bytes | None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return None
+
+    relay = Relay("http://127.0.0.1:9", tmp_path / "token")
+    relay.tools = waits
+    await relay.start()
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+        writer.write(b"POST /mcp HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        await begun.wait()
+        writer.close()
+        await over.wait()
+    finally:
+        await relay.stop()
+
+
+async def test_a_merge_is_not_given_up_half_way(
+    tools: ChildTools, children: GivenChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, on, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def merge(_: str) -> int:
+        begun.set()
+        await on.wait()
+        over.set()
+        return 1
+
+    monkeypatch.setattr(children, "merge", merge)
+    asking = asyncio.create_task(call(tools, "merge_run", name="child-1"))
+    await begun.wait()
+    asking.cancel()
+    await asyncio.wait({asking})
+    on.set()
+    await over.wait()

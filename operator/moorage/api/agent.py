@@ -110,8 +110,8 @@ class AgentTemplate(Fields):
     )
     children: ChildrenAllowed | None = Field(
         default=None,
-        description="Whether the agent may start child runs, each with part of the run's budget. None unless set; in"
-        " this version for the drivers builtin and codex.",
+        description="Whether the agent may start child runs, each with part of the run's budget. None unless set; not"
+        " for the driver command, and not in a local run.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

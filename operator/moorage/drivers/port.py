@@ -49,6 +49,8 @@ class Guarantees:
     runner, after its next safe point or when its grace is over.
     """
     state: State = State()
+    call_s: int = 3_600
+    """O2: so long a call of a tool of ours may take; the program's client gives up later."""
 
     @property
     def can_go_on(self) -> bool:

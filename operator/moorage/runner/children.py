@@ -19,17 +19,19 @@ PAUSE_S = 0.1  # after a gateway that won't hold a question open
 
 
 class RunnerChildren:
-    """`progressed` is told of each answer: waiting for a child is no standing still."""
+    """`progressed` is told of each answer: waiting for a child is no standing still. `leaving`: the attempt is to end,
+    so nobody waits any more.
+    """
 
     def __init__(
         self,
         client: GatewayClient,
         epoch: int,
-        pausing: asyncio.Event,
+        leaving: Callable[[], bool],
         progressed: Callable[[], None],
         merge: Callable[[str], Awaitable[Merged]],
     ) -> None:
-        self._client, self._epoch, self._pausing, self._progressed = client, epoch, pausing, progressed
+        self._client, self._epoch, self._leaving, self._progressed = client, epoch, leaving, progressed
         self._merge = merge
 
     async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
@@ -50,7 +52,7 @@ class RunnerChildren:
             except GatewayError as error:
                 raise _refused(error) from error
             self._progressed()
-            if found.status == ENDED or self._pausing.is_set() or time.monotonic() >= deadline:
+            if found.status == ENDED or self._leaving() or time.monotonic() >= deadline:
                 return found
             await asyncio.sleep(PAUSE_S)
 

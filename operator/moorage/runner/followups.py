@@ -1,4 +1,4 @@
-"""N1, N2, N4, N6, M3 for programs that know nothing of them: their conversation goes on with a message.
+"""N1 to N4, N6, M3 for programs that know nothing of them: their conversation goes on with a message.
 
 A driver that `can_go_on` is run again in the same attempt. What is asked of such a program is little: that an answer
 which was cut goes on, that facts which stand against its end are looked at, and that it leaves a circle it goes in.
@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from moorage.core.continuation.chain import Finish, Given, Policy, Stopped, decide, with_circle, worked
 from moorage.core.continuation.decisions import Decision, Escalate, Nudge, Terminate
+from moorage.drivers.builtin.relatives import PENDING, Pending
 from moorage.drivers.limits import raised, spent
 from moorage.drivers.port import EndCheck, Kind, Outcome, Task
 from moorage.drivers.program import CIRCLING, OUTPUT_LIMIT, STEERED
@@ -33,7 +34,7 @@ class FollowUps:
         asked = task.agent.continuation
         self._planning = asked.plan
         self._policy = Policy(nudges=asked.nudges, judged=task.judged)
-        self._given = Given()
+        self._given, self._pending = Given(), Pending(host.child_runs)
 
     async def after(self, task: Task, outcome: Outcome) -> Task | Outcome:
         """What to go on with, or how it has ended. Nothing of the program's may be alive."""
@@ -46,6 +47,8 @@ class FollowUps:
             return outcome
         if finish is Finish.DONE and self._spent() is None and (said := await self._said("Steer", "FollowUp")):
             return self._going_on(task, said)
+        if finish is Finish.DONE and (news := await self._news(task)) is not None:
+            return await self._told(task, PENDING, news)
         return await self._stopped(task, outcome, finish)
 
     async def _stopped(self, task: Task, outcome: Outcome, finish: Finish) -> Task | Outcome:
@@ -80,6 +83,11 @@ class FollowUps:
                 return replace(outcome, outcome="failed", reason=reason, message=message)
             case _:  # Pass; and nobody here can make a program's context smaller
                 return outcome
+
+    async def _news(self, task: Task) -> str | None:
+        """N3: what it hears of its children before it may end."""
+        able = task.agent.children is not None and self._spent() is None
+        return await self._pending.news() if able else None
 
     async def _said(self, *kinds: Kind) -> str:
         """M3: what people have to say to an agent that has stopped, or was stopped for it."""

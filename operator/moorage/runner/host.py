@@ -54,7 +54,7 @@ class RunnerHost:
         self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
         self.messages = Mailbox(client.messages, reporter.emit)
-        self.child_runs = RunnerChildren(client, assignment.epoch, self.pausing, reporter.progressed, worktree.merge)
+        self.child_runs = RunnerChildren(client, assignment.epoch, self.leaving, reporter.progressed, worktree.merge)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
         self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
         self._client, self._reporter, self._hold = client, reporter, hold
@@ -67,6 +67,10 @@ class RunnerHost:
         self.tree = worktree.last_tree
         self.busy = 0  # turns in a row that called tools, before the last one that called none
         self._busy, self._called, self._worked, self._decided = 0, False, False, 0
+
+    def leaving(self) -> bool:
+        """The attempt is to end: nothing more is begun."""
+        return self.stopping.is_set() or self.pausing.is_set()
 
     async def emit(
         self,

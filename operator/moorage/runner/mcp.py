@@ -7,6 +7,7 @@ asked for: the same goal with the same limits, asked for again after a recovery,
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -39,14 +40,14 @@ class _Failed(Exception):
 
 
 class ChildTools:
-    """One per attempt. `budget`: what the gateway told last."""
+    """One per attempt. `budget`: what the gateway told last. `call_s`: no call takes longer than that."""
 
-    def __init__(self, children: ChildRuns, budget: Callable[[], Budget]) -> None:
-        self._children, self._budget = children, budget
+    def __init__(self, children: ChildRuns, budget: Callable[[], Budget], *, call_s: int = relatives.LONGEST_S) -> None:
+        self._children, self._budget, self._call_s = children, budget, call_s
         self._tools: Mapping[str, _Tool] = {
             "spawn_run": _Tool(relatives.SpawnArguments, self._spawn),
-            "wait_run": _Tool(relatives.WaitArguments, lambda asked: relatives.waited(children, asked)),
-            "merge_run": _Tool(relatives.MergeArguments, lambda asked: relatives.merged(children, asked)),
+            "wait_run": _Tool(relatives.WaitArguments, self._wait),
+            "merge_run": _Tool(relatives.MergeArguments, self._merge),
             "remaining_budget": _Tool(relatives.BudgetArguments, self._remaining),
             "report_progress": _Tool(relatives.ProgressArguments, self._progress),
         }
@@ -91,6 +92,14 @@ class ChildTools:
     async def _spawn(self, asked: relatives.SpawnArguments) -> ToolResult:
         key = hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
         return await relatives.spawned(self._children, f"mcp:{key}", asked)
+
+    async def _wait(self, asked: relatives.WaitArguments) -> ToolResult:
+        within_s = min(asked.timeout_s, self._call_s)
+        return await relatives.waited(self._children, asked.model_copy(update={"timeout_s": within_s}))
+
+    async def _merge(self, asked: relatives.MergeArguments) -> ToolResult:
+        """To its end, also where its client has given up: half of it would be no work of anybody's."""
+        return await asyncio.shield(relatives.merged(self._children, asked))
 
     async def _remaining(self, _: relatives.BudgetArguments) -> ToolResult:
         return relatives.remaining(self._budget())

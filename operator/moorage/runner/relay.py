@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from moorage.runner.egress import BROKEN, ask, kept_body
@@ -26,7 +27,7 @@ from moorage.runner.tunnel import carry
 EGRESS = "/egress/"
 MODEL = "/model/"
 MCP = b"/mcp"
-Tools = Callable[[bytes], Awaitable[bytes | None]]
+Tools = Callable[[bytes], Coroutine[Any, Any, bytes | None]]
 """Takes a JSON-RPC message and answers it; None where it asks for nothing."""
 PREFIXES = (MODEL, "/git/", EGRESS)
 PROXIED = "http://"
@@ -187,10 +188,25 @@ async def _called(tools: Tools, head: bytes, reader: asyncio.StreamReader, write
     if body is None:
         await _refuse(reader, writer, b"405 Method Not Allowed", b"POST one JSON-RPC message, with its length")
         return
-    answer = await tools(body)
+    answering = asyncio.create_task(tools(body))
+    if not await _outlived(answering, reader):
+        return
+    answer = answering.result()
     status = b"202 Accepted" if answer is None else b"200 OK"
     writer.write(ANSWERED % (status, len(answer or b""), answer or b""))
     await writer.drain()
+
+
+async def _outlived(answering: asyncio.Task[bytes | None], reader: asyncio.StreamReader) -> bool:
+    """Whether its client waits for the answer to its end; for nobody, nothing goes on."""
+    left = asyncio.create_task(reader.read())
+    try:
+        await asyncio.wait({answering, left}, return_when=asyncio.FIRST_COMPLETED)
+        return answering.done()
+    finally:
+        for each in (answering, left):
+            each.cancel()
+        await asyncio.gather(answering, left, return_exceptions=True)
 
 
 def well_formed(head: bytes) -> bool:

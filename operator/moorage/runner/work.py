@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from moorage.api.work import Assignment, Orders, ResultReport
 from moorage.core.continuation.chain import NO_PROGRESS
-from moorage.drivers.port import Driver, Outcome, Recorded, State, Task
+from moorage.drivers.port import Driver, Guarantees, Outcome, Recorded, State, Task
 from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
@@ -161,20 +161,30 @@ class Work:
         )
 
     def _state(self) -> StateFiles:
-        """P2: what the driver's program keeps in HOME. Of a driver that isn't there `_drive` tells."""
-        try:
-            state = load(self.assignment.agent.driver).guarantees.state
-        except UnknownDriver:
-            state = State()
+        """P2: what the driver's program keeps in HOME."""
+        promised = self._guarantees()
+        state = promised.state if promised is not None else State()
         return StateFiles(home_on(self.settings.volume), state.paths, state.derived)
+
+    def _guarantees(self) -> Guarantees | None:
+        """Of a driver that isn't there `_drive` tells."""
+        try:
+            return load(self.assignment.agent.driver).guarantees
+        except UnknownDriver:
+            return None
+
+    def _serve_children(self, host: RunnerHost) -> None:
+        """O2: the tools of children, for a program that isn't ours."""
+        promised = self._guarantees()
+        if self.assignment.agent.children is not None and promised is not None:
+            self.relay.tools = ChildTools(host.child_runs, lambda: host.budget, call_s=promised.call_s).answer
 
     async def _attempt(self, worktree: RunWorktree, watch: Watch) -> None:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY, proxied=bool(self.assignment.egress))
         paths.prepare(self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths, hold=self.relay.hold)
         host.tell_remaining()
-        if self.assignment.agent.children is not None:
-            self.relay.tools = ChildTools(host.child_runs, lambda: host.budget).answer
+        self._serve_children(host)
         async with background(host.log.pump(), host.messages.follow(watch.mail)):
             await self._tell_start(worktree)
             try:
@@ -379,18 +389,13 @@ async def _driven(driver: Driver, task: Task, host: RunnerHost) -> Outcome:
     going = FollowUps(task, host)
     while True:
         outcome = await driver.run(task, host)
-        if not driver.guarantees.can_go_on or _told_to_end(host):
+        if not driver.guarantees.can_go_on or host.leaving():
             return replace(outcome, reason=NO_PROGRESS) if outcome.reason == CIRCLING else outcome
         await kill_everything()
         follows = await going.after(task, outcome)
-        if isinstance(follows, Outcome) or _told_to_end(host):
+        if isinstance(follows, Outcome) or host.leaving():
             return follows if isinstance(follows, Outcome) else outcome
         task = follows
-
-
-def _told_to_end(host: RunnerHost) -> bool:
-    """Nothing more is begun."""
-    return host.stopping.is_set() or host.pausing.is_set()
 
 
 async def _first(work: asyncio.Task[Any], *events: asyncio.Event, within_s: float | None = None) -> None:

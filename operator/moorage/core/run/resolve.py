@@ -51,7 +51,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent, child_of
 
 NATIVE, UNHEARING = "builtin", "command"  # drivers: our own loop, and programs that can be told nothing
-PARENTAL = frozenset({NATIVE, "codex"})  # drivers whose agents are given the tools of children
+PARENTAL = frozenset({NATIVE, "acp", "claude-code", "codex", "pi"})  # drivers whose agents may start children
 ACCEPTANCE_ROUNDS = 2
 WINDOW = 200_000  # tokens of a model whose provider doesn't say
 Placement = Literal["local", "cluster"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from moorage.drivers import childtools
 from moorage.drivers.acp.desk import Desk
 from moorage.drivers.acp.events import AcpEvents
 from moorage.drivers.acp.place import environment, filled_in
@@ -12,6 +13,7 @@ from moorage.drivers.jsonlines import Launch, Speech, drive
 from moorage.drivers.port import Child, Guarantees, Host, Outcome, Task
 from moorage.drivers.sessions import Conversation, opening
 
+CALL_S = 45  # nobody can tell an agent how long a tool of ours may take: many clients give up after a minute
 FINAL_GRACE_S = 2.0  # it is a server: not each one goes when nobody talks to it any more
 
 
@@ -19,7 +21,9 @@ class AcpDriver:
     """Driver `acp`."""
 
     name = "acp"
-    guarantees = Guarantees(safe_points="iterations", resume="session", native_usage=False, steer=True, follow_up=True)
+    guarantees = Guarantees(
+        safe_points="iterations", resume="session", native_usage=False, steer=True, follow_up=True, call_s=CALL_S
+    )
 
     async def run(self, task: Task, host: Host) -> Outcome:
         """Lead the agent until its turn is over, a limit is reached, or we are told to stop."""
@@ -27,7 +31,7 @@ class AcpDriver:
             return Outcome("failed", "NoCommand", "the driver `acp` needs spec.agent.command: what starts the agent")
         conversation = Conversation(task.home, "acp")
         env = environment(task)
-        events = AcpEvents(task.tree, partial(_opening, task), conversation.known())
+        events = AcpEvents(task.tree, partial(_opening, task), conversation.known(), childtools.door(task))
         launch = Launch(
             argv=[filled_in(part, env) for part in (*task.agent.command, *task.agent.args)],
             env=env,

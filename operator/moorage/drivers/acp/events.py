@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.core.models.protocol import Carried
+from moorage.drivers import childtools
 from moorage.drivers.acp import rpc
 from moorage.drivers.acp.calls import Calls
 from moorage.drivers.facts import Began, Ended, Fact, Reply, Said, Settled, Wanted
@@ -33,6 +34,7 @@ QUIET = frozenset(
     }
 )
 CAPABILITIES = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+NO_TOOLS = "the agent takes no tools over HTTP (mcpCapabilities.http), which agent.children needs: leave that out"
 CUT = "max_tokens"
 ENDS = {
     CUT: "the last answer was cut by the model's limit of output tokens",
@@ -43,10 +45,15 @@ ENDS = {
 
 
 class AcpEvents:
-    """Implements jsonlines.Dialect. `opening` makes the first prompt; `session` is an earlier conversation's name."""
+    """Implements jsonlines.Dialect. `opening` makes the first prompt; `session` is an earlier conversation's name;
+    `tools` is the URL of a server of tools (MCP) that the agent is to have.
+    """
 
-    def __init__(self, tree: Path, opening: Callable[[bool], str], session: str | None) -> None:
-        self._place = {"cwd": str(tree), "mcpServers": []}
+    def __init__(
+        self, tree: Path, opening: Callable[[bool], str], session: str | None, tools: str | None = None
+    ) -> None:
+        self._place = {"cwd": str(tree), "mcpServers": [childtools.acp(tools)] if tools else []}
+        self._tools = tools
         self._opening, self._earlier, self._session = opening, session, ""
         self._calls, self._words = Calls(), ""
         self._prompts = FIRST_PROMPT - 1  # the number of the last one
@@ -143,7 +150,10 @@ class AcpEvents:
         version = told.get("protocolVersion")
         if version != VERSION:
             return [Ended(f"the agent speaks ACP {version!r:.32}, Moorage speaks {VERSION}")]
-        if self._earlier and mapping(told.get("agentCapabilities")).get("loadSession") is True:
+        able = mapping(told.get("agentCapabilities"))
+        if self._tools and mapping(able.get("mcpCapabilities")).get("http") is not True:
+            return [Ended(NO_TOOLS)]
+        if self._earlier and able.get("loadSession") is True:
             return [Reply(rpc.request(LOAD, "session/load", {**self._place, "sessionId": self._earlier}))]
         return self._anew()
 

@@ -46,7 +46,6 @@ CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
     {each.spoken.name: each for each in (MessagesConversation, ResponsesConversation, ChatConversation)}
 )
 FULL = "ContextExceeded"
-PENDING = "PendingBackgroundTask"
 
 
 class BuiltinDriver:
@@ -111,12 +110,12 @@ class _Loop:
     summary: str = ""
     busy: int = 0  # iterations in a row that called tools
     given: Given = field(default_factory=Given)
-    waited: set[str] = field(default_factory=set)  # N3: children that an end was put off for
+    pending: relatives.Pending = field(init=False)
     purse: Purse = field(init=False)
     telling: Telling = field(init=False)
 
     def __post_init__(self) -> None:
-        self.telling = Telling(self.host)
+        self.telling, self.pending = Telling(self.host), relatives.Pending(self.host.child_runs)
         self.purse = Purse(self.task.limits, self.host, self.task.tokens_used, self.task.iterations_used)
 
     async def run(self) -> Outcome:
@@ -254,8 +253,8 @@ class _Loop:
         return None
 
     async def _stopped(self, iteration: int, answer: Answer, finish: Finish, tree: str) -> Outcome | None:
-        if finish is Finish.DONE and (news := await self._pending()) is not None:
-            await self._tell_decision(iteration, "nudge", PENDING, news)
+        if finish is Finish.DONE and (news := await self._news()) is not None:
+            await self._tell_decision(iteration, "nudge", relatives.PENDING, news)
             self.talk.say(news)
             return None
         check = await self._check(finish)
@@ -275,15 +274,10 @@ class _Loop:
         self.busy = 0
         return await self._obey(iteration, with_circle(decision, self.host.circle(), policy))
 
-    async def _pending(self) -> str | None:
-        """N3: what an agent hears of its children where it would end, each time that there are others to hear of."""
-        if self.task.agent.children is None or self.purse.spent() is not None:
-            return None
-        living = await self.host.child_runs.living()
-        if not set(living) - self.waited:
-            return None
-        self.waited |= set(living)
-        return await relatives.pending(self.host.child_runs)
+    async def _news(self) -> str | None:
+        """N3: what it hears of its children before it may end."""
+        able = self.task.agent.children is not None and self.purse.spent() is None
+        return await self.pending.news() if able else None
 
     async def _check(self, finish: Finish) -> EndCheck:
         """N4: only an end that may be accepted, or put off, is worth a check."""

@@ -13,6 +13,7 @@ from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.drivers.port import ChildRefused, ChildRuns
 from moorage.drivers.telling import ToolResult
 
+PENDING = "PendingBackgroundTask"
 WAIT_S, LONGEST_S = 600, 3_600
 PATIENCE_S = 300  # N3
 
@@ -82,6 +83,21 @@ async def merged(children: ChildRuns, asked: MergeArguments) -> ToolResult:
         return _result(f"merged {asked.name}: {await children.merge(asked.name)} files changed")
     except ChildRefused as error:
         return _result(str(error), ok=False)
+
+
+class Pending:
+    """N3: what an agent hears of its children where it would end, each time that there are others to hear of."""
+
+    def __init__(self, children: ChildRuns) -> None:
+        self._children, self._told = children, set[str]()
+
+    async def news(self) -> str | None:
+        """None: it may end."""
+        living = set(await self._children.living())
+        if not living - self._told:
+            return None
+        self._told |= living
+        return await pending(self._children)
 
 
 async def pending(children: ChildRuns, within_s: float = PATIENCE_S) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
+from moorage.drivers import childtools
 from moorage.drivers.claude_code.events import ClaudeCodeEvents
 from moorage.drivers.claude_code.speech import hello
 from moorage.drivers.jsonlines import Launch, Speech, drive
@@ -63,9 +64,10 @@ def _launch(task: Task, model: str) -> Launch:
     kept = transcript(task.home)
     session = known if known and kept.holds(known) else None
     resume = ("--resume", session) if session else ()
-    events = ClaudeCodeEvents(lambda: str(uuid4()))
+    events, tools = ClaudeCodeEvents(lambda: str(uuid4())), childtools.door(task)
+    told = childtools.claude_code(tools) if tools else ()
     return Launch(
-        argv=["claude", *ALWAYS, "--model", model, *resume, *task.agent.args],
+        argv=["claude", *ALWAYS, "--model", model, *told, *resume, *task.agent.args],
         env=_environment(task, model),
         stdin=hello() + events.user(opening(task, resumed=session is not None)),
         dialect=events,
@@ -79,6 +81,7 @@ def _launch(task: Task, model: str) -> Launch:
 def _environment(task: Task, model: str) -> Mapping[str, str]:
     return {
         **RETRIES,
+        **childtools.CLAUDE_CODE_PATIENCE,
         **dict.fromkeys(OFF, "1"),
         **dict.fromkeys(MODELS, model),
         **task.agent.env,

@@ -6,16 +6,11 @@ import json
 
 PROVIDER = "moorage"
 KEY_VARIABLE = "MOORAGE_MODEL_KEY"
-CHILDREN = """
-[mcp_servers.moorage]
-url = %s
-tool_timeout_sec = 3700
-"""
 
 
-def config(model: str, relay_url: str, *, children: bool = False) -> str:
+def config(model: str, relay_url: str) -> str:
     """The text of config.toml. TOML's basic strings are JSON's, but for DEL, which no model's name and no URL has."""
-    told = f"""\
+    return f"""\
 # Written anew at each start.
 model = {json.dumps(model)}
 model_provider = "{PROVIDER}"
@@ -31,4 +26,3 @@ wire_api = "responses"
 [analytics]
 enabled = false
 """
-    return told + (CHILDREN % json.dumps(f"{relay_url}/mcp") if children else "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorage.api.wire import ResolvedModel
+from moorage.drivers import childtools
 from moorage.drivers.codex.config import KEY_VARIABLE, config
 from moorage.drivers.codex.events import CodexEvents
 from moorage.drivers.jsonlines import Launch, drive
@@ -44,11 +45,8 @@ class CodexDriver:
 
 
 def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
-    return {
-        task.home / ".codex" / "config.toml": config(
-            model.name, task.relay_url, children=task.agent.children is not None
-        )
-    }
+    told, tools = config(model.name, task.relay_url), childtools.door(task)
+    return {task.home / ".codex" / "config.toml": told + (childtools.codex(tools) if tools else "")}
 
 
 def _launch(task: Task) -> Launch:

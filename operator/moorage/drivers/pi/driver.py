@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorage.api.wire import ResolvedModel
+from moorage.drivers import childtools
 from moorage.drivers.jsonlines import Launch, drive
 from moorage.drivers.pi.config import APIS, PROVIDER, models
 from moorage.drivers.pi.events import PiEvents
@@ -14,6 +15,7 @@ from moorage.drivers.port import Guarantees, Host, Outcome, State, Task
 from moorage.drivers.sessions import Conversation, Transcript, opening, prepared
 
 SESSIONS = ".pi/agent/sessions"
+CHILDREN = ".pi/agent/moorage-children.mjs"
 RESULT, CALL = b'"toolResult"', re.compile(rb'"toolCallId":"([^"\\]{1,256})"')
 STATE = State(paths=(SESSIONS, Conversation.place("pi")), derived=(".pi",))
 
@@ -41,7 +43,8 @@ class PiDriver:
 
 def _files(task: Task, model: ResolvedModel) -> Mapping[Path, str]:
     told = models(model.protocol, model.name, task.relay_url, task.dummy_key, model.context_window)
-    return {task.home / ".pi" / "agent" / "models.json": told}
+    files, tools = {task.home / ".pi" / "agent" / "models.json": told}, childtools.door(task)
+    return files | ({task.home / CHILDREN: childtools.pi(tools)} if tools else {})
 
 
 def _launch(task: Task, model: str) -> Launch:
@@ -50,8 +53,9 @@ def _launch(task: Task, model: str) -> Launch:
     kept = transcript(task.home)
     session = known if known and kept.holds(known) else None
     resume = ["--session", session] if session else []
+    more = ["--extension", str(task.home / CHILDREN)] if childtools.door(task) else []
     return Launch(
-        argv=["pi", "--mode", "json", "-p", "--provider", PROVIDER, "--model", model, *resume, *task.agent.args],
+        argv=["pi", "--mode", "json", "-p", "--provider", PROVIDER, "--model", model, *more, *resume, *task.agent.args],
         env={**task.agent.env, "HOME": str(task.home), "PI_OFFLINE": "1"},
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=PiEvents(),
