@@ -12,6 +12,7 @@ from tests.gateway_script import PASSWORD, Operator, agent_at_work, resolved
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedModel, ResolvedPrices, SecretRef
+from moorage.gateway.settings import GatewaySettings
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
@@ -106,9 +107,11 @@ class Place:
 
 @pytest.fixture
 async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    """Over SQLite alone: the journal's side of this is in test_gateway_model, over both. Retries come at once."""
+    """Over SQLite alone: the journal's side of this is in test_gateway_model, over both. Retries come at once, and as
+    many requests as a test asks are let in.
+    """
     store = SqliteStore(tmp_path / "journal.db")
-    made = LocalGateway(tmp_path, store=store, clock=clock, lot=lambda: 0)
+    made = LocalGateway(tmp_path, store=store, clock=clock, lot=lambda: 0, settings=GatewaySettings(model_open=64))
     made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
     async with made.serving():
         yield made
