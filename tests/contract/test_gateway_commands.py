@@ -345,4 +345,15 @@ async def test_an_agent_that_is_done_before_its_safe_point_is_not_paused(gateway
     await ok(await runner.post("/v1/self/result", json=result(None)))
     got = await receipt(gateway, "Pause", "p1")
     assert (got["state"], got["reason"]) == ("Expired", "AgentFinished")
+    assert (await operator.state())["pause"] is None
     assert (await receipt(gateway, "Pause", "p2"))["reason"] == "AgentFinished"
+
+
+async def test_who_takes_a_pause_back_that_comes_to_nothing_is_told_so(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN))
+    runner = await agent_at_work(gateway, operator)
+    await receipt(gateway, "Pause", "p1")
+    assert (await receipt(gateway, "Resume", "r1"))["state"] == "Accepted"
+    await ok(await runner.post("/v1/self/result", json=result(None)))
+    got = await receipt(gateway, "Resume", "r1")
+    assert (got["state"], got["reason"]) == ("Done", "AgentFinished")

@@ -146,6 +146,40 @@ def test_what_the_agent_completes_on_the_way_goes_on_to_its_verdict():
     assert (end.phase, end.pauses) == (RunPhase.SUCCEEDED, 0)
 
 
+def gone_on_after_a_rejection(world: World) -> None:
+    """The agent is done, its result is not accepted, and the operator does what follows from that."""
+    world.finish()
+    steps(world)
+    verifier = world.sandbox("verifier")
+    assert verifier
+    world.run_pod(verifier)
+    world.judge(passed=False)
+    for _ in range(12):
+        if world.state.phase is RunPhase.PAUSED or world.state.epoch > 1:
+            break
+        world.step()
+
+
+@pytest.mark.rule("C3", "N4")
+@pytest.mark.parametrize(("reason", "goes_on"), [("Command", True), ("Approval", True), ("Constraint", False)])
+def test_a_pause_that_came_to_nothing_stops_no_later_attempt(reason: str, goes_on: bool):
+    world = running(acceptance_rounds=1)
+    world.ask_to_pause(reason)
+    gone_on_after_a_rejection(world)
+    assert (world.state.rounds, world.state.pause is None) == (1, goes_on)
+    assert world.state.phase is (RunPhase.PROVISIONING if goes_on else RunPhase.PAUSED)
+
+
+@pytest.mark.rule("C3", "B3")
+def test_what_stops_a_run_by_itself_is_asked_anew_of_the_attempt_that_follows():
+    world = running(acceptance_rounds=1)
+    world.ask_to_pause()
+    world.suspend = True
+    gone_on_after_a_rejection(world)
+    assert world.state.pause
+    assert (world.state.phase, world.state.pause.reason) == (RunPhase.PAUSED, "Suspended")
+
+
 def test_a_run_whose_agent_is_done_is_not_paused():
     world = verifying()
     world.suspend = True

@@ -227,7 +227,9 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.agent_end is None or s.agent_end.outcome != "completed":
         raise IllegalMove(s.phase, RunPhase.VERIFYING, "the agent has not completed")
     lacks = tuple(name[:KEPT_NAME] for name in p.get("left_out", ())[:KEPT_NAMES])
-    told = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
+    told: Changes = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
+    if pauses.outrun(s):
+        told = {**told, "pause": None}
     return to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
 
 
@@ -366,7 +368,7 @@ def _violation(s: RunState, r: Record, p: Mapping[str, Any]) -> Violation:
     """Since when it stands is kept while it does, for the same action."""
     before = next((v for v in s.violations if v.constraint == p["constraint"]), None)
     at = before.at if before and before.action == p["action"] else r.recorded_at
-    waived = before is not None and before.waived
+    waived = before.waived if before else ""
     return Violation(p["constraint"], p["action"], p["reason"], p["message"], at, waived)
 
 
