@@ -28,6 +28,7 @@ PAUSABLE = frozenset(
 """Where an attempt works, or is about to. What an agent has completed goes on to its verdict."""
 
 
+REPAIR = "repair"  # who has a run stand still whose journal was broken
 OF_ITS_AGENT = frozenset({PauseReason.COMMAND, PauseReason.APPROVAL})
 """Whose pauses end with the agent that was to be stopped. What else stops a run may still be so for the next one."""
 
@@ -90,6 +91,16 @@ def paused(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     pause = changed(s.pause, stage=PauseStage.PAUSED, at=r.recorded_at)
     idle = {"idle_since": r.recorded_at if s.idle_since is None else s.idle_since}
     return to(s, RunPhase.PAUSED, r.type, pause=pause, pauses=s.pauses + 1, deferral=None, **idle)
+
+
+def stood(s: RunState, r: Record) -> Changes:
+    """The store says that the run was paused, and the records that say why are lost: one of them may have been a
+    person's word, so that only a person's word lets it go on.
+    """
+    if s.phase is RunPhase.PAUSED or (s.pausing and s.pause is not None and s.pause.lasting):
+        return NOTHING
+    why = "the run was paused, and the records of why are lost: ask for it to go on"
+    return {"pause": Pause(PauseReason.COMMAND, REPAIR, why, r.recorded_at)}
 
 
 def resume_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

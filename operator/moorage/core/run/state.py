@@ -306,6 +306,7 @@ class RunState:
     attempt_started: bool = False
     attempt_safe_points: int = 0
     strikes: int = 0  # R6: attempts lost, those without a new safe point counted double
+    lost: int = 0  # the same, each counted once; not those that a pause, a verdict or a message ended
     last_loss: AttemptEnd | None = None
     node: str | None = None
     iteration: int = 0
