@@ -54,7 +54,7 @@ demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, built pr
 
 # --- check it ---------------------------------------------------------------------------------------------------------
 
-.PHONY: test lint test-unit test-integration test-e2e torture rules bench
+.PHONY: test lint test-unit test-integration test-e2e torture soak rules bench
 test: $(STAMP) $(MOTO) ## everything: lint, types, layers, unit, property, contract, integration, e2e
 	@bash tools/test.sh
 
@@ -83,6 +83,9 @@ test-e2e: $(STAMP) $(MOTO) ## on a real node with gVisor
 
 torture: $(STAMP) ## kill a small run at named points (KILLS=1000, SEED=1, STORE=sqlite|postgres); the last line is the tally
 	@nice $(BIN)/python -m moorage.testing --kills $(or $(KILLS),1000) --seed $(or $(SEED),1) --store $(or $(STORE),sqlite)
+
+soak: $(STAMP) ## a real gateway under everyday load (SECONDS=3600, SEED=1): memory, files, loop lag; the last line is the tally
+	@$(BIN)/python -m e2e.soak --seconds $(or $(SECONDS),3600) --seed $(or $(SEED),1)
 
 rules: $(STAMP) ## which rules of the runtime have a test that names them
 	@$(BIN)/python tools/rules.py

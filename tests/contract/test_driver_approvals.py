@@ -51,6 +51,7 @@ async def test_a_call_runs_once_a_person_allows_it(tmp_path: Path) -> None:
         assert (await answer(fix, "Approve", "other"))["reason"] == "NothingToApprove"
         told = await answer(fix, "Approve")
         assert (told["state"], told["reason"]) == ("Done", "Approved")
+        assert 'the tool bash is to run: command="echo ran >> ran.txt"' in told["message"]
         assert await sandbox.ended() == 0, sandbox.said.read_text()
         assert (await fix.state())["proposal"]["files"] == 1
         assert (await answer(fix, "Approve")) == told

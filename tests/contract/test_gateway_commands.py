@@ -288,6 +288,31 @@ async def test_messages_that_wait_keep_nobody_from_stopping_the_run(gateway, ups
     assert [each["state"] for each in answers] == ["Done", "Accepted", "Accepted", "Accepted"]
 
 
+async def asks(operator: Operator, key: str, name: str = "shop", before: str = "Egress") -> int:
+    """A question of the run's; the offset of its record."""
+    said = {"key": key, "name": name, "before": before, "subject": f"about {key}", "reject_at": None}
+    await ok(await operator.report(1, "APPROVAL_REQUESTED", said, key))
+    return (await operator.records())[-1].seq
+
+
+@pytest.mark.rule("M2", "T6")
+async def test_an_answer_names_the_question_that_it_is_for(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    first, second = await asks(operator, "host:a"), await asks(operator, "host:b")
+    unclear = await receipt(gateway, "Approve", "a1", approval="shop")
+    assert (unclear["state"], unclear["reason"]) == ("Rejected", "QuestionUnclear")
+    unseen = await receipt(gateway, "Approve", "a2", approval="shop", question="host:b", observed_offset=first)
+    assert (unseen["state"], unseen["reason"]) == ("Rejected", "QuestionChanged")
+    told = await receipt(gateway, "Reject", "a3", approval="shop", question="host:b", observed_offset=second)
+    assert (told["state"], told["reason"], told["message"]) == ("Done", "Refused", "host:b: about host:b")
+    assert await receipt(gateway, "Reject", "a3", approval="shop", question="host:b", observed_offset=second) == told
+    late = await receipt(gateway, "Approve", "a4", approval="shop", question="host:b")
+    assert (late["state"], late["reason"]) == ("Rejected", "QuestionChanged")
+    assert (await receipt(gateway, "Approve", "a5", approval="shop"))["message"] == "host:a: about host:a"
+    answers = [each.payload for each in await operator.records() if each.type == "APPROVAL_DECIDED"]
+    assert [(each["key"], each["outcome"]) for each in answers] == [("host:b", "rejected"), ("host:a", "approved")]
+
+
 async def test_a_receipt_that_the_state_has_forgotten_is_found_in_the_journal(gateway, upstream) -> None:
     operator, runner = await working(gateway, upstream)
     for n in range(40):
@@ -345,4 +370,15 @@ async def test_an_agent_that_is_done_before_its_safe_point_is_not_paused(gateway
     await ok(await runner.post("/v1/self/result", json=result(None)))
     got = await receipt(gateway, "Pause", "p1")
     assert (got["state"], got["reason"]) == ("Expired", "AgentFinished")
+    assert (await operator.state())["pause"] is None
     assert (await receipt(gateway, "Pause", "p2"))["reason"] == "AgentFinished"
+
+
+async def test_who_takes_a_pause_back_that_comes_to_nothing_is_told_so(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN))
+    runner = await agent_at_work(gateway, operator)
+    await receipt(gateway, "Pause", "p1")
+    assert (await receipt(gateway, "Resume", "r1"))["state"] == "Accepted"
+    await ok(await runner.post("/v1/self/result", json=result(None)))
+    got = await receipt(gateway, "Resume", "r1")
+    assert (got["state"], got["reason"]) == ("Done", "AgentFinished")

@@ -41,6 +41,18 @@ class Paid:
         return Action.EMERGENCY_STOP
 
 
+class Tightening:
+    """One that only minds at first, and then won't have any more."""
+
+    name = "tightening"
+
+    def validate(self, context: Context) -> Validation:
+        return Validation(self.name, not context.iterations, "Many", f"so many: {context.iterations}")
+
+    def on_violation(self, said: Validation) -> Action:
+        return Action.GRACEFUL_EXIT if said.message in {"so many: 1", "so many: 2"} else Action.EMERGENCY_STOP
+
+
 @dataclass
 class Agent:
     """At work, with a model, a host that it may change and one that it may read."""
@@ -78,17 +90,17 @@ class Agent:
 
     async def resumed(self, raised: dict[str, int] | None = None) -> "Agent":
         """Paused, let go on by a person or by a raise, and at work again in its next attempt."""
-        op = self.operator
-        await ok(await op.report(1, "PAUSED", {}))
+        op, epoch = self.operator, self.epoch + 1
+        await ok(await op.report(self.epoch, "PAUSED", {}, str(epoch)))
         if raised:
-            await ok(await op.report(1, "LIMITS_RAISED", {"limits": raised, "by": "spec"}))
-        await ok(await op.report(1, "RESUMED", {}))
-        await ok(await op.fence(2))
-        await op.register("p2", 2)
-        runner = op.gateway.sandbox("p2", "team-a")
+            await ok(await op.report(self.epoch, "LIMITS_RAISED", {"limits": raised, "by": "spec"}, str(epoch)))
+        await ok(await op.report(self.epoch, "RESUMED", {}, str(epoch)))
+        await ok(await op.fence(epoch))
+        await op.register(f"p{epoch}", epoch)
+        runner = op.gateway.sandbox(f"p{epoch}", "team-a")
         await ok(await runner.get("/v1/self"))
-        await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {}, epoch=2)))
-        return Agent(op, runner, calls=self.calls, epoch=2)
+        await ok(await runner.post("/v1/self/records", json=told("AGENT_STARTED", {}, epoch=epoch)))
+        return Agent(op, runner, calls=self.calls, epoch=epoch)
 
     async def judged(self) -> list[Any]:
         return [r.payload for r in await self.operator.records() if r.type == "CONSTRAINT_EVALUATED"]
@@ -137,7 +149,7 @@ async def site(tmp_path: Path, upstream: GitServer, clock: StepClock) -> AsyncIt
         settings=GatewaySettings(egress_private=("127.0.0.0/8",)),
         hosts=HOSTS,
         clock=clock,
-        constraints={"paid": Paid},
+        constraints={"paid": Paid, "tightening": Tightening},
     )
     made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
     async with made.serving(), Authority().listening() as authority, StandIn(Script(replies=(REPLY,))).serving() as m:
@@ -302,6 +314,55 @@ async def test_who_lets_the_run_go_on_waives_what_stopped_it(site: Site) -> None
     budget = await agent.iterate(2)
     assert (budget["exhausted"], budget["warnings"]) == (None, ["constraint mine: iterations < 1 is false"])
     assert len(await agent.judged()) == 1
+
+
+@pytest.mark.rule("C2", "C3")
+async def test_what_is_graver_than_what_was_waived_stops_the_run_again(site: Site) -> None:
+    agent = await site.agent(ResolvedConstraint(name="mine", entry_point="tightening"))
+    await agent.iterate(1)
+    assert await agent.standing() == [("custom.mine", "GRACEFUL_EXIT")]
+    agent = await agent.resumed()
+    assert (await agent.iterate(2))["exhausted"] is None
+    assert (await agent.iterate(3))["exhausted"] == "so many: 3"
+    pause = (await agent.operator.state())["pause"]
+    assert (pause["reason"], pause["message"], pause["kill"]) == ("Constraint", "so many: 3", True)
+    agent = await agent.resumed()
+    assert (await agent.iterate(4))["exhausted"] is None, "that was waived as well"
+
+
+@pytest.mark.rule("C3")
+async def test_a_word_waives_what_was_shown_and_nothing_else(site: Site) -> None:
+    other = ResolvedConstraint(name="other", cel="iterations < 1")
+    agent = await site.agent(cel("iterations < 1"), other)
+    await agent.iterate(1)
+    assert (await agent.operator.state())["pause"]["constraint"] == "custom.mine"
+    agent = await agent.resumed()
+    assert await agent.standing() == [("custom.mine", "WARN_CONTINUE"), ("custom.other", "GRACEFUL_EXIT")]
+    assert (await agent.ask()).status_code == 400
+    pause = (await agent.operator.state())["pause"]
+    assert (pause["constraint"], pause["message"]) == ("custom.other", "constraint other: iterations < 1 is false")
+    agent = await agent.resumed()
+    assert (await agent.ask()).status_code == 200
+
+
+@pytest.mark.rule("C2", "C3")
+async def test_an_emergency_that_was_waived_keeps_nobody_behind_it_from_being_asked(site: Site) -> None:
+    first = ResolvedConstraint(name="first", cel="iterations < 1", on_violation="EmergencyStop")
+    agent = await site.agent(first, cel("iterations < 2"))
+    await agent.iterate(1)
+    agent = await agent.resumed()
+    await agent.iterate(2)
+    assert await agent.standing() == [("custom.first", "WARN_CONTINUE"), ("custom.mine", "GRACEFUL_EXIT")]
+
+
+@pytest.mark.rule("C2", "C3")
+async def test_of_two_constraints_the_one_that_waits_for_nothing_is_told(site: Site) -> None:
+    last = ResolvedConstraint(name="last", cel="iterations < 2", on_violation="EmergencyStop")
+    agent = await site.agent(cel("iterations < 1"), last)
+    await agent.iterate(1)
+    await agent.iterate(2)
+    pause = (await agent.operator.state())["pause"]
+    assert (pause["constraint"], pause["kill"]) == ("custom.last", True)
 
 
 @pytest.mark.rule("C3", "B3")

@@ -161,11 +161,23 @@ async def test_what_is_captured_is_kept_as_it_is(place: Place) -> None:
     assert ref.sha256 in await place.gateway.deps.store.referenced_blobs("team-a")
 
 
+@pytest.mark.rule("R8")
+@pytest.mark.parametrize("native", [True, False], ids=["builtin", "another"])
+async def test_the_last_release_which_decrypts_nothing_finds_no_content_of_ours(place: Place, *, native: bool) -> None:
+    """It gives what an answer's `content` is, as it lies, and hands a sandbox what a request's is."""
+    operator = await place.run(ANTHROPIC)
+    headers = {"x-moorage-turn": "1"} if native else {}
+    await ok(await place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers=headers))
+    request, response = await last(operator, "MODEL_REQUEST"), await last(operator, "MODEL_RESPONSE")
+    assert set(response.attachments) == {"sealed"}
+    assert set(request.attachments or {}) == ({"sealed"} if native else set())
+
+
 @pytest.mark.rule("T5")
 async def test_what_is_kept_for_a_recovery_is_in_no_bundle(place: Place) -> None:
     operator = await place.run(ANTHROPIC)
     await place.ask(ANTHROPIC)
-    ref = (await last(operator, "MODEL_RESPONSE")).attachments["content"]
+    ref = (await last(operator, "MODEL_RESPONSE")).attachments["sealed"]
     assert ref.retention == "replay"
     reader = place.gateway.reader("bob", "team-a")
     cited = (await reader.get("/v1/runs/u1/blobs")).content

@@ -19,6 +19,7 @@ from moorage.gateway.events import Outputs, Source
 from moorage.gateway.feeds import Feeds
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.tail import PAGE, tail
 from moorage.store.errors import StoreUnavailable
 from moorage.testing.gateway import LocalGateway
 
@@ -210,6 +211,61 @@ async def test_the_last_lines_and_what_follows_them(tmp_path, upstream, texts: t
             refused(await gateway.operator.get(f"{LOGS}?{query}"), 422, "Invalid")
         again = await whole(gateway.operator, f"{LOGS}?tail=1", **{"last-event-id": "0"})
         assert written(again) == b"".join(texts), "whoever comes back has had the last lines"
+
+
+async def test_the_last_lines_of_a_long_run_cost_the_pages_that_they_are_in(gateway, upstream, monkeypatch) -> None:
+    """And each page is a turn: whoever reads a journal waits for a page of theirs, not for all of them."""
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    for first in range(0, 4 * PAGE, PAGE):
+        lines = [output(b"%d\n" % n, n) for n in range(first, first + PAGE)]
+        report = {"epoch": 1, "records": [each["records"][0] for each in lines]}
+        await ok(await runner.post("/v1/self/records", json=report))
+    await end(operator)
+    outputs = Outputs(gateway.deps.blobs, "team-a")
+    source = Source("logs", gateway.deps.store, "u1", outputs.event)
+    with monkeypatch.context() as watched:
+        read = spied(gateway, watched)
+        for wanted, pages in ((0, 0), (1, 1), (PAGE // 2, 1), (PAGE + PAGE // 2, 2)):
+            read.clear()
+            turns = Turns()
+            await tail(source, outputs, wanted, turns)
+            assert (len(read), turns.taken) == (pages, pages)
+            assert sum(read) <= pages * PAGE
+    found = await whole(gateway.operator, f"{LOGS}?tail={PAGE + 3}")
+    assert written(found) == b"".join(b"%d\n" % n for n in range(3 * PAGE - 3, 4 * PAGE))
+    monkeypatch.setattr("moorage.gateway.tail.LOOKED_BACK", 2)
+    gap, *rest, _ = await whole(gateway.operator, f"{LOGS}?tail=9")
+    assert written(rest) == b"%d\n%d\n" % (4 * PAGE - 2, 4 * PAGE - 1)
+    assert json.loads(gap.data) == {"reason": "Tail", "first": 0, "last": (rest[0].id or 0) - 1}
+
+
+class Turns:
+    """Counts them."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def __aenter__(self) -> None:
+        self.taken += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+def spied(gateway: LocalGateway, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each reading of its store comes to."""
+    store, read = gateway.deps.store, []
+    really = store.read
+
+    async def counted(uid: str, first: int = 0, limit: int = 1000) -> list[Any]:
+        found = await really(uid, first, limit)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(store, "read", counted)
+    monkeypatch.setattr(store, "stored", None)  # nobody begins at the first record
+    return read
 
 
 async def test_who_does_not_follow_gets_what_there_is_and_is_told_so(gateway, upstream) -> None:

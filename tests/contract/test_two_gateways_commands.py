@@ -7,7 +7,11 @@ import pytest
 from tests.contract.test_two_gateways import Pair, pair
 from tests.gateway_script import Operator, agent_at_work, ok, refused, resolved, told
 
+from moorage.api.commands import Receipt
 from moorage.api.wire import ResolvedAgent, ResolvedApproval
+from moorage.core.commands.admission import Decision
+from moorage.gateway.commands import CommandsRoom, Taking
+from moorage.gateway.reduced import Run
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 
@@ -15,6 +19,7 @@ __all__ = ["pair"]  # a fixture
 pytestmark = pytest.mark.timeout(120)
 
 DOOR = "/v1/runs/u1/commands"
+DECIDED = "APPROVAL_DECIDED"
 SHELL = ResolvedApproval(name="shell", before="ToolCall")
 
 
@@ -64,3 +69,41 @@ async def test_an_answer_at_one_is_heard_at_once_by_who_waits_at_the_other(pair:
         await asyncio.sleep(0.01)
     assert (await receipt(pair.other, "Approve", approval="shell"))["state"] == "Done"
     assert (await ok(await asking))["status"] == "approved"
+
+
+@pytest.mark.rule("M2", "T6", "M5")
+@pytest.mark.parametrize(
+    ("named", "state", "answered"), [({}, "Done", "tool:2.0"), ({"question": "tool:1.0"}, "Rejected", None)]
+)
+async def test_an_answer_that_was_decided_before_another_question_came_is_decided_anew(
+    pair: Pair,
+    upstream: GitServer,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    named: dict[str, str],
+    state: str,
+    answered: str | None,
+) -> None:
+    operator = await working(pair, upstream, approvals=(SHELL,))
+
+    async def asks(key: str) -> None:
+        said = {"key": key, "name": "shell", "before": "ToolCall", "subject": "bash", "reject_at": None}
+        await ok(await operator.report(1, "APPROVAL_REQUESTED", said, key))
+
+    await asks("tool:1.0")
+    appended, moved = CommandsRoom._append, []
+
+    async def late(room: CommandsRoom, run: Run, taking: Taking, decision: Decision) -> Receipt:
+        """The first question is given up, and another one asked, by the gateway that this one hasn't heard of."""
+        if not moved:
+            moved.append(True)
+            given_up = {"key": "tool:1.0", "outcome": "rejected", "by": "timeout", "reason": ""}
+            await ok(await operator.report(1, "APPROVAL_DECIDED", given_up, "tool:1.0"))
+            await asks("tool:2.0")
+        return await appended(room, run, taking, decision)
+
+    monkeypatch.setattr(CommandsRoom, "_append", late)
+    told = await receipt(pair.other, "Approve", approval="shell", **named)
+    by_ada = [each.payload for each in await operator.records() if each.actor == "ada" and each.type == DECIDED]
+    assert told["state"] == state
+    assert [each["key"] for each in by_ada] == ([answered] if answered else [])

@@ -27,6 +27,8 @@ STATES = {
 
 LATER = frozenset({"model_retries", "effects", "egress_bytes", "human_approvals"})
 """Amounts that the vector has got since these hashes were taken."""
+LATER_SAID = frozenset({"lost"})
+"""What a state says of the same records since then."""
 
 
 def records(path: Path) -> list[Record]:
@@ -38,7 +40,8 @@ def records(path: Path) -> list[Record]:
 def state_hash(state: object) -> str:
     """Fields at their default are left out, so that a new one changes nothing for journals that know nothing of it."""
     usual = asdict(RunState())
-    said = {name: value for name, value in asdict(state).items() if value != usual[name]}  # type: ignore[call-overload]
+    told = asdict(state)  # type: ignore[call-overload]
+    said = {name: value for name, value in told.items() if value != usual[name] and name not in LATER_SAID}
     if "usage" in said:
         said["usage"] = {name: amount for name, amount in said["usage"].items() if amount or name not in LATER}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -156,6 +156,35 @@ def test_a_turn_that_was_cancelled_for_a_message_goes_on_with_it(answer: Mapping
     assert without_words(events.facts({"id": 4, "result": {"stopReason": "end_turn"}})) == [Settled, Ended]
 
 
+@pytest.mark.rule("M3")
+def test_all_that_is_said_before_the_cancelled_turn_is_over_is_said_next() -> None:
+    events = prompting()
+    assert json.loads(events.steer("Use tabs."))["method"] == "session/cancel"
+    assert events.steer("And no semicolons.") == b"", "it is told to stop once"
+    facts = events.facts({"id": 3, "result": {"stopReason": "cancelled"}})
+    assert reply(facts)["params"]["prompt"][0]["text"] == "Use tabs.\n\nAnd no semicolons."
+    assert json.loads(events.steer("And an end."))["method"] == "session/cancel", "of the next turn"
+
+
+@pytest.mark.rule("M3")
+@pytest.mark.parametrize("answer", [{"result": {"stopReason": "end_turn"}}, {"error": {"message": "no"}}])
+def test_who_has_stopped_meanwhile_is_prompted_at_once(answer: Mapping[str, Any]) -> None:
+    events = prompting()
+    events.facts({"id": 3, **answer})
+    assert json.loads(events.steer("Use tabs."))["params"]["prompt"][0]["text"] == "Use tabs."
+    assert without_words(events.facts({"id": 4, "result": {"stopReason": "end_turn"}})) == [Settled, Ended]
+
+
+@pytest.mark.rule("M3")
+def test_who_has_not_begun_hears_of_it_with_the_goal() -> None:
+    events = AcpEvents(Path("/t"), lambda resumed: f"goal {resumed}", None)
+    events.facts({"id": 0, "result": {"protocolVersion": 1}})
+    assert events.steer("Use tabs.") == b""
+    assert reply(events.facts({"id": 2, "result": {"sessionId": "s"}}))["params"]["prompt"] == [
+        {"type": "text", "text": "goal False\n\nUse tabs."}
+    ]
+
+
 @pytest.mark.parametrize("reason", ["max_tokens", "max_turn_requests", "refusal", "cancelled", "", "new", None, 7])
 def test_any_other_reason_to_stop_is_no_success(reason: object) -> None:
     *_, last = prompting().facts({"id": 3, "result": {"stopReason": reason}}) or ()

@@ -14,7 +14,8 @@ from moorage.api.wire import ResolvedAgent
 from moorage.core.models.protocol import Carried
 from moorage.drivers import jsonlines
 from moorage.drivers.facts import Answered, Asked, Ended, Fact, Settled
-from moorage.drivers.jsonlines import AgentListener, Launch
+from moorage.drivers.jsonlines import AgentListener, Launch, Line, Speech
+from moorage.drivers.port import Kind, Message
 from moorage.drivers.program import Spent
 from moorage.drivers.telling import ToolResult
 from moorage.testing.host import LocalHost, task_for
@@ -86,11 +87,11 @@ async def playing(tmp_path: Path) -> AsyncIterator[Playing]:
     held = host.held()
     requests = held.__enter__()
 
-    def begin(*before: str, limits: ResolvedLimits | None = None, **more: Any) -> Play:
+    def begin(*before: str, limits: ResolvedLimits | None = None, line: Line | None = None, **more: Any) -> Play:
         kept = set(before)
         launch = replace(Launch((), {}, b"", Lines(), lambda _: None, results=lambda: frozenset(kept)), **more)
         task = task_for(host, ResolvedAgent(driver="mine"), limits=limits)
-        listener = AgentListener(task, host, launch, requests)
+        listener = AgentListener(task, host, launch, requests, line)
         play = Play(host, listener, asyncio.create_task(listener.attend()), kept)
         tasks.extend([play.attending, asyncio.create_task(listener.hear(play.said()))])
         return play
@@ -253,6 +254,33 @@ async def test_an_end_that_is_told_during_a_safe_point_is_an_iteration_after_it(
     await asked
     await play.until(play.listener.final.is_set)
     assert play.host.iterations == [1, 2]
+
+
+@pytest.mark.rule("M3")
+async def test_what_is_said_as_an_interrupted_agent_ends_is_heard_before_its_end(playing: Playing, monkeypatch) -> None:
+    heard, going = asyncio.Queue[bytes](), asyncio.Event()
+    speech = Speech(message=str.encode, steer=str.encode, interrupts=True)
+    play = playing(line=Line(heard.put, speech, None))
+    await play.ask()
+    await play.did("a")
+    before = play.host.messages.take
+
+    async def slow(*kinds: Kind, turn: int, fresh: bool = False) -> tuple[Message, ...]:
+        await going.wait()
+        return await before(*kinds, turn=turn, fresh=fresh)
+
+    monkeypatch.setattr(play.host.messages, "take", slow)
+    await play.host.messages.say("Steer", "Use tabs.")
+    asked = asyncio.create_task(play.ask("a"))
+    await play.until(lambda: play.host.iterations == [1])
+    await play.say(end="")
+    await play.until(lambda: play.host.iterations == [1, 2])
+    going.set()
+    assert b"Steered" in await asked
+    assert await heard.get() == b"Use tabs."
+    await play.say(end="")
+    await play.until(play.listener.final.is_set)
+    assert play.host.iterations == [1, 2, 3], "its first end was none"
 
 
 @pytest.mark.rule("Q5", "P6")

@@ -57,7 +57,8 @@ def test_a_result_waits_for_its_approval_and_leaves_once_it_is_there() -> None:
     settle(world)
     status = project(world.observed(), world.plan(), AgentRunStatus(), world.now)
     assert (status.phase, status.reason) == ("AwaitingApproval", "AwaitingApproval")
-    assert "kubectl moorage approve fix push" in (status.message or "")
+    (consent,) = world.state.consents
+    assert f"kubectl moorage approve fix push --question {consent.key}" in (status.message or "")
     assert len([r for r in world.gateway.history if r.type == T.APPROVAL_REQUESTED]) == 1
     answer(world, "approved")
     settle(world)

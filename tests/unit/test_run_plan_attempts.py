@@ -154,7 +154,7 @@ def test_attempts_without_a_safe_point_count_double_and_are_bounded() -> None:
     assert world.state.strikes == 2
     assert records(world.plan()) == [("RUN_FAILED", "CrashLoop")]
     (end,) = (r for r in world.plan().actions if isinstance(r, a.Report))
-    told = "given up after 1 attempt (one that is lost before a checkpoint counts twice); the last ended with X: m"
+    told = "given up after 1 lost attempt (one that is lost before a checkpoint counts twice); the last ended with X: m"
     assert end.payload["message"] == told
 
 
@@ -191,6 +191,48 @@ def test_each_attempt_that_dies_without_a_safe_point_may_double_the_pause() -> N
 def test_a_loss_without_blame_isnt_waited_for_longer_itself_and_counts_in_the_next_pause_that_is() -> None:
     found = pauses("OOMKilled", "NodeLost", "OOMKilled", progress=False)
     assert found == [backoff_ms(f"u-1:{n}", tries) for n, tries in ((1, 1), (2, 1), (3, 3))]
+
+
+def often_paused(times: int) -> World:
+    """At work, after as many attempts as were stopped and went on."""
+    world = running()
+    for _ in range(times):
+        for kind in (T.PAUSE_REQUESTED, T.PAUSED, T.RESUME_REQUESTED, T.RESUMED):
+            world.note(kind, {"reason": "Command", "by": "ada"})
+        while world.state.phase is RunPhase.RECOVERING:
+            world.step()
+    return world
+
+
+@pytest.mark.rule("R6")
+def test_attempts_that_were_paused_are_no_lost_ones_and_shorten_no_wait() -> None:
+    world, waits = often_paused(5), []
+    world.spec = a_spec(max_attempts=4)
+    for attempt in (6, 7):
+        lost = {"epoch": attempt, "role": "runner", "reason": "OOMKilled", "message": "m"}
+        world.apply(a.Report(f"end{attempt}", T.ATTEMPT_ENDED, lost))
+        plan = world.plan()
+        waits.append(plan.requeue_ms)
+        world.now += plan.requeue_ms or 0
+        while world.state.phase is RunPhase.RECOVERING and world.state.strikes < 4:
+            world.step()
+    assert waits[0] == backoff_ms("u-1:6", 1)
+    (end,) = (r for r in plan.actions if isinstance(r, a.Report))
+    assert str(end.payload["message"]).startswith("given up after 2 lost attempts (one that")
+
+
+@pytest.mark.rule("R6")
+def test_a_run_that_was_often_paused_waits_as_long_as_another() -> None:
+    world = often_paused(5)
+    world.spec = a_spec(max_attempts=100)
+    for attempt in range(6, 10):
+        lost = {"epoch": attempt, "role": "runner", "reason": "OOMKilled", "message": ""}
+        world.apply(a.Report(f"end{attempt}", T.ATTEMPT_ENDED, lost))
+        wait = world.plan().requeue_ms or 0
+        assert wait == backoff_ms(f"u-1:{attempt}", attempt - 5)
+        world.now += wait
+        while world.state.phase is RunPhase.RECOVERING:
+            world.step()
 
 
 @pytest.mark.rule("R6")

@@ -146,6 +146,40 @@ def test_what_the_agent_completes_on_the_way_goes_on_to_its_verdict():
     assert (end.phase, end.pauses) == (RunPhase.SUCCEEDED, 0)
 
 
+def gone_on_after_a_rejection(world: World) -> None:
+    """The agent is done, its result is not accepted, and the operator does what follows from that."""
+    world.finish()
+    steps(world)
+    verifier = world.sandbox("verifier")
+    assert verifier
+    world.run_pod(verifier)
+    world.judge(passed=False)
+    for _ in range(12):
+        if world.state.phase is RunPhase.PAUSED or world.state.epoch > 1:
+            break
+        world.step()
+
+
+@pytest.mark.rule("C3", "N4")
+@pytest.mark.parametrize(("reason", "goes_on"), [("Command", True), ("Approval", True), ("Constraint", False)])
+def test_a_pause_that_came_to_nothing_stops_no_later_attempt(reason: str, goes_on: bool):
+    world = running(acceptance_rounds=1)
+    world.ask_to_pause(reason)
+    gone_on_after_a_rejection(world)
+    assert (world.state.rounds, world.state.pause is None) == (1, goes_on)
+    assert world.state.phase is (RunPhase.PROVISIONING if goes_on else RunPhase.PAUSED)
+
+
+@pytest.mark.rule("C3", "B3")
+def test_what_stops_a_run_by_itself_is_asked_anew_of_the_attempt_that_follows():
+    world = running(acceptance_rounds=1)
+    world.ask_to_pause()
+    world.suspend = True
+    gone_on_after_a_rejection(world)
+    assert world.state.pause
+    assert (world.state.phase, world.state.pause.reason) == (RunPhase.PAUSED, "Suspended")
+
+
 def test_a_run_whose_agent_is_done_is_not_paused():
     world = verifying()
     world.suspend = True
@@ -399,3 +433,57 @@ def test_nothing_is_paused_or_resumed_that_has_no_attempt():
     for kind in (T.PAUSE_REQUESTED, T.PAUSED, T.RESUME_REQUESTED, T.RESUMED):
         with pytest.raises(IllegalMove):
             world.note(kind, {"reason": "Command", "by": "x"})
+
+
+# --- a broken journal -------------------------------------------------------------------------------------------------
+
+
+def repaired(world: World, status: str) -> World:
+    """What came last is lost, whatever it was; the store's row is what it was."""
+    doubt = {"generation": 2, "epoch": world.state.epoch, "status": status, "usage": {}, "effects": [], "why": "torn"}
+    world.note(T.JOURNAL_REPAIRED, doubt)
+    world.pods.clear()
+    return world
+
+
+def lost_on_the_way() -> World:
+    world = running()
+    view = world.sandbox("runner")
+    assert view
+    world.set_pod(view, phase=SandboxPhase.ENDED, reason="Evicted")
+    return steps(world, passes=1)
+
+
+def suspended() -> World:
+    world = running()
+    world.note(T.PAUSE_REQUESTED, {"reason": "Suspended", "by": "spec"})
+    return world
+
+
+@pytest.mark.rule("I1", "C3")
+@pytest.mark.parametrize("there", [running, provisioning, lost_on_the_way, suspended])
+def test_a_run_that_stood_still_before_its_journal_broke_goes_on_by_a_word_alone(there: Any):
+    world = steps(repaired(there(), "PAUSED"))
+    assert (world.state.phase, world.state.epoch) == (RunPhase.PAUSED, 1)
+    world.now += HOUR
+    plan = world.plan()
+    assert (plan.actions, plan.reason) == ((), "Command")
+    assert "the records of why are lost" in plan.message
+    world.ask_to_go_on()
+    assert drive(world).phase is RunPhase.SUCCEEDED
+
+
+@pytest.mark.rule("I1")
+def test_a_run_that_worked_before_its_journal_broke_works_on():
+    world = repaired(running(), "RUNNING")
+    assert world.state.pause is None
+    end = drive(world)
+    assert (end.phase, end.pauses) == (RunPhase.SUCCEEDED, 0)
+
+
+@pytest.mark.rule("I1", "C3")
+def test_what_is_still_known_of_a_pause_stays_as_it_was_said():
+    world = running()
+    world.ask_to_pause("Constraint")
+    steps(repaired(world, "PAUSED"))
+    assert (world.state.phase, world.plan().reason) == (RunPhase.PAUSED, "Constraint")

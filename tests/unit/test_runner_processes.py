@@ -73,6 +73,19 @@ async def test_a_missing_program_is_an_error_of_its_own(tmp_path) -> None:
         await spawn([str(tmp_path / "plain")], env={}, cwd=tmp_path)
 
 
+async def test_who_is_cancelled_while_it_starts_leaves_nothing_of_it(tmp_path) -> None:
+    for steps in range(8):  # of the event loop, which takes some to connect the pipes
+        starting = asyncio.create_task(start(tmp_path, "sleep 60 & sleep 60"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        if not isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError):
+            child = starting.result()
+            await child.stop(0)
+            child.close()
+        assert descendants() == []
+
+
 async def test_stdin_is_given_whole_or_not_at_all(tmp_path) -> None:
     env = {"PATH": os.environ["PATH"]}
     child = await spawn(["wc", "-c"], env=env, cwd=tmp_path, stdin=b"x" * 1_000_000)

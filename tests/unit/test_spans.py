@@ -203,6 +203,36 @@ async def test_a_journal_that_cant_be_read_costs_its_spans_and_nothing_else() ->
     assert [(each["event"], each["reason"]) for each in logs] == [("spans_left_out", "StoreUnavailable")]
 
 
+@pytest.mark.parametrize("caught_up", [False, True], ids=["told", "caught-up"])
+async def test_a_record_of_an_odd_shape_costs_its_own_spans_and_no_others(caught_up: bool) -> None:
+    records = whole()
+    records[4] = Record(**{**records[4].__dict__, "payload": {"usage": [7]}})
+    one, sink, metrics = tracer(records)
+    with capture_logs() as logs:
+        await woven_by(one, records[5:] if caught_up else records)
+    assert {"execute_tool bash", "effect http", "agent_run"} <= set(sink.names)
+    (chat,) = [span for span in sink.ended if span.name == "chat m-1"]
+    assert chat.status.description == "Unfinished"
+    assert metrics.spans_left_out._value.get() == 1
+    assert [each["reason"] for each in logs] == ["MODEL_RESPONSE at 4: AttributeError"]
+
+
+async def test_whatever_one_run_comes_to_the_next_one_is_woven() -> None:
+    records = whole()
+
+    async def read(uid: str, start: int) -> AsyncIterator[Record]:
+        raise RuntimeError(uid, start)
+        yield  # pragma: no cover  what makes it a generator
+
+    sink, metrics = Sink(), GatewayMetrics(CollectorRegistry())
+    one = Tracer(sink, Resource({}), read, metrics, structlog.get_logger())
+    with capture_logs() as logs:
+        await woven_by(one, records[6:8], records)
+    assert sink.names[-1] == "agent_run"
+    assert metrics.spans_left_out._value.get() == 2
+    assert [each["reason"] for each in logs] == ["RuntimeError"]
+
+
 def test_nobody_waits_for_a_trace() -> None:
     records = whole()
     one, _, metrics = tracer(records)

@@ -21,6 +21,8 @@ MessageType = Literal["Steer", "FollowUp"]
 Outcome = Literal["confirmed", "rejected"]
 
 MAX_TEXT_BYTES = 64 * 1024
+MAX_GIST = 300  # characters
+MAX_QUESTION = 320  # characters: the key of a question names a host, or an approval and a commit
 
 Short = Annotated[str, Field(max_length=256)]
 
@@ -29,7 +31,8 @@ class CommandRequest(Wire):
     """M2: something that a person or a program asks of a run.
 
     `command_id` is its author's, and stable: asked twice, it is done once. O8: `issuer` is who asks, `authority` what
-    vouches for that, `surface` and `input_source` where it came in. `effect` is an effect's id or its beginning.
+    vouches for that, `surface` and `input_source` where it came in. `effect` is an effect's id or its beginning;
+    `question` the key of what an answer is for, where an approval's name alone doesn't say that.
     """
 
     command_id: Annotated[str, Field(min_length=1, max_length=253)]
@@ -39,6 +42,7 @@ class CommandRequest(Wire):
     outcome: Outcome | None = None
     note: Annotated[str, Field(max_length=500)] = ""
     approval: Short = ""
+    question: Annotated[str, Field(max_length=MAX_QUESTION)] = ""
     observed_offset: int | None = None
     issuer: Short = ""
     authority: Short = ""
@@ -82,11 +86,14 @@ class WaitingMessages(Wire):
 
 
 class ConsentRequest(Wire):
-    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again."""
+    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again; `said` is what a person is
+    shown of its arguments.
+    """
 
     epoch: int
     key: str = Field(min_length=1, max_length=64)
     tool: str = Field(min_length=1, max_length=128)
+    said: str = Field(default="", max_length=MAX_GIST)
 
 
 class ConsentAnswer(Wire):

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from moorage.api.commands import MAX_TEXT_BYTES, CommandType, Outcome
+from moorage.api.commands import MAX_QUESTION, MAX_TEXT_BYTES, CommandType, Outcome
 from moorage.api.meta import UNDATED, Bounded, Conditions, ObjectRef, Resource, Time, kstatus
 from moorage.api.rules import Fields, Rule, Told
 
@@ -68,10 +68,16 @@ class RunCommandSpec(Fields):
     approval: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         default=None, description="Approve, Reject: name of the approval that the run waits for."
     )
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION)] | None = Field(
+        default=None,
+        description="Approve, Reject: key of the question that is answered, as the condition AwaitingApproval shows it:"
+        " one approval asks for every call, host or step anew. Without it, what waits under that name; where that are"
+        " several, the command is rejected.",
+    )
     observed_offset: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="Offset of the run's journal (status.journal.offset) as you saw it when you asked. One that the"
-        " journal doesn't have yet is rejected.",
+        " journal doesn't have yet is rejected, and so is an answer to what was asked after it.",
     )
     issuer: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None,
@@ -96,6 +102,12 @@ class RunCommandSpec(Fields):
         ),
         _for(
             APPROVALS, "approval", "approval", "approval names what is decided: Approve and Reject need it, others not"
+        ),
+        Rule(
+            "question is for Approve and Reject: the key of what is answered",
+            "self.type in ['Approve', 'Reject'] || !has(self.question)",
+            lambda spec: spec.type in APPROVALS or spec.question is None,
+            field="question",
         ),
         Rule("a RunCommand can't be changed: it is asked once; ask again under another name", "self == oldSelf"),
     )

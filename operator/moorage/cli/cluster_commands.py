@@ -58,7 +58,7 @@ class ClusterSender:
     def _spec(self, user: str) -> dict[str, Any]:
         asks = self._request
         spec = {"runRef": {"name": self._run}, "type": asks.type, "issuer": user}
-        return spec | {name: said for name in ("text", "approval", "note") if (said := getattr(asks, name))}
+        return spec | {name: said for name in ("text", "approval", "question", "note") if (said := getattr(asks, name))}
 
     async def _demand_same(self, spec: dict[str, Any]) -> None:
         name = self._request.command_id

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, CommandType, Receipt
+from moorage.api.commands import MAX_QUESTION, MAX_TEXT_BYTES, CommandRequest, CommandType, Receipt
 from moorage.api.meta import format_time
 from moorage.api.names import slug
 from moorage.cli.exits import Exit, NotFound, Unreachable, Usage
@@ -48,6 +48,14 @@ MOST_NOTE = 500
 
 Said = Annotated[str, typer.Argument(metavar="TEXT", help="What the agent is to hear; - reads it from standard input.")]
 Approval = Annotated[str, typer.Argument(metavar="APPROVAL", help="Name of the approval that the run waits for.")]
+Question = Annotated[
+    str,
+    typer.Option(
+        "--question",
+        metavar="KEY",
+        help="Which of its questions is answered, as the run's status shows it; another one that waits by now isn't.",
+    ),
+]
 Note = Annotated[str, typer.Option("--note", help="Why, for the journal; a refused agent hears it.")]
 Id = Annotated[str, typer.Option("--id", help="Id of the command: sent again, it is done once. Default: a new one.")]
 Patience = Annotated[float, typer.Option("--timeout", min=0.0, max=MOST_SECONDS, help="Seconds to wait, at most.")]
@@ -60,6 +68,7 @@ class Asked:
     type: CommandType
     text: str = ""
     approval: str = ""
+    question: str = ""
     note: str = ""
 
 
@@ -132,17 +141,17 @@ def follow_up(*, run: RunName, text: Said) -> Asked:
 
 
 @sending
-def approve(*, run: RunName, approval: Approval, note: Note = "") -> Asked:
+def approve(*, run: RunName, approval: Approval, question: Question = "", note: Note = "") -> Asked:
     """Allow what a run waits for."""
     del run
-    return Asked("Approve", approval=approval, note=_noted(note))
+    return _answering("Approve", approval, question, note)
 
 
 @sending
-def reject(*, run: RunName, approval: Approval, note: Note = "") -> Asked:
+def reject(*, run: RunName, approval: Approval, question: Question = "", note: Note = "") -> Asked:
     """Refuse what a run waits for."""
     del run
-    return Asked("Reject", approval=approval, note=_noted(note))
+    return _answering("Reject", approval, question, note)
 
 
 @sending
@@ -176,10 +185,12 @@ def cancel(*, run: RunName) -> Asked:
 COMMANDS = (steer, follow_up, approve, reject, pause, resume, checkpoint, cancel)
 
 
-def _noted(note: str) -> str:
+def _answering(kind: CommandType, approval: str, question: str, note: str) -> Asked:
     if len(note) > MOST_NOTE:
         raise Usage(f"a note has at most {MOST_NOTE} characters", "say it in short")
-    return note
+    if len(question) > MAX_QUESTION:
+        raise Usage("no question has a key as long as that", "the run's status shows it after --question")
+    return Asked(kind, approval=approval, question=question, note=note)
 
 
 def _words(text: str) -> str:
@@ -200,6 +211,7 @@ def _send(session: Session, where: Where, run: str, asked: Asked, how: How) -> N
         type=asked.type,
         text=asked.text,
         approval=asked.approval,
+        question=asked.question,
         note=asked.note,
         surface="moorage-cli",
     )

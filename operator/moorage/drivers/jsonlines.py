@@ -148,6 +148,7 @@ class AgentListener:
         self._asks = False  # its model by way of us
         self._completing = asyncio.Lock()
         self._talking = asyncio.Lock()  # so that nobody is told something who has just ended
+        self._words = self._words_then = 0  # how often it was told something, and how often when it said what is heard
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
         self._index = 0  # of the next call within its iteration
         self._end: Ended | None = None
@@ -159,7 +160,7 @@ class AgentListener:
     async def hear(self, stdout: AsyncIterator[bytes]) -> None:
         """Facts, and whatever is none as output."""
         async for piece in pieces(stdout, MARK, LINE_CAP):
-            facts = self._facts(piece)
+            facts, self._words_then = self._facts(piece), self._words
             if facts is None or piece.kind != "line":
                 await self._host.output("stdout", piece.data)
             elif not facts:
@@ -261,10 +262,10 @@ class AgentListener:
             raise Steered  # M3: without an ear it is stopped before its next decision, and goes on with the message
 
     async def _ended(self, fact: Ended) -> None:
-        """The last word, unless a person has more to say to an agent that is content."""
+        """The last word, unless a person has more to say to an agent that is content, or has just said it."""
         content = fact.failure is None and not self._refused and self.iterations.left
         async with self._talking:
-            if content and await self._talked_on():
+            if self._words != self._words_then or (content and await self._talked_on()):
                 return
             self._end = replace(fact, failure=None if fact.failure is None else self._failure(fact.failure))
             self.final.set()
@@ -275,7 +276,10 @@ class AgentListener:
 
     async def _steered(self) -> bool:
         """M3: say what people have to say to an agent that works. Whether there was anything."""
-        return self._line is not None and await self._pass_on(self._line, self._line.speech.steer, "Steer")
+        if self._line is None:
+            return False
+        async with self._talking:
+            return not self.final.is_set() and await self._pass_on(self._line, self._line.speech.steer, "Steer")
 
     async def _talked_on(self) -> bool:
         """The same to one that has stopped."""
@@ -290,6 +294,7 @@ class AgentListener:
             return False
         said = await self._host.messages.take(*kinds, turn=self.iterations.next, fresh=fresh)
         if said:
+            self._words += 1
             await line.say(words("\n\n".join(message.text for message in said)))
         return bool(said)
 
@@ -312,9 +317,7 @@ class AgentListener:
         heard = self._line is not None and self._line.speech.steer is not None and not self._interrupts
         while heard and not self.final.is_set():
             await self._host.messages.arrival("Steer")
-            async with self._talking:
-                if not self.final.is_set():
-                    await self._steered()
+            await self._steered()
         await asyncio.Event().wait()
 
     async def _hold(self) -> None:

@@ -247,9 +247,10 @@ class Host(Protocol):
     def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
         """P6: while it is entered, each request to the model waits until it is passed on or refused."""
 
-    async def consent(self, call_id: str, tool: str) -> str | None:
-        """T6: wait until that call may run; None where it may, else why it may not. Raise Parked where the run is to
-        stand still meanwhile: the same call is asked for again by whoever goes on.
+    async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
+        """T6: wait until that call may run; None where it may, else why it may not. A person is shown the beginning of
+        its arguments. Raise Parked where the run is to stand still meanwhile: the same call is asked for again by
+        whoever goes on.
         """
 
     async def check_end(self) -> EndCheck:

@@ -14,6 +14,8 @@ from moorage.drivers.port import Host
 MAX_ARGUMENTS = 1 << 20  # bytes of a call's arguments; more fits no report to the journal
 RESULT_CHARACTERS = 30_000
 NAME_CHARACTERS = 128
+GIST_CHARACTERS = 240  # a status has 1,024 for it and for what to do
+FOREMOST = frozenset({"command", "path"})
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ def journaled(arguments: Mapping[str, Any]) -> object:
     except NotCanonical:
         return json.dumps(arguments)
     return arguments
+
+
+def gist(arguments: Mapping[str, Any]) -> str:
+    """All of a call in one line, for a person who is to allow it: what matters most first, nothing that shows as
+    something else, and of a long one how long it is.
+    """
+    named = sorted(arguments.items(), key=lambda pair: pair[0] not in FOREMOST)
+    whole = " ".join(f"{name}={json.dumps(said, ensure_ascii=False)}" for name, said in named)
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in whole)
+    return shown if len(shown) <= GIST_CHARACTERS else f"{shown[:GIST_CHARACTERS]}… ({len(shown)} characters)"
 
 
 def brief(arguments: Mapping[str, Any]) -> str:

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, ResolveRequest
-from moorage.core.approvals.consent import APPROVED, REJECTED, waiting
+from moorage.core.approvals.choosing import Unfit, meant
+from moorage.core.approvals.consent import APPROVED, REJECTED
 from moorage.core.commands.admission import Accepted, Decision, Rejected, decide
 from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, known
 from moorage.core.journal.chain import MAX_ID
@@ -36,7 +37,7 @@ from moorage.store.errors import DuplicateMismatch
 
 TRIES = 16  # decisions that a run's next record made another one of
 CROWDED = "TooManyCommands"
-TOLD = ("authority", "input_source", "effect", "outcome", "note", "approval", "observed_offset")
+TOLD = ("authority", "input_source", "effect", "outcome", "note", "approval", "question", "observed_offset")
 
 
 class Changed(Exception):
@@ -70,8 +71,8 @@ class Taking:
         if isinstance(decision, Rejected):
             said = {"reason": decision.reason, "message": decision.message}
             return [self._draft(ledger, RecordType.COMMAND_REJECTED, said)]
-        done = {"done": decision.done} if decision.done else {}
-        accepted = self._draft(ledger, RecordType.COMMAND_ACCEPTED, done)
+        told = {"done": decision.done, "message": decision.about}
+        accepted = self._draft(ledger, RecordType.COMMAND_ACCEPTED, {name: said for name, said in told.items() if said})
         files = {"text": self.text} if self.text is not None else None
         return [replace(accepted, attachments=files), *self.beside(run)]
 
@@ -160,8 +161,8 @@ class CommandsRoom:
 
     def _answer(self, run: Run, asked: CommandRequest, who: str) -> list[Draft]:
         """T6: the answer; what was parked for it goes on by that."""
-        consent = waiting(run.state.consents, asked.approval)
-        if consent is None:
+        consent = meant(run.state.consents, asked.approval, asked.question, asked.observed_offset)
+        if isinstance(consent, Unfit):
             return []
         outcome = APPROVED if asked.type == "Approve" else REJECTED
         said: dict[str, Any] = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}

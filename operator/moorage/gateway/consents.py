@@ -35,7 +35,8 @@ class Consents:
         approval = for_tool(caller.run.spec.approvals, body.tool)
         if approval is None:
             return ConsentAnswer(status="approved")
-        found = await self._answered(caller, approval, f"tool:{body.key}", f"the tool {body.tool} is to run")
+        subject = f"the tool {body.tool} is to run" + (f": {body.said}" if body.said else "")
+        found = await self._answered(caller, approval, f"tool:{body.key}", subject)
         return _answer(found) if found is not None else PENDING
 
     async def demand_host(self, caller: Caller, host: str) -> None:

@@ -121,8 +121,8 @@ class Judge:
 
     def verdict(self, run: Run, ask: Asking) -> Verdict:
         """By the state as it is. What a person has waived only warns."""
-        waived = frozenset(v.constraint for v in run.state.violations if v.waived)
-        return evaluate(self._constraints(run), self.context(run, ask)).with_waived(waived)
+        waived = {v.constraint: Action[v.waived] for v in run.state.violations if v.waived}
+        return evaluate(self._constraints(run), self.context(run, ask), waived)
 
     def demand(self, run: Run, ask: Asking) -> None:
         """Raise Exhausted where a constraint stops the run."""
@@ -198,13 +198,13 @@ class Judge:
         worst = verdict.worst
         if worst is None or not worst.action.stops or not pausable(run.state):
             return []
-        dimension, kill = DIMENSIONS.get(worst.validation.constraint), worst.action is Action.EMERGENCY_STOP
+        said = worst.validation
+        dimension, kill = DIMENSIONS.get(said.constraint), worst.action is Action.EMERGENCY_STOP
         reason = PauseReason.BUDGET if dimension else PauseReason.CONSTRAINT
         if not is_news(run.state, reason, kill=kill):
             return []
-        limit = dimension.limit if dimension else None
-        said = worst.validation.message
-        return [pause_draft(self._ledger, run, reason, said, by="limits", limit=limit, kill=kill)]
+        over = {"limit": dimension.limit} if dimension else {"constraint": said.constraint}
+        return [pause_draft(self._ledger, run, reason, said.message, by="limits", kill=kill, **over)]
 
     async def _note(self, run: Run, ask: Asking, verdict: Verdict, drafts: list[Draft]) -> Verdict:
         def still_news(run: Run) -> None:

@@ -13,7 +13,7 @@ import httpx
 from starlette.responses import Response
 
 from moorage.api.wire import ResolvedModel, ResolvedPrices
-from moorage.core.journal.record import BlobRef, Draft, RecordType
+from moorage.core.journal.record import BlobRef, Draft, RecordType, named_content
 from moorage.core.models.passing import Passing
 from moorage.core.models.prices import cost_micros
 from moorage.core.models.rates import Limits
@@ -385,7 +385,7 @@ class Exchange:
 
     def _draft(self, kind: RecordType, payload: Mapping[str, Any], content: BlobRef | None) -> Draft:
         run, ask = self._caller.run, self._ask
-        attachments = {"content": content} if content else None
+        attachments = named_content(content) if content else None
         return self._ledger.observed(
             kind,
             payload,

@@ -14,7 +14,7 @@ from typing import Any
 from moorage.core.effects.calls import Answer, Call
 from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
-from moorage.core.journal.record import BlobRef, Record, RecordType
+from moorage.core.journal.record import BlobRef, Record, RecordType, content_of
 from moorage.core.models.prices import Reserve
 from moorage.core.run.reducer import add_usage
 from moorage.core.run.state import Usage
@@ -215,7 +215,7 @@ def _changed_call(f: Facts, effect_id: str, **changes: Any) -> Facts:
 
 
 def _model_request(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
-    content = (r.attachments or {}).get("content")
+    content = content_of(r)
     told = p.get("reserved", {})
     reserve = Reserve(*(told.get(name, 0) for name in ("input_tokens", "output_tokens", "cost_micros")))
     question = Question(str(p.get("bytes_hash")), r.epoch, r.turn, content, reserve, p.get("gateway"))
@@ -229,7 +229,7 @@ def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     f = _spent(f, r, p.get("usage") or {})
     request_id = str(r.request_id)
     question = f.asked.get(request_id)
-    content = (r.attachments or {}).get("content")
+    content = content_of(r)
     asked = MappingProxyType({key: value for key, value in f.asked.items() if key != request_id})
     if question is None or content is None or not p.get("complete"):
         return replace(f, asked=asked)

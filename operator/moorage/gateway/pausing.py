@@ -113,10 +113,12 @@ def pause_draft(
     *,
     by: str,
     limit: str | None = None,
+    constraint: str | None = None,
     kill: bool = False,
 ) -> Draft:
-    """The record that asks for a pause."""
-    payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill}
+    """The record that asks for a pause. `constraint` names the one that is violated, where that is why."""
+    named = {"constraint": constraint} if constraint is not None else {}
+    payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill, **named}
     key = (run.state.pauses, run.state.epoch, run.state.offset)
     return ledger.observed(RecordType.PAUSE_REQUESTED, payload, *key)
 

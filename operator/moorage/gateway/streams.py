@@ -106,8 +106,7 @@ class StreamsRoom:
         source = Source("logs", self._store, run.uid, outputs.event)
         if lines is None:
             return self._answer(request, run, "logs", source, (b"", cursor_of(request) + 1))
-        async with self._feeds.catching_up:
-            before = await tail(source, outputs, lines)
+        before = await tail(source, outputs, lines, self._feeds.catching_up)
         return self._answer(request, run, "logs", source, before)
 
     async def timeline(self, request: Request) -> Response:

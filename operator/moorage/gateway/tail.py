@@ -1,50 +1,75 @@
-"""The last lines of what an agent wrote, without reading all of it: from its end backwards, chunk by chunk."""
+"""The last lines of what an agent wrote, without reading all of it: from its end backwards, page by page."""
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import aclosing
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from moorage.api.streaming import Gap
-from moorage.core.journal.record import RecordType, decode
+from moorage.core.journal.record import Record, RecordType
 from moorage.gateway.events import Outputs, Source, dropped_bytes, gap_event, output_bytes, output_event
 
 MOST_LINES = 100_000
 LOOKED_BACK = 4_096
 """Chunks. Lines that begin further back aren't looked for: the answer says so."""
+PAGE = 128
+"""Records that are read at once: a few milliseconds of the event loop, also where the journal is long."""
+
+Turn = AbstractAsyncContextManager[object]
+Found = tuple[bytes, int]
 
 
-async def tail(source: Source, outputs: Outputs, lines: int) -> tuple[bytes, int]:
+async def tail(source: Source, outputs: Outputs, lines: int, turn: Turn) -> Found:
     """Events with the beginning of the last `lines` lines, and the offset from which the rest follows.
 
-    The last line counts whether or not it has ended. A gap has no lines.
+    The last line counts whether or not it has ended. A gap has no lines. Each page is read in a turn of its own.
     """
-    chunks, following = await _chunks(source)
+    row = await source.store.get(source.uid)
+    end = row.head.offset + 1
     if not lines:
-        return b"", following
-    search = Search(lines)
-    for seq in reversed(chunks):
-        (record,) = await source.store.read(source.uid, seq, 1)
-        payload = await outputs.payload(record) or {}
-        rest = search.back(output_bytes(payload) if dropped_bytes(payload) is None else b"")
-        if rest is not None:
-            return output_event(record, rest, payload.get("stream")).encoded() if rest else b"", seq + 1
-    if len(chunks) < LOOKED_BACK:
+        return b"", end
+    if row.sealed and await source.store.pruned(source.uid) is not None:
         return b"", 0
-    return gap_event(Gap(reason="Tail", first=0, last=chunks[0] - 1)).encoded(), chunks[0]
+    looking = Looking(outputs, Search(lines))
+    while end > 0:
+        first = max(0, end - PAGE)
+        async with turn:
+            found = await looking.back(await _page(source, first, end))
+        if found is not None:
+            return found
+        end = first
+        await asyncio.sleep(0)
+    return b"", 0
 
 
-async def _chunks(source: Source) -> tuple[deque[int], int]:
-    """The offsets of the last chunks of output, and that behind the journal's head."""
-    chunks, following = deque[int](maxlen=LOOKED_BACK), 0
-    async with aclosing(source.store.stored(source.uid)) as entries:
-        async for entry in entries:
-            record = decode(entry)
-            following = record.seq + 1
-            if record.type == RecordType.AGENT_OUTPUT:
-                chunks.append(record.seq)
-    return chunks, following
+async def _page(source: Source, first: int, end: int) -> list[Record]:
+    """The chunks of output in it. Where a repair dropped offsets, what is read reaches beyond its end."""
+    records = await source.store.read(source.uid, first, end - first)
+    return [record for record in records if record.seq < end and record.type == RecordType.AGENT_OUTPUT]
+
+
+@dataclass
+class Looking:
+    """For where the lines begin, through chunk after chunk. `oldest` is the last one that was looked at."""
+
+    outputs: Outputs
+    search: Search
+    looked: int = 0
+    oldest: int = 0
+
+    async def back(self, chunks: Sequence[Record]) -> Found | None:
+        """A page further: what `tail` answers, once that is known."""
+        for record in reversed(chunks):
+            if self.looked == LOOKED_BACK:
+                return gap_event(Gap(reason="Tail", first=0, last=self.oldest - 1)).encoded(), self.oldest
+            self.looked, self.oldest = self.looked + 1, record.seq
+            payload = await self.outputs.payload(record) or {}
+            rest = self.search.back(output_bytes(payload) if dropped_bytes(payload) is None else b"")
+            if rest is not None:
+                return output_event(record, rest, payload.get("stream")).encoded() if rest else b"", record.seq + 1
+        return None
 
 
 @dataclass

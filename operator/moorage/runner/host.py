@@ -19,6 +19,7 @@ from moorage.core.approvals.consent import for_tool
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
+from moorage.drivers.telling import gist
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.children import RunnerChildren
@@ -89,11 +90,11 @@ class RunnerHost:
         ids = {"record_id": record_id, "tool_call_id": tool_call_id}
         await self._reporter.emit(type, payload, turn=turn, step=step, **ids)
 
-    async def consent(self, call_id: str, tool: str) -> str | None:
+    async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """T6: see the port."""
         if for_tool(self._assignment.approvals, tool) is None:
             return None
-        asked = ConsentRequest(epoch=self._assignment.epoch, key=call_id, tool=tool)
+        asked = ConsentRequest(epoch=self._assignment.epoch, key=call_id, tool=tool, said=gist(arguments))
         while (answer := await self._client.consent(asked)).status == "pending":
             await _within(self.pausing, ASK_AGAIN_S)
             if self.pausing.is_set():

@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from moorage.procfs import below, processes
@@ -24,6 +24,7 @@ POLL_S = 0.02
 REAP_S = 1.0
 KILL_S = 10.0
 LINE_LIMIT = 1 << 16
+_NOTHING = asyncio.subprocess.DEVNULL
 
 
 def forbid_inspection() -> bool:
@@ -52,6 +53,13 @@ def family(leader: int) -> list[int]:
     ours = below({os.getpid()}, table)
     roots = {pid for pid in ours if pid == leader or table[pid].session == leader}
     return [pid for pid in sorted(roots | below(roots, table)) if not table[pid].zombie]
+
+
+def newcomers(known: Set[int]) -> list[int]:
+    """Live processes below us that are none of `known`, nor come from one of them."""
+    table = processes()
+    ours = below({os.getpid()}, table)
+    return sorted(pid for pid in ours - known - below(ours & known, table) if not table[pid].zombie)
 
 
 def send(pids: Iterable[int], sign: signal.Signals) -> None:
@@ -147,27 +155,47 @@ class ChildProcess:
 async def spawn(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: bytes | None = None, talk: bool = False
 ) -> ChildProcess:
-    """Start a program in a session of its own; with `talk` its stdin stays open after `stdin`.
+    """Start a program in a session of its own; with `talk` its stdin stays open after `stdin`. Who is cancelled
+    meanwhile leaves nothing of it.
 
     Raises FileNotFoundError, PermissionError.
     """
+    piped = talk or stdin is not None
+    starting = asyncio.ensure_future(_start(argv, env, cwd, asyncio.subprocess.PIPE if piped else _NOTHING))
+    try:
+        child = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _undo(starting)
+        raise
+    if stdin is not None:
+        child.give(stdin)
+    if not talk:
+        child.end_input()
+    return child
+
+
+async def _start(argv: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: int) -> ChildProcess:
     loop = asyncio.get_running_loop()
     transport, streams = await loop.subprocess_exec(
         lambda: _Streams(loop),
         *argv,
         env=dict(env),
         cwd=cwd,
-        stdin=asyncio.subprocess.PIPE if talk or stdin is not None else asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    child = ChildProcess(transport, streams)
-    if stdin is not None:
-        child.give(stdin)
-    if not talk:
-        child.end_input()
-    return child
+    return ChildProcess(transport, streams)
+
+
+async def _undo(starting: asyncio.Future[ChildProcess]) -> None:
+    """End what was started for nobody. It is let come to its start first: half a transport can't be closed."""
+    await asyncio.wait({starting})
+    if starting.exception() is None:
+        child = starting.result()
+        await child.stop(0)
+        child.close()
 
 
 def _still(known: list[int], now: list[int]) -> set[int]:
@@ -178,6 +206,11 @@ def _still(known: list[int], now: list[int]) -> set[int]:
 async def kill_everything() -> bool:
     """SIGKILL all that descends from us, until nothing is left. Only for the end of a sandbox's work."""
     return await _kill_until_gone(descendants)
+
+
+async def kill_newcomers(known: Set[int]) -> bool:
+    """SIGKILL all that has come to be below us since `known` was all, until nothing of it is left."""
+    return await _kill_until_gone(lambda: newcomers(known))
 
 
 async def _kill_until_gone(targets: Callable[[], Iterable[int]]) -> bool:

@@ -25,6 +25,7 @@ SCOPE = InstrumentationScope("moorage")
 MAX_WAITING = 4_096  # appends; at ten a second and run, that is minutes of a busy gateway
 MAX_RUNS = 2_048
 NANOSECONDS = 1_000_000
+ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what a payload's shape can lead to
 
 Read = Callable[[str, int], AsyncIterator[Record]]
 """The records of a run from an offset on. Raises Unread."""
@@ -65,11 +66,17 @@ class Tracer:
             try:
                 await self._weave(told)
             except Unread as error:
-                self._metrics.spans_left_out.inc(len(told.records))
-                self._weavers.pop(told.run.uid, None)
-                self._log.warning("spans_left_out", run_uid=told.run.uid, reason=str(error))
+                self._leave_out(told, str(error))
+            except Exception as error:  # noqa: BLE001  this task's outermost: one run must not end the spans of all
+                self._leave_out(told, type(error).__name__)
             finally:
                 self._waiting.task_done()
+
+    def _leave_out(self, told: _Told, reason: str) -> None:
+        """Its run is woven anew with the next append, from the journal."""
+        self._metrics.spans_left_out.inc(len(told.records))
+        self._weavers.pop(told.run.uid, None)
+        self._log.warning("spans_left_out", run_uid=told.run.uid, reason=reason)
 
     async def drained(self) -> None:
         """Return once everything that was told has been woven."""
@@ -82,15 +89,24 @@ class Tracer:
             await self._catch_up(weaver, told.run.uid, first)
         for record in told.records:
             if record.seq >= weaver.next_seq:
-                for span in weaver.feed(record):
+                for span in self._fed(weaver, record):
                     self._sink.on_end(_readable(span, self._resource))
 
     async def _catch_up(self, weaver: Weaver, uid: str, until: int) -> None:
         async for record in self._read(uid, weaver.next_seq):
             if record.seq >= until:
                 return
-            for _ in weaver.feed(record):
-                pass
+            self._fed(weaver, record)
+
+    def _fed(self, weaver: Weaver, record: Record) -> Sequence[Span]:
+        """A payload of another shape than ours costs its own spans: what a journal holds once, it holds for ever."""
+        try:
+            return list(weaver.feed(record))
+        except ODD as error:
+            self._metrics.spans_left_out.inc()
+            reason = f"{record.type} at {record.seq}: {type(error).__name__}"
+            self._log.warning("spans_left_out", run_uid=record.run_uid, reason=reason)
+            return ()
 
     def _weaver(self, run: Named) -> Weaver:
         weaver = self._weavers.setdefault(run.uid, Weaver(run))

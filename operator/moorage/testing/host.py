@@ -145,7 +145,7 @@ class LocalHost:
         self.circles.told(type, payload)
         self.told.append(Told(type, payload, record_id, turn, tool_call_id))
 
-    async def consent(self, call_id: str, tool: str) -> str | None:  # noqa: ARG002  the port's signature
+    async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:  # noqa: ARG002  the port's signature
         """What the test says of that tool; anything may run."""
         return self.refused.get(tool)
 

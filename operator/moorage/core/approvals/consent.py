@@ -25,7 +25,8 @@ TIMEOUT: Final = "timeout"  # who says no where nobody answers
 @dataclass(frozen=True)
 class Consent:
     """One question. `key` says what exactly is asked, so that asked again it is the same question; `name` is that of
-    the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status.
+    the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status, `offset`
+    that of the record that asked.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Consent:
     reject_at: int | None = None
     by: str = ""
     reason: str = ""
+    offset: int = 0
 
     @property
     def pending(self) -> bool:

@@ -29,9 +29,8 @@ def requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """The run waits, unless it stands still for another reason already."""
     if asked(s.consents, p["key"]) is not None:
         return NOTHING
-    consent = Consent(
-        p["key"], p["name"], p["before"], p.get("subject", ""), PENDING, r.recorded_at, p.get("reject_at")
-    )
+    told = (p["key"], p["name"], p["before"], p.get("subject", ""))
+    consent = Consent(*told, PENDING, r.recorded_at, p.get("reject_at"), offset=r.seq)
     consents = kept((*s.consents, consent))
     if s.phase not in ASKING or not _holds_up(s, consent):
         return {"consents": consents}

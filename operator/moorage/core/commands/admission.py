@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moorage.api.commands import CommandRequest
-from moorage.core.approvals.consent import waiting
+from moorage.core.approvals.choosing import Unfit, meant
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 
@@ -29,9 +29,12 @@ class Abilities:
 
 @dataclass(frozen=True)
 class Accepted:
-    """It is taken on. `done`: nothing is left to be done about it, and why."""
+    """It is taken on. `done`: nothing is left to be done about it, and why. `about`: what exactly it was taken on for,
+    for people; decided for something else it is another decision.
+    """
 
     done: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,11 @@ def _stands_already(_: CommandRequest, s: RunState, __: Abilities) -> Decision |
 
 
 def _answers(asked: CommandRequest, s: RunState, _: Abilities) -> Decision | None:
-    """T6: an answer to what waits, and to nothing else."""
-    if waiting(s.consents, asked.approval) is not None:
-        return Accepted("Approved" if asked.type == "Approve" else "Refused")
-    others = ", ".join(dict.fromkeys(each.name for each in s.consents if each.pending))
-    what = f"what waits is {others}" if others else "nothing in this run waits for an approval"
-    return Rejected("NothingToApprove", f"{asked.approval} doesn't wait for an answer; {what}")
+    """T6: an answer to the question that its author means, and to nothing else."""
+    found = meant(s.consents, asked.approval, asked.question, asked.observed_offset)
+    if isinstance(found, Unfit):
+        return Rejected(found.reason, found.message)
+    return Accepted("Approved" if asked.type == "Approve" else "Refused", f"{found.key}: {found.subject}")
 
 
 _LIVE: tuple[Policy, ...] = (_not_ahead, _not_ended, _not_cancelling)

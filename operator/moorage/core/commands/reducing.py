@@ -9,6 +9,7 @@ from typing import Any
 from moorage.api.commands import CommandState
 from moorage.core.commands.command import MESSAGES, Command, kept, known
 from moorage.core.journal.record import Record, RecordType
+from moorage.core.run import pauses
 from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase
 from moorage.core.run.state import RunState
 
@@ -59,24 +60,33 @@ def delivered(s: RunState, _: Record, p: Mapping[str, Any]) -> Changes:
 
 def after(s: RunState, r: Record, phase: RunPhase) -> tuple[Command, ...]:
     """The commands as any other record leaves them; `phase` is the run's after it."""
-    closed = {c.command_id: end for c in s.commands if c.open and (end := _closed(c, r, phase)) is not None}
+    outrun = r.type == RecordType.RESULT_PROPOSED and pauses.outrun(s)
+    closed = {c.command_id: end for c in s.commands if c.open and (end := _closed(c, r, phase, outrun)) is not None}
     return _closing(s.commands, closed) if closed else s.commands
 
 
-def _closed(c: Command, r: Record, phase: RunPhase) -> Command | None:
+def _closed(c: Command, r: Record, phase: RunPhase, outrun: bool) -> Command | None:
     if c.type == "Checkpoint" and r.type == RecordType.ITERATION_COMPLETE:
         return replace(c, state="Done", reason="SafePoint", message=f"iteration {(r.payload or {}).get('iteration')}")
     if c.type == ENDED_BY.get(r.type):
         return replace(c, state="Done", reason=c.type)
-    if c.type == "Pause" and phase in {RunPhase.VERIFYING, RunPhase.DELIVERING}:
-        why = "the agent was done before its next safe point"
-        return replace(c, state="Expired", reason="AgentFinished", message=why)
-    if phase not in TERMINAL:
-        return None
+    if (late := _too_late(c, phase, outrun)) is not None or phase not in TERMINAL:
+        return late
     if c.type == "Cancel":
         return replace(c, state="Done", reason=str(phase))
     why = "the run ended before the agent could hear it" if c.type in MESSAGES else "the run ended before"
     return replace(c, state="Expired", reason="RunEnded", message=why)
+
+
+def _too_late(c: Command, phase: RunPhase, outrun: bool) -> Command | None:
+    """The agent was done before it stopped: who wanted that doesn't get it, and who had taken it back does."""
+    if c.type == "Pause" and phase in {RunPhase.VERIFYING, RunPhase.DELIVERING}:
+        why = "the agent was done before its next safe point"
+        return replace(c, state="Expired", reason="AgentFinished", message=why)
+    if c.type == "Resume" and outrun:
+        why = "the agent was done before its next safe point: nothing has stopped"
+        return replace(c, state="Done", reason="AgentFinished", message=why)
+    return None
 
 
 def _closing(commands: tuple[Command, ...], closed: Mapping[str, Command]) -> tuple[Command, ...]:

@@ -73,6 +73,7 @@ def request_of(command: RunCommand, authority: str) -> CommandRequest:
         outcome=spec.outcome,
         note=spec.note or "",
         approval=spec.approval or "",
+        question=spec.question or "",
         observed_offset=spec.observed_offset,
         issuer=spec.issuer or "",
         authority=authority,

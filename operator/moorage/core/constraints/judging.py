@@ -99,11 +99,6 @@ class Judged:
     validation: Validation
     action: Action
 
-    @property
-    def warning(self) -> Judged:
-        """The same as a warning at most."""
-        return Judged(self.validation, min(self.action, Action.WARN_CONTINUE))
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -121,22 +116,29 @@ class Verdict:
         """The first violation of that action; None where all constraints hold."""
         return next((each for each in self.violations if each.action is self.action), None)
 
-    def with_waived(self, names: frozenset[str]) -> Verdict:
-        """The same, where those only warn."""
-        return Verdict(tuple(each.warning if each.validation.constraint in names else each for each in self.judged))
-
     @property
     def violations(self) -> tuple[Judged, ...]:
         """Those that don't hold, in order."""
         return tuple(each for each in self.judged if not each.validation.holds)
 
 
-def evaluate(constraints: Iterable[Constraint], context: Context) -> Verdict:
-    """C2: in the order of registration; the first EMERGENCY_STOP ends it, and nobody behind it is asked."""
+NOTHING_WAIVED: Mapping[str, Action] = MappingProxyType({})
+
+
+def evaluate(
+    constraints: Iterable[Constraint], context: Context, waived: Mapping[str, Action] = NOTHING_WAIVED
+) -> Verdict:
+    """C2: in the order of registration; the first EMERGENCY_STOP ends it, and nobody behind it is asked.
+
+    C3: a constraint that is `waived`, by its name, warns instead of what a person has let pass, or of less than that;
+    of what is graver nobody has said a word.
+    """
     judged: list[Judged] = []
     for constraint in constraints:
         validation = constraint.validate(context)
         action = Action.ALLOW if validation.holds else constraint.on_violation(validation)
+        if action <= waived.get(validation.constraint, Action.ALLOW):
+            action = min(action, Action.WARN_CONTINUE)
         judged.append(Judged(validation, action))
         if action is Action.EMERGENCY_STOP:
             break

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -239,6 +239,24 @@ class Stored(NamedTuple):
 
     hash: str
     body: bytes
+
+
+CONTENT: Final = "content"
+SEALED: Final = "sealed"
+"""Attachments of what a model was asked or answered: as people read it, or encrypted. The last release, which decrypts
+nothing, takes what lies under the first name as it is (R8).
+"""
+
+
+def content_of(record: Fact) -> BlobRef | None:
+    """What was asked or answered by that record of a model's, where it was kept."""
+    kept = record.attachments or {}
+    return kept.get(CONTENT) or kept.get(SEALED)
+
+
+def named_content(ref: BlobRef) -> Mapping[str, BlobRef]:
+    """The attachment of that content."""
+    return {SEALED if ref.retention == Retention.REPLAY else CONTENT: ref}
 
 
 def criticality_of(record_type: str) -> Criticality:

@@ -23,6 +23,7 @@ from moorage.core.journal.record import (
     RunIdentity,
     Source,
     Stored,
+    content_of,
     decode,
 )
 from moorage.core.recovery.replays import state_hash
@@ -30,7 +31,6 @@ from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
 
 REASON = "Counterfactual"
-CONTENT = "content"
 
 
 class NoSuchQuestion(ValueError):
@@ -85,12 +85,12 @@ def fork(records: Iterable[Record], at: int | None = None) -> Fork:
         if record.type == RecordType.MODEL_REQUEST and (at is None or record.seq <= at):
             asked, before, answered = record, replayed.state, None
         elif asked is not None and record.type == RecordType.MODEL_RESPONSE and record.request_id == asked.request_id:
-            kept = (record.attachments or {}).get(CONTENT)
+            kept = content_of(record)
             answered = answered or (kept.sha256 if kept else None)
         replayed.feed(record)
     if asked is None:
         raise NoSuchQuestion("no model was asked anything there: `moorage timeline` names the requests")
-    content = (asked.attachments or {}).get(CONTENT)
+    content = content_of(asked)
     if content is None:
         raise NoSuchQuestion(f"what was asked at offset {asked.seq} wasn't kept")
     return Fork(_identity(asked), before, asked, content, answered)

@@ -86,8 +86,8 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
 
 
 def told(run: str, consent: Consent) -> str:
-    """What is waited for, and what to do."""
-    return f"{consent.subject}: kubectl moorage approve {run} {consent.name}, or reject"
+    """What is waited for, and what to do. The command says which question it answers: another may wait by then."""
+    return f"{consent.subject}: kubectl moorage approve {run} {consent.name} --question {consent.key}, or reject"
 
 
 def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:

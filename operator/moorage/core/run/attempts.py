@@ -81,13 +81,13 @@ def _pause(uid: str, s: RunState) -> int:
     if s.last_loss is not None and s.last_loss.reason in {INTERRUPTED, *ONWARD}:
         return 0
     blamed = s.last_loss is None or s.last_loss.reason not in BLAMELESS
-    return backoff_ms(f"{uid}:{s.attempt}", max(1, s.strikes - s.attempt) if blamed else 1)
+    return backoff_ms(f"{uid}:{s.attempt}", max(1, s.strikes - s.lost) if blamed else 1)
 
 
 def _counted(s: RunState) -> str:
-    """How many attempts there were, and why they came to as many as were allowed."""
-    tried = f"{s.attempt} attempt{'' if s.attempt == 1 else 's'}"
-    return tried if s.strikes == s.attempt else f"{tried} (one that is lost before a checkpoint counts twice)"
+    """How many attempts were lost, and why they came to as many as were allowed."""
+    tried = f"{s.lost} lost attempt{'' if s.lost == 1 else 's'}"
+    return tried if s.strikes == s.lost else f"{tried} (one that is lost before a checkpoint counts twice)"
 
 
 def attempt(o: Observed, s: RunState, now: int) -> Plan | None:

@@ -1,7 +1,8 @@
 """C3, Q5: the records of a pause, as the reducer takes them.
 
 asked for -> paused (no sandbox, no open effect) -> asked to go on -> resumed -> the next attempt owns the run. What an
-agent completes on the way to its safe point goes on to its verdict, and the pause comes to nothing.
+agent completes on the way to its safe point goes on to its verdict, and a pause that was meant for that agent alone
+comes to nothing, also where another attempt has to follow.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ PAUSABLE = frozenset(
 """Where an attempt works, or is about to. What an agent has completed goes on to its verdict."""
 
 
+REPAIR = "repair"  # who has a run stand still whose journal was broken
+OF_ITS_AGENT = frozenset({PauseReason.COMMAND, PauseReason.APPROVAL})
+"""Whose pauses end with the agent that was to be stopped. What else stops a run may still be so for the next one."""
+
+
 def pausable(s: RunState) -> bool:
     """Whether anything may still stop it: what its agent has completed goes on to its verdict."""
     return s.phase in PAUSABLE and (s.agent_end is None or s.agent_end.outcome != "completed")
@@ -47,13 +53,31 @@ def pause_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.phase not in PAUSABLE and s.phase is not RunPhase.PAUSED:
         raise IllegalMove(s.phase, RunPhase.PAUSED, "no attempt is at work")
     kill = bool(p.get("kill", False))
-    asked = Pause(p["reason"], p["by"], p.get("message", ""), r.recorded_at, limit=p.get("limit"), kill=kill)
+    asked = Pause(
+        p["reason"],
+        p["by"],
+        p.get("message", ""),
+        r.recorded_at,
+        limit=p.get("limit"),
+        kill=kill,
+        constraint=p.get("constraint"),
+    )
     now = s.pause
     if now is None or now.stage == PauseStage.RESUMED:
         return {"pause": asked}
-    if asked.lasting and not now.lasting:
+    if (asked.lasting and not now.lasting) or _graver(asked, now):
         return {"pause": changed(asked, at=now.at, stage=now.stage, kill=now.kill or kill)}
     return {"pause": changed(now, kill=now.kill or kill, released=False)}
+
+
+def _graver(asked: Pause, now: Pause) -> bool:
+    """Of two constraints, the one that waits for nothing is what a person has to be told of."""
+    return asked.kill and not now.kill and None not in {asked.constraint, now.constraint}
+
+
+def outrun(s: RunState) -> bool:
+    """Whether the result that an agent proposes now ends the pause that it was on its way to."""
+    return s.pausing and s.pause is not None and s.pause.reason in OF_ITS_AGENT
 
 
 def paused(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -69,6 +93,16 @@ def paused(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     return to(s, RunPhase.PAUSED, r.type, pause=pause, pauses=s.pauses + 1, deferral=None, **idle)
 
 
+def stood(s: RunState, r: Record) -> Changes:
+    """The store says that the run was paused, and the records that say why are lost: one of them may have been a
+    person's word, so that only a person's word lets it go on.
+    """
+    if s.phase is RunPhase.PAUSED or (s.pausing and s.pause is not None and s.pause.lasting):
+        return NOTHING
+    why = "the run was paused, and the records of why are lost: ask for it to go on"
+    return {"pause": Pause(PauseReason.COMMAND, REPAIR, why, r.recorded_at)}
+
+
 def resume_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """Also while the run is on its way to its safe point: it is paused, and goes on."""
     if s.pause is None or s.pause.stage == PauseStage.RESUMED:
@@ -81,14 +115,23 @@ def resumed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.phase is not RunPhase.PAUSED or s.pause is None:
         raise IllegalMove(s.phase, RunPhase.RECOVERING, "the run is not paused")
     pause = changed(s.pause, stage=PauseStage.RESUMED, at=r.recorded_at)
-    waived = {"violations": _waived(s)} if s.pause.reason == PauseReason.CONSTRAINT else NOTHING
+    waived = {"violations": _waived(s, s.pause.constraint)} if s.pause.reason == PauseReason.CONSTRAINT else NOTHING
     return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None, **waived)
 
 
-def _waived(s: RunState) -> tuple[Violation, ...]:
-    """C3: who lets a run go on though a constraint is violated, waives it: else it would stop at its next step."""
-    warns = Action.WARN_CONTINUE.name
-    return tuple(changed(v, action=warns, waived=True) if Action[v.action].stops else v for v in s.violations)
+def _waived(s: RunState, constraint: str | None) -> tuple[Violation, ...]:
+    """C3: who lets a run go on though a constraint is violated, waives it: else it would stop at its next step.
+
+    What else stops it has been shown to nobody, and does so again. A pause that names none is an older version's.
+    """
+
+    def waived(v: Violation) -> Violation:
+        shown = constraint is None or v.constraint == constraint
+        if not shown or not Action[v.action].stops:
+            return v
+        return changed(v, action=Action.WARN_CONTINUE.name, waived=v.action)
+
+    return tuple(waived(v) for v in s.violations)
 
 
 def limits_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

@@ -47,7 +47,7 @@ CLOSURES = KNOWN | {"not_dispatched", "unknown"}  # I8
 
 FETCH = "git_fetch"  # the kind of what an attempt's start waits for
 REPAIRED = "JournalRepaired"
-ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})  # statuses of a store's row (S4)
+ENDED, STOOD = frozenset({"COMPLETED", "FAILED", "CANCELLED"}), "PAUSED"  # statuses of a store's row (S4)
 
 CLOSING = TERMINAL | {RunPhase.CANCELLING, RunPhase.PAUSED}
 
@@ -228,7 +228,9 @@ def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if s.agent_end is None or s.agent_end.outcome != "completed":
         raise IllegalMove(s.phase, RunPhase.VERIFYING, "the agent has not completed")
     lacks = tuple(name[:KEPT_NAME] for name in p.get("left_out", ())[:KEPT_NAMES])
-    told = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
+    told: Changes = {"left_out": lacks, "left_out_count": p.get("left_out_count", 0)}
+    if pauses.outrun(s):
+        told = {**told, "pause": None}
     return to(s, RunPhase.VERIFYING, r.type, proposal=proposal, verification=None, **told)
 
 
@@ -257,7 +259,7 @@ def _attempt_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         return to(s, RunPhase.RECOVERING, r.type, **told)
     weight = 1 if s.attempt_safe_points or not p.get("counts_double", True) else 2
     loss = AttemptEnd(p["epoch"], p["reason"], p.get("message", ""), r.recorded_at)
-    return to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, last_loss=loss)
+    return to(s, RunPhase.RECOVERING, r.type, strikes=s.strikes + weight, lost=s.lost + 1, last_loss=loss)
 
 
 def _verifier_ended(s: RunState, p: Mapping[str, Any]) -> Changes:
@@ -367,7 +369,7 @@ def _violation(s: RunState, r: Record, p: Mapping[str, Any]) -> Violation:
     """Since when it stands is kept while it does, for the same action."""
     before = next((v for v in s.violations if v.constraint == p["constraint"]), None)
     at = before.at if before and before.action == p["action"] else r.recorded_at
-    waived = before is not None and before.waived
+    waived = before.waived if before else ""
     return Violation(p["constraint"], p["action"], p["reason"], p["message"], at, waived)
 
 
@@ -378,7 +380,8 @@ def _drift(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
 def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """I1: a new generation. What was dropped is gone as fact and kept as doubt: spent, unknown, and not to be repeated.
 
-    A run that had ended, as the store's row says, can't prove its end any more; any other recovers under a new epoch.
+    A run that had ended, as the store's row says, can't prove its end any more; any other recovers under a new epoch,
+    one that stood still once somebody says so.
     """
     feared = tuple(_feared(e, r) for e in p["effects"] if all(e["effect_id"] != known.effect_id for known in s.effects))
     doubts = {
@@ -393,6 +396,8 @@ def _repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["status"] in ENDED:
         end = End(REPAIRED, f"the store says {p['status']}, the records of it are lost", None, r.recorded_at)
         return doubts | {"phase": move(s.phase, RunPhase.FAILED, r.type), "end": end}
+    if p["status"] == STOOD:
+        doubts |= pauses.stood(s, r)
     if s.phase not in LIVE or s.phase is RunPhase.PAUSED:  # who is paused stays so
         return doubts
     return doubts | {"phase": move(s.phase, RunPhase.RECOVERING, r.type)}

@@ -226,8 +226,9 @@ class PauseStage(StrEnum):
 class Pause:
     """Q5: a stop that can be taken back. `at`: since when it is at its stage (ms, as recorded).
 
-    `limit` names the field of ResolvedLimits that was used up, where that is why. `kill` waits for no safe point (C2).
-    `released`: somebody has asked for the run to go on. `widened`: what was used up has been raised since.
+    `limit` names the field of ResolvedLimits that was used up, `constraint` what was violated, where that is why.
+    `kill` waits for no safe point (C2). `released`: somebody has asked for the run to go on. `widened`: what was used
+    up has been raised since.
     """
 
     reason: str
@@ -239,6 +240,7 @@ class Pause:
     kill: bool = False
     released: bool = False
     widened: bool = False
+    constraint: str | None = None
 
     @property
     def pending(self) -> bool:
@@ -278,7 +280,8 @@ class End:
 class Violation:
     """C2: a constraint that doesn't hold at the moment, and what follows from it: `action` as in judging.Action.
 
-    `waived`: a person has let the run go on all the same; it warns from then on, until it holds again.
+    `waived`: a person has let the run go on under that action all the same; it warns instead from then on, until it
+    holds again, and still stops the run by a graver one. Empty where nobody has.
     """
 
     constraint: str
@@ -286,7 +289,7 @@ class Violation:
     reason: str
     message: str
     at: int
-    waived: bool = False
+    waived: str = ""
 
 
 @dataclass(frozen=True)
@@ -304,6 +307,7 @@ class RunState:
     attempt_started: bool = False
     attempt_safe_points: int = 0
     strikes: int = 0  # R6: attempts lost, those without a new safe point counted double
+    lost: int = 0  # the same, each counted once; not those that a pause, a verdict or a message ended
     last_loss: AttemptEnd | None = None
     node: str | None = None
     iteration: int = 0

@@ -57,7 +57,7 @@ class AcpEvents:
         self._opening, self._earlier, self._session = opening, session, ""
         self._calls, self._words = Calls(), ""
         self._prompts = FIRST_PROMPT - 1  # the number of the last one
-        self._prompting, self._more = False, ""
+        self._prompting, self._more = False, list[str]()  # what is said next, once the turn is cancelled
         self._answers: Mapping[int, Callable[[Mapping[str, Any]], Sequence[Fact]]] = {
             HELLO: self._greeted,
             LOAD: lambda _: self._begun(self._earlier or "", resumed=True),
@@ -74,9 +74,13 @@ class AcpEvents:
         return rpc.notification("session/cancel", {"sessionId": self._session}) if self._prompting else b""
 
     def steer(self, words: str) -> bytes:
-        """Words of the user's for an agent that works: its turn is cancelled, and they are the next prompt."""
-        self._more = words
-        return self.goodbye()
+        """Words of the user's for an agent that works: its turn is cancelled, once, and they are the next prompt. One
+        that has stopped meanwhile hears them at once, one that hasn't begun with its goal.
+        """
+        if self._session and not self._prompting:
+            return self.prompt(words)
+        self._more.append(words)
+        return self.goodbye() if len(self._more) == 1 else b""
 
     def prompt(self, words: str) -> bytes:
         """Words of the user's, once it has answered the last ones."""
@@ -135,11 +139,12 @@ class AcpEvents:
     def _answered(self, number: rpc.Id | None, event: Mapping[str, Any]) -> Sequence[Fact] | None:
         if number == LOAD and "error" in event:
             return self._anew()
-        if number == self._prompts and self._prompting and self._more:
-            more, self._more = self._more, ""
-            return [*self._spoken(), *self._calls.drop(), Reply(self.prompt(more))]
-        if number in self._answers or (number == self._prompts and self._prompting):
+        prompted = number == self._prompts and self._prompting
+        if prompted and self._more:
+            return [*self._spoken(), *self._calls.drop(), Reply(self.prompt(self._said_since()))]
+        if number in self._answers or prompted:
             if "error" in event:
+                self._prompting = False
                 return [*self._spoken(), Ended(_failure(mapping(event.get("error"))))]
             told = mapping(event.get("result"))
             follow = self._answers.get(number) if isinstance(number, int) else None
@@ -162,7 +167,12 @@ class AcpEvents:
 
     def _begun(self, session: str, *, resumed: bool) -> Sequence[Fact]:
         self._session = session
-        return [Began(session), Reply(self.prompt(self._opening(resumed)))]
+        return [Began(session), Reply(self.prompt(self._said_since(self._opening(resumed))))]
+
+    def _said_since(self, *before: str) -> str:
+        words = "\n\n".join((*before, *self._more))
+        self._more.clear()
+        return words
 
     def _over(self, reason: str) -> Sequence[Fact]:
         self._prompting = False

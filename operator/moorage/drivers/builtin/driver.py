@@ -228,7 +228,7 @@ class _Loop:
         if (why := self.host.budget.exhausted) is not None:
             return ToolResult(False, f"not run: {why}")
         if size <= MAX_ARGUMENTS:
-            refused = await self.host.consent(place.call_id, call.name)
+            refused = await self.host.consent(place.call_id, call.name, call.arguments)
             result = (
                 await self.tools.run(call.name, call.arguments, place.call_id) if refused is None else _refused(refused)
             )

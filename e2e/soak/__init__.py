@@ -1,0 +1,1 @@
+"""`make soak`: a real gateway under everyday load for an hour, and what becomes of it meanwhile."""

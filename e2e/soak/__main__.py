@@ -1,0 +1,125 @@
+"""`make soak`: a real gateway under everyday load. The last line is the tally; exit code 0 says that all of it held.
+
+python -m e2e.soak --seconds 3600
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from e2e.bench.loopback import free_port, listens
+from e2e.cluster.console import duration
+from e2e.cluster.errors import HarnessError
+from e2e.cluster.paths import CHECKOUT
+from e2e.soak.judge import FEWEST, Load, Sample, judge, tally
+from e2e.soak.load import Amount, Soak, session
+from e2e.soak.world import World
+
+INTERRUPTED = 130
+TOLD_S = 30
+"""How often a person hears where it stands."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak for so long."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.soak", description="A real gateway under everyday load.")
+    parser.add_argument("--seconds", type=int, default=3_600, help=f"how long, {FEWEST} at least")
+    parser.add_argument("--seed", type=int, default=1, help="of when readers come and go, and how agents pace")
+    asked = parser.parse_args(argv)
+    if asked.seconds < FEWEST:
+        parser.error(f"--seconds: {FEWEST} at least, or nothing can be told of growth")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either ends what was started
+    try:
+        findings = asyncio.run(soak(Amount(asked.seconds), asked.seed))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 1 if findings else 0
+
+
+async def soak(amount: Amount, seed: int) -> list[str]:
+    """All of it; gives what is wrong."""
+    load, samples = Load(), list[Sample]()
+    async with processes() as (gateway, url, model), _started("e2e.soak.lag") as idle, session() as http:
+        watching = asyncio.create_task(_watch(gateway, idle, samples, load))
+        try:
+            await Soak(World(http, url, model), amount, load, random.Random(seed)).run()
+        except* (HarnessError, aiohttp.ClientError, TimeoutError) as broken:
+            for error in broken.exceptions:
+                load.fail(f"it came to a stop: {error!r}")
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+    findings = judge(samples, load)
+    _say(*findings, tally(amount.seconds, samples, load, findings))
+    return findings
+
+
+@contextlib.asynccontextmanager
+async def processes() -> AsyncIterator[tuple[Process, str, str]]:
+    """The gateway and the model, each in a process: the gateway's, and the addresses of both."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-soak-"))
+        model, ours = free_port(), free_port()
+        await stack.enter_async_context(_started("e2e.bench.proxy_servers", "model", str(model)))
+        gateway = await stack.enter_async_context(_started("e2e.soak.gateway", folder, str(ours)))
+        for port in (model, ours):
+            await listens(port)
+        yield gateway, f"http://127.0.0.1:{ours}", f"http://127.0.0.1:{model}"
+
+
+@contextlib.asynccontextmanager
+async def _started(module: str, *argv: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *argv), cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _watch(gateway: Process, idle: Process, samples: list[Sample], load: Load) -> None:
+    """A look for each line that the gateway says, until it says nothing more."""
+    process = Path(f"/proc/{gateway.pid}")
+    while line := await _line(gateway):
+        files = len(list((process / "fd").iterdir()))
+        samples.append(Sample(_resident_kib(process), files, float(line), float(await _line(idle))))
+        if len(samples) % TOLD_S == 0:
+            _say(_standing(samples, load))
+    load.fail("the gateway has ended")
+
+
+async def _line(process: Process) -> bytes:
+    return await process.stdout.readline() if process.stdout else b""
+
+
+def _standing(samples: Sequence[Sample], load: Load) -> str:
+    last = samples[-1]
+    return (
+        f"[{duration(len(samples))}] {load.requests:,} requests, {load.lines:,} lines, {load.chunks:,} chunks; memory "
+        f"{last.resident_kib / 1024:.0f} MiB, {last.files} files, lag {last.lag_ms:.0f} ms (idle {last.idle_ms:.0f})"
+    )
+
+
+def _resident_kib(process: Path) -> int:
+    lines = (process / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The soaked gateway as a process: `python -m e2e.soak.gateway FOLDER PORT`.
+
+It is the real one over SQLite, with blobs in files and answers encrypted. Each second it prints the worst lag of its
+loop in milliseconds. It keeps few runs in memory, so that this cache is full long before memory is looked at.
+"""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from e2e.bench.gateway_process import NamedTokens
+from e2e.soak.lag import tell_lag
+from e2e.soak.world import SECRET, TENANT
+from moorage.clock import SystemClock
+from moorage.core.journal.ciphers import ContentKeys
+from moorage.gateway.app import create_app
+from moorage.gateway.settings import GatewaySettings
+from moorage.store.blobs import FileBlobs
+from moorage.store.sqlite import SqliteStore
+from moorage.testing.gateway import LocalGateway
+
+CACHED_RUNS = 16
+
+
+async def serve(folder: Path, port: int) -> None:
+    """Until SIGTERM."""
+    async with SqliteStore(folder / "moorage.db") as store:
+        gateway = LocalGateway(
+            folder,
+            store=store,
+            blobs=FileBlobs(folder / "blobs", SystemClock().now_ms),
+            settings=GatewaySettings(cached_runs=CACHED_RUNS),
+            content_keys=ContentKeys.of([b"k" * 32]),
+        )
+        gateway.secrets.give(TENANT, SECRET, key="k")
+        app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none"))
+        async with gateway, asyncio.TaskGroup() as group:
+            lagging = group.create_task(tell_lag())
+            await server.serve()
+            lagging.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
