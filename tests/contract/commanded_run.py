@@ -42,6 +42,12 @@ class Commanded:
     def go(self) -> None:
         (self.machine.root / "go").touch()
 
+    def asking(self, *approvals: dict[str, Any]) -> None:
+        """The manifest with these approvals, and with nothing to be verified."""
+        models, body = yaml.safe_load_all(self.machine.manifest.read_text())
+        body["spec"] |= {"approvals": list(approvals), "acceptance": []}
+        self.machine.manifest.write_text(yaml.safe_dump_all([models, body]))
+
     def say(self, *argv: str) -> subprocess.Popen[str]:
         command = [str(MOORAGE), *argv, "--state", str(self.machine.state), "-o", "json"]
         pipe = subprocess.PIPE

@@ -56,6 +56,14 @@ async def test_live_runs_of_the_namespace_and_no_others_are_told_and_then_that_a
     refused(await gateway.sandbox("p1", "team-a").get(RUNS), 403, "Forbidden")
 
 
+async def test_who_connects_costs_no_look_at_all_changes_of_all_namespaces(gateway, upstream, monkeypatch) -> None:
+    await agent_at_work(gateway, Operator(gateway, resolved(upstream)))
+    newest = (await gateway.deps.store.changes())[-1].cursor
+    monkeypatch.setattr(gateway.deps.store, "changes", None)
+    _, ready = await snapshot(gateway.reader("ann", "team-a"))
+    assert (ready["kind"], ready["id"]) == ("ready", newest)
+
+
 async def cancelling(client: httpx.AsyncClient, **headers: str) -> AsyncGenerator[dict[str, Any], None]:
     """Whatever is told until the run is Cancelling."""
     async with client.stream("GET", RUNS, headers=headers, timeout=None) as answer, aclosing(told(answer)) as stream:

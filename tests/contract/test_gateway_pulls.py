@@ -52,10 +52,16 @@ class Story:
 
 
 @pytest.fixture
-async def story(gateway, upstream, forge, tmp_path: Path) -> Story:
+def base() -> str | None:
+    """What a pull request is merged into; None is the forge's default branch."""
+    return "main"
+
+
+@pytest.fixture
+async def story(gateway, upstream, forge, tmp_path: Path, base: str | None) -> Story:
     gateway.secrets.give("team-a", "forge", token=TOKEN)
     pull = ResolvedPullRequest(
-        kind=forge.kind, api=forge.url, project=forge.project, base="main", credentials=SecretRef(name="forge")
+        kind=forge.kind, api=forge.url, project=forge.project, base=base, credentials=SecretRef(name="forge")
     )
     operator = Operator(
         gateway, resolved(upstream, delivery=ResolvedDelivery(branch=BRANCH, pull_request=pull, message="Mend it\n\nx"))
@@ -100,6 +106,19 @@ async def test_one_whose_answer_got_lost_is_found_and_not_made_again(story: Stor
     assert await story.deliver() == [PUSHED, ("pull_request", "confirmed")]
     assert len(forge.pulls) == 1
     assert [each["outcome"] for each in await story.records("EFFECT_RECONCILED")] == ["confirmed"]
+
+
+@pytest.mark.rule("W5", "E4")
+@pytest.mark.parametrize("base", [None])
+async def test_one_for_a_default_branch_is_found_also_where_another_has_become_that(
+    story: Story, forge: StandInForge
+) -> None:
+    forge.faults = ["lost"]
+    assert await story.deliver() == [PUSHED, ("pull_request", "unknown")]
+    forge.default = "develop"
+    story.gateway.restart()
+    assert await story.deliver() == [PUSHED, ("pull_request", "confirmed")]
+    assert [pull.base for pull in forge.pulls] == ["main"]
 
 
 @pytest.mark.rule("W5", "E4")
@@ -152,6 +171,18 @@ async def test_what_the_forge_refuses_is_final_and_says_why(story: Story, forge:
     )
     assert await story.deliver() == [PUSHED, ("pull_request", "rejected")]
     assert forge.pulls == []
+
+
+@pytest.mark.rule("T2")
+@pytest.mark.parametrize("fault", ["refused", "down", "busy", "late"])
+async def test_a_forge_that_says_what_it_was_sent_tells_nobody_its_token(
+    story: Story, forge: StandInForge, fault: Any
+) -> None:
+    forge.faults, forge.says = [fault], f"you sent token {TOKEN}"
+    await story.deliver()
+    records = str(await story.operator.records())
+    assert TOKEN not in records + str(await story.operator.state())
+    assert "[the credential]" in records
 
 
 async def test_one_that_somebody_has_opened_is_adopted(story: Story, forge: StandInForge) -> None:

@@ -226,6 +226,40 @@ async def test_a_store_that_takes_no_answers_fails_no_request_and_charges_for_no
     }
 
 
+@STREAMING
+@pytest.mark.rule("B2", "T5")
+@pytest.mark.parametrize("keys", [KEYS, None], ids=["captured", "without keys"])
+async def test_an_answer_that_nobody_can_keep_for_people_is_given_all_the_same(
+    place: Place, monkeypatch: pytest.MonkeyPatch, keys: ContentKeys | None, *, stream: bool
+) -> None:
+    """What was asked had to be kept: nothing was paid for then."""
+    really = place.gateway.deps.blobs.put
+
+    async def full(tenant: str, content: bytes, *rest: Any) -> BlobRef:
+        if b"mend it" not in content:
+            raise StoreUnavailable("S3 is away")
+        return await really(tenant, content, *rest)
+
+    place.gateway.deps = replace(place.gateway.deps, content_keys=keys)
+    place.gateway.restart()
+    operator = await place.run(ANTHROPIC, capture=keys is not None)
+    monkeypatch.setattr(place.gateway.deps.blobs, "put", full)
+    with capture_logs() as logs:
+        answer = await place.ask(ANTHROPIC, stream=stream)
+    assert (answer.status_code, REPLY.text.split()[0] in answer.text) == (200, True)
+    noted = await last(operator, "MODEL_RESPONSE")
+    assert (noted.payload["complete"], noted.attachments) == (True, None)
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["answer_not_kept"]
+    with monkeypatch.context() as away:
+        away.setattr(place.gateway.deps.blobs, "put", lost)
+        refused = await place.ask(ANTHROPIC, stream=stream, temperature=0.5)
+    assert (refused.status_code, len(place.model.log)) == (503, 1)
+
+
+async def lost(*_: Any) -> BlobRef:
+    raise StoreUnavailable("S3 is away")
+
+
 @pytest.mark.rule("J8")
 async def test_it_goes_once_no_recovery_can_ask_for_it(place: Place, clock: StepClock) -> None:
     operator = await place.run(ANTHROPIC)

@@ -128,3 +128,29 @@ async def test_a_result_waits_for_its_approval_over_a_kill_and_is_delivered_once
     assert (await run.ended(process))["phase"] == "Succeeded"
     assert machine.told("APPROVAL_REQUESTED") == machine.told("APPROVAL_DECIDED") == 1
     assert git(machine.repository, "show", f"{BRANCH}:all.txt") == "1"
+
+
+@pytest.mark.rule("T6", "R7", "Q5")
+@pytest.mark.parametrize("word", ["approve", "reject"])
+async def test_a_run_that_was_let_go_while_it_waits_is_answered_without_a_process_and_goes_on_by_that(
+    run: Commanded, word: str
+) -> None:
+    machine = run.machine
+    run.asking({"name": "shell", "before": "ToolCall", "tools": ["bash"]})
+    run.go()
+    process = machine.start()
+    await run.until(lambda: machine.told("APPROVAL_REQUESTED") == 1 or process.poll() is not None)
+    assert (await run.said("pause", "steps", "--id", "p1"))[1]["state"] == "Accepted"  # as a minute without an answer
+    assert (await run.ended(process))["phase"] == "Paused"
+    code, _, err = await run.said("cancel", "steps", "--id", "c1")
+    assert (code, "nobody works on it" in err) == (1, True)
+    argv = (word, "steps", "shell", "--note", "not today", "--id", "a1")
+    code, receipt, err = await run.said(*argv)
+    assert (code, receipt["state"]) == (0, "Done"), err
+    assert "the tool bash is to run: command=" in receipt["message"]
+    assert await run.said(*argv) == (0, receipt, "")
+    assert not (machine.root / "begun").exists()
+    approved = (await run.ended(machine.start()))["phase"] == "Succeeded"
+    assert machine.told("APPROVAL_REQUESTED") == machine.told("APPROVAL_DECIDED") == 1
+    assert approved == (machine.root / "begun").exists() == (word == "approve")
+    assert ("not today" in run.heard()[-1]) == (word == "reject")

@@ -155,6 +155,7 @@ async def test_changes_wake_readers_once_per_run_and_in_order(store: DurableExec
     await admitted(store, "run-1")
     await admitted(store, "run-2")
     first = await store.changes()
+    assert await store.newest_cursor() == first[-1].cursor
     assert [c.run_uid for c in first] == ["run-1", "run-2"]
     assert (first[0].tenant, first[0].name) == ("team-a", "name-run-1")
     cursor = first[-1].cursor
@@ -162,6 +163,7 @@ async def test_changes_wake_readers_once_per_run_and_in_order(store: DurableExec
     for n in range(3):
         await store.append("run-1", 1, [draft(f"r{n}")])
     after = await store.changes(cursor)
+    assert await store.newest_cursor() == after[-1].cursor > cursor
     assert [c.run_uid for c in after] == ["run-1"]
     assert after[0].cursor > cursor
     assert [c.run_uid for c in await store.changes(0)] == ["run-2", "run-1"]

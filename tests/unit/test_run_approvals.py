@@ -188,7 +188,8 @@ def test_a_sandbox_is_let_go_by_the_question_that_it_waits_for_and_comes_back_by
     parked(world)
     assert (world.state.phase, world.plan().message) == (
         RunPhase.PAUSED,
-        "waits for the approval shell: the tool bash is to run",
+        "waits for the approval shell: the tool bash is to run:"
+        " kubectl moorage approve fix shell --question tool:1.0, or reject",
     )
     answer(world, "approved", "tool:1.0")
     settle(world)

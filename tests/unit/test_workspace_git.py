@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from moorage.workspace import errors
 from moorage.workspace.errors import BadUrl, GitFailed, TimedOut, TooLarge, WorkspaceError, classify
 from moorage.workspace.git import Credential, Git
+from moorage.workspace.upstream import Upstream, push
 
 
 @pytest.fixture
@@ -191,6 +193,16 @@ def test_failures_have_names(said, reason):
     assert error.reason == reason
     assert error.advice in str(error)
     assert said in str(error)
+
+
+async def test_what_a_remote_says_of_a_push_is_told_without_the_password(fake):
+    secret = Credential("ada", "s3cret/x")
+    basic = b64encode(b"ada:s3cret/x").decode()
+    said = f"!\\tHEAD:refs/heads/x\\t[remote rejected] (you sent s3cret/x, s3cret%2Fx, Basic {basic})\\n"
+    git = fake(f"printf '%b' '{said}'; exit 1")
+    outcome = await push(git, Upstream("https://git.example/x.git", None, secret), "0" * 40, "x", None)
+    assert outcome.kind == "rejected"
+    assert "(you sent ***, ***, Basic ***)" in outcome.message
 
 
 def test_every_error_says_what_to_do():

@@ -1,4 +1,6 @@
-"""The past of this machine's runs, and the present of those that other processes push on: reading, and no more."""
+"""The past of this machine's runs, and the present of those that other processes push on: reading, and people's words
+to them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from moorage.api.commands import CommandRequest, Receipt
+from moorage.api.runcommand import APPROVALS
 from moorage.app import interrupted
 from moorage.app.inprocess import InProcess
 from moorage.app.interrupted import Interrupted
@@ -122,15 +125,27 @@ class Past:
             return owners.living(uid)
 
     async def command(self, uid: str, asked: CommandRequest) -> Receipt:
-        """See the port. Of an ended run the gateway of this process knows all that there is to know."""
-        while (owner := await self._owner(uid)) is not None:
+        """See the port. Of an ended run the gateway of this process knows all that there is to know, and an answer to a
+        question needs nobody who works on the run: it waits in the journal for who goes on with it.
+        """
+        owners = Owners(self.state / "owners")
+        while True:
+            async with owners.alone():  # nobody begins to work on it meanwhile
+                if not owners.alive(uid):
+                    return await self._here(uid, asked)
+                owner = owners.living(uid)
+            if owner is None:
+                raise OwnerSilent("a process is about to work on it", "try again in a moment")
             try:
                 return await _by_owner(owner, uid, asked)
             except GatewayAway as error:
                 if await self._owner(uid) == owner:
                     why = f"the process {owner.pid}, which works on it, doesn't answer: {error.message}"
                     raise OwnerSilent(why, "try again in a moment") from None
-        if (row := await self.kept.store.get(uid)).pending:
+
+    async def _here(self, uid: str, asked: CommandRequest) -> Receipt:
+        """By the gateway of this process, where nobody works on the run."""
+        if (row := await self.kept.store.get(uid)).pending and asked.type not in APPROVALS:
             how = "is paused" if row.status is ExecutionStatus.PAUSED else "was interrupted"
             why = f"{row.name} {how}: nobody works on it, so that nobody hears this"
             raise RunRefused(why, "`moorage run -f` of its manifest goes on with it; `moorage doctor` names that")

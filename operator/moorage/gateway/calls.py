@@ -17,7 +17,6 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-import httpx
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -34,7 +33,7 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Condition, Overtaken, Run
-from moorage.gateway.outward import Lost, Outgoing, Unreached, unreachable
+from moorage.gateway.outward import Heard, Lost, Outgoing, Unreached, unreachable
 from moorage.gateway.reading import Passed, Passing, Toll
 from moorage.gateway.sending import Came, Effect, Sending
 from moorage.gateway.underway import UnderWay
@@ -91,13 +90,14 @@ class Calls:
         with contextlib.ExitStack() as until_read:
             until_read.enter_context(self._under_way.here(effect.effect_id))
             await self._mean(caller, effect, demand.asked)
-            answer = await self._answered(run, effect, watch)
-            headers = returned(answer.headers) | {EFFECT_HEADER: effect.effect_id}
+            heard = await self._answered(run, effect, watch)
+            answer, credential = heard.answer, heard.credential
+            headers = returned(answer.headers, credential=credential) | {EFFECT_HEADER: effect.effect_id}
             passing = until_read.enter_context(self._gate.judge.carrying(run))
             noted = partial(self._read_ended, run, effect, answer.status_code, until_read.pop_all())
             return Passing(answer, headers, watch, Toll(passing, noted), self._gate.deps.log)
 
-    async def _answered(self, run: Run, effect: Effect, watch: Watch) -> httpx.Response:
+    async def _answered(self, run: Run, effect: Effect, watch: Watch) -> Heard:
         try:
             return await watch.read(self._sending.send(run, effect))
         except (Unreached, Lost) as error:

@@ -18,6 +18,7 @@ from moorage.store.blobs import BlobStore, reference
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreUnavailable
 
 NO_KEYS = ContentKeys(())
+Note = Callable[[BlobRef | None], Awaitable[None]]
 
 
 class ContentLost(Exception):
@@ -34,27 +35,38 @@ class Contents:
         """Whether people can read what is kept."""
         return captured or self._keys is None
 
-    async def noted(
-        self, tenant: str, content: bytes, note: Callable[[BlobRef | None], Awaitable[None]], *, captured: bool
-    ) -> None:
+    async def noted(self, tenant: str, content: bytes, note: Note, *, captured: bool, paid: bool = False) -> None:
         """`note` appends the record that names it. What people read is durable before that is (J8). What only a
-        recovery reads is written at the same time, and may fail to be: then the recovery asks the model again. Raise
-        what `note` raises, and StoreUnavailable where people's content can't be kept; nothing is noted then.
+        recovery reads is written at the same time, and may fail to be: then the recovery asks the model again. `paid`:
+        it is an answer, noted also where nobody can keep it. Raise what `note` raises, and StoreUnavailable where
+        people's content that isn't paid for can't be kept; nothing is noted then.
         """
         if not content:
             await note(None)
         elif self._keys is None or captured:
-            await note(await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE))
+            await note(await self._readably(tenant, content, paid=paid))
         else:
             held = self._keys.encrypt(tenant, content, token_bytes(NONCE_BYTES))
             await _both(note(reference(held, Privacy.CONTENT, Retention.REPLAY)), self._kept(tenant, held))
+
+    async def _readably(self, tenant: str, content: bytes, *, paid: bool) -> BlobRef | None:
+        try:
+            return await self._blobs.put(tenant, content, Privacy.CONTENT, Retention.ERASABLE)
+        except StoreUnavailable as error:
+            if not paid:
+                raise
+            self._missed(tenant, content, error)
+            return None
 
     async def _kept(self, tenant: str, held: bytes) -> None:
         """For a recovery. What is under way may have left and be paid for: a store that is away must not end it."""
         try:
             await self._blobs.put(tenant, held, Privacy.CONTENT, Retention.REPLAY)
         except StoreUnavailable as error:
-            self._log.warning("answer_not_kept", tenant=tenant, bytes=len(held), why=str(error))
+            self._missed(tenant, held, error)
+
+    def _missed(self, tenant: str, content: bytes, error: StoreUnavailable) -> None:
+        self._log.warning("answer_not_kept", tenant=tenant, bytes=len(content), why=str(error))
 
     async def read(self, tenant: str, ref: BlobRef) -> bytes:
         """What was kept. Raise ContentLost, StoreUnavailable."""

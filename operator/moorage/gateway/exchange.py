@@ -113,9 +113,9 @@ class Exchange:
             return self._unreached(told, hopeless=isinstance(error, httpx.TimeoutException) and told.billed)
         self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
         told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
-        headers = returned(answer.headers, decoded=True) | self._left(model)
+        headers = returned(answer.headers, decoded=True, credential=credential) | self._left(model)
         if told.good and told.content_type.startswith(EVENT_STREAM):
-            return await self._streamed(answer, told, headers)
+            return await self._streamed(answer, told, headers, credential)
         return await self._whole(answer, told, headers, credential)
 
     def _left(self, model: ResolvedModel) -> dict[str, str]:
@@ -195,11 +195,11 @@ class Exchange:
     # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _streamed(
-        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str]
+        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
     ) -> Response | Unanswered:
         """Once its first event is there: until then another try may follow this one, and nobody knows of either."""
         unread = Unread(self._limit)
-        reading = asyncio.create_task(self._read(answer, told, unread))
+        reading = asyncio.create_task(self._read(answer, told, unread, credential))
         reading.add_done_callback(lambda _: unread.end())
         try:
             begun = await unread.beginning()
@@ -232,8 +232,12 @@ class Exchange:
         finally:
             await _stopped_reading(reading)
 
-    async def _read(self, answer: httpx.Response, told: Answered, unread: Unread) -> None:
-        """Read events as they come; what ends the answer waits for its record. Raise Cut where it has no end."""
+    async def _read(
+        self, answer: httpx.Response, told: Answered, unread: Unread, credential: Mapping[str, str]
+    ) -> None:
+        """Read events as they come; what ends the answer waits for its record. Raise Cut where it has no end, and where
+        it begins with a refusal, from which the credential is left out.
+        """
         passing = Passing(self._protocol, self._limit, altered=self._ask.sent is not self._ask.body)
         noted, problem = False, "EndedEarly"
         try:
@@ -244,7 +248,7 @@ class Exchange:
                         noted = True
                         await self._note_answer(told, passing.reading)
                     if passing.reading.error and not unread.begun:
-                        problem = FAILED
+                        problem, self._kept = FAILED, self._kept.without(credential)
                         break
                     if piece:
                         reached(Point.MODEL_STREAM)
@@ -379,7 +383,7 @@ class Exchange:
         wanted = not self._kept.over and (payload["complete"] or self._readable)  # nothing else is given again
         content = self._kept.content() if wanted else b""
         try:
-            await self._gate.contents.noted(run.tenant, content, note, captured=self._captured)
+            await self._gate.contents.noted(run.tenant, content, note, captured=self._captured, paid=True)
         except RunSealed:
             self._gate.deps.log.warning("model_answer_after_the_release", run_uid=run.uid)
 

@@ -14,6 +14,7 @@ from typing import Any
 from moorage.core.effects.calls import Answer, Call
 from moorage.core.effects.http import KIND as HTTP
 from moorage.core.effects.levels import Level
+from moorage.core.effects.pulls import KIND as PULL
 from moorage.core.journal.record import BlobRef, Record, RecordType, content_of
 from moorage.core.models.prices import Reserve
 from moorage.core.run.reducer import add_usage
@@ -105,6 +106,7 @@ class Facts:
     senders: tuple[Sender, ...] = ()  # of effects that aren't closed
     failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
+    into: str | None = None  # the branch that the last pull request was meant for
     days: Mapping[int, Usage] = field(default_factory=lambda: MappingProxyType({}))  # B3: what models took
     tools: tuple[str, ...] = ()  # calls of this iteration that were asked for and have no result yet
 
@@ -169,6 +171,8 @@ def _intent(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
     f = _sent_by(f, p)
     if p.get("kind") == HTTP:
         return _called(f, r, p)
+    if p.get("kind") == PULL:
+        return replace(f, into=p.get("base", f.into))
     if "commit" not in p:
         return f
     intent = Intent(p["effect_id"], p["commit"], p["branch"], p.get("old"))

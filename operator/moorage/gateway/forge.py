@@ -14,6 +14,7 @@ from moorage.gateway.addresses import is_http, leads_to_metadata
 from moorage.gateway.credentials import FORGE_KEYS, demand_header_value, unfit
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import GatewayDeps
+from moorage.gateway.headers import without
 from moorage.gateway.outward import NEVER_LEFT, Lost, Unreached
 from moorage.gateway.ports import SecretMissing
 
@@ -80,14 +81,15 @@ class ForgeClient:
         url = f"{self._asked.api}{path}"
         if not is_http(url) or await leads_to_metadata(url):
             raise Refused(0, f"{self._asked.api} is no address that a forge may have")
-        headers = {"accept": "application/json", "user-agent": "moorage", **await self._credential()}
+        credential = await self._credential()
+        headers = {"accept": "application/json", "user-agent": "moorage", **credential}
         if body is not None:
             headers["content-type"] = "application/json"
         try:
             async with self._deps.http.stream(
                 method, url, headers=headers, content=body, timeout=TIMEOUT_S, follow_redirects=False
             ) as answer:
-                return judged(answer.status_code, await _bounded(answer))
+                return judged(answer.status_code, without(await _bounded(answer), credential))
         except NEVER_LEFT as error:
             raise Unreached(f"{self._asked.api} can't be reached ({type(error).__name__})") from None
         except httpx.HTTPError as error:

@@ -56,6 +56,8 @@ class Kept:
 
     def without(self, credential: Mapping[str, str]) -> Kept:
         """The same, that credential left out."""
+        if not credential:
+            return self
         kept = Kept(self._limit)
         kept.add(without(self.content(), credential))
         kept.over = kept.over or self.over

@@ -163,7 +163,8 @@ class ModelRoom:
             why = f"the model provider can't be reached ({type(error).__name__})"
             raise Refusal(why, status=502, reason="ProviderUnreachable") from None
         kind = answer.headers.get("content-type", JSON)
-        return Response(kept.content(), answer.status_code, returned(answer.headers, decoded=True), kind)
+        headers = returned(answer.headers, decoded=True, credential=credential)
+        return Response(kept.without(credential).content(), answer.status_code, headers, kind)
 
     async def models(self, request: Request) -> Response:
         """The models that the run may use, as its provider would list them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -32,6 +32,14 @@ def unreachable(why: str) -> Refusal:
 
 class Lost(Exception):
     """It was sent, at least in part, and no answer came."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An answer, its body still to come; the credential that had gone out, which no answer shall tell on."""
+
+    answer: httpx.Response
+    credential: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -100,16 +108,15 @@ class Outward:
         except Unreached as error:
             raise unreachable(str(error)) from None
 
-    async def send(self, run: Run, entry: ResolvedEgress, outgoing: Outgoing, key: str | None = None) -> httpx.Response:
-        """The answer, its body still to come. `key` goes into the key header. Raise Unreached, Lost, Refusal."""
-        added = await self.credential(run, entry)
-        if key is not None:
-            added[entry.key_header.lower()] = key
+    async def send(self, run: Run, entry: ResolvedEgress, outgoing: Outgoing, key: str | None = None) -> Heard:
+        """What the host says. `key` goes into the key header. Raise Unreached, Lost, Refusal."""
+        credential = await self.credential(run, entry)
+        added = credential if key is None else credential | {entry.key_header.lower(): key}
         why = f"{entry.host} has no address"
         for address in await self.addresses(entry):
             request = self._request(entry, outgoing, address, outgoing.headers | added)
             try:
-                return await self._deps.http.send(request, stream=True)
+                return Heard(await self._deps.http.send(request, stream=True), credential)
             except NEVER_LEFT as error:
                 why = f"{entry.host} can't be reached ({type(error).__name__})"
             except httpx.HTTPError as error:

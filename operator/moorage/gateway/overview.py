@@ -108,7 +108,7 @@ class OverviewRoom:
     async def _events(self, namespace: str, cursor: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
         told = Told(self._now)
         if cursor < 0:
-            cursor = await self._last_change()  # before the list: what changes meanwhile is told again
+            cursor = await self._store.newest_cursor()  # before the list: what changes meanwhile is told again
             for row in await self._store.list_pending(namespace):
                 yield await told.event(row.run_uid)
             yield Event(StreamKind.READY, b"{}", cursor).encoded()
@@ -128,12 +128,6 @@ class OverviewRoom:
                 heard = self._clock.monotonic_ms()
                 for uid in sorted(told.spending):  # rates fall where nothing happens
                     yield await told.event(uid)
-
-    async def _last_change(self) -> int:
-        cursor = 0
-        while page := await self._store.changes(cursor):
-            cursor = page[-1].cursor
-        return cursor
 
     async def _now(self, uid: str) -> RunNow:
         try:

@@ -115,7 +115,7 @@ class PullRequests:
             return
         try:
             forge, commit = self._client(run, asked), run.state.proposal.commit if run.state.proposal else None
-            base = asked.base or await forge.default_branch()
+            base = run.facts.into or asked.base or await forge.default_branch()
             there = await forge.find(delivery.branch, base, of=commit)
         except FAILURES as error:
             await self._unanswered(run, effect, _trouble(error))

@@ -16,7 +16,7 @@ from moorage.gateway.gate import GatewayDeps
 from moorage.gateway.headers import returned
 from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
-from moorage.gateway.outward import Lost, Outgoing, Outward, Unreached
+from moorage.gateway.outward import Heard, Lost, Outgoing, Outward, Unreached
 from moorage.points import Point, reached
 from moorage.store.peers import Peers
 
@@ -77,8 +77,8 @@ class Sending:
         await self._outward.credential(run, entry)
         await self._outward.demand_addresses(entry)
 
-    async def send(self, run: Run, effect: Effect) -> httpx.Response:
-        """One time; the answer's body is still to come. Raise Unreached, Lost."""
+    async def send(self, run: Run, effect: Effect) -> Heard:
+        """One time. Raise Unreached, Lost."""
         reached(Point.EGRESS_BEFORE)
         demand_still(self._peers, effect.gateway)
         key = effect.key if effect.level is Level.KEYED else None
@@ -107,16 +107,16 @@ class Sending:
 
     async def _once(self, run: Run, effect: Effect) -> Came:
         try:
-            answer = await self.send(run, effect)
+            heard = await self.send(run, effect)
         except Unreached as error:
             return Came("not_dispatched", str(error))
         except Lost as error:
             return Came(http.unanswered(effect.level), str(error))
-        return await self._read(answer, effect.level)
+        return await self._read(heard, effect.level)
 
-    async def _read(self, answer: httpx.Response, level: Level) -> Came:
+    async def _read(self, heard: Heard, level: Level) -> Came:
         """The status decides, also where the body is cut."""
-        kept, problem = Kept(self._settings.max_content_bytes), ""
+        answer, kept, problem = heard.answer, Kept(self._settings.max_content_bytes), ""
         try:
             async for chunk in answer.aiter_raw():
                 kept.add(chunk)
@@ -124,11 +124,12 @@ class Sending:
             problem = f", its body was cut ({type(error).__name__})"
         finally:
             await answer.aclose()
+        kept = kept.without(heard.credential)
         return Came(
             http.outcome(answer.status_code, level),
             f"status {answer.status_code}{problem}",
             answer.status_code,
-            returned(answer.headers),
+            returned(answer.headers, credential=heard.credential),
             answer.headers.get("content-type", ""),
             b"" if kept.over else kept.content(),
             whole=not problem and not kept.over,

@@ -209,6 +209,10 @@ class MemoryStore:
             for r in changed[:limit]
         ]
 
+    async def newest_cursor(self) -> int:
+        """See the port."""
+        return max((run.cursor for run in self._runs.values()), default=0)
+
     async def referenced_blobs(self, tenant: str) -> set[str]:
         """See the port."""
         runs = [run for run in self._runs.values() if run.row.tenant == tenant]

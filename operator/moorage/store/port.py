@@ -290,6 +290,9 @@ class DurableExecutionStore(Protocol):
         Cursors rise over all runs. A run that changes again moves to the end: readers are told that, not how often.
         """
 
+    async def newest_cursor(self) -> int:
+        """Return the cursor of the latest change of all; 0 where there was none."""
+
     async def referenced_blobs(self, tenant: str) -> set[str]:
         """Return the SHA-256 of every blob that a record or a kept push of this tenant needs (J8)."""
 

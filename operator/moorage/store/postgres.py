@@ -255,6 +255,10 @@ class PostgresStore:
         """See the port."""
         return await self._reader.read(lambda db: sql.changes(db, after, limit))
 
+    async def newest_cursor(self) -> int:
+        """See the port."""
+        return await self._reader.read(sql.newest_cursor)
+
     async def referenced_blobs(self, tenant: str) -> set[str]:
         """See the port."""
         return await self._reader.read(lambda db: sql.referenced_blobs(db, tenant))

@@ -334,6 +334,12 @@ async def changes(db: Db, after: int, limit: int) -> list[Change]:
     return [Change(cursor=cursor, tenant=tenant, name=name, run_uid=uid) for cursor, tenant, name, uid in rows]
 
 
+async def newest_cursor(db: Db) -> int:
+    """Return the cursor of the latest change."""
+    found = await (await db.execute("SELECT coalesce(max(change_cursor), 0) FROM executions")).fetchone()
+    return int(found[0]) if found else 0
+
+
 async def referenced_blobs(db: Db, tenant: str) -> set[str]:
     """Return the blobs that a tenant's records and kept pushes need."""
     found = await db.execute(

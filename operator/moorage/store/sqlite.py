@@ -244,6 +244,10 @@ class SqliteStore:
         """See the port."""
         return self._read(lambda: sqlite_rows.changes(self._db, after, limit))
 
+    async def newest_cursor(self) -> int:
+        """See the port."""
+        return self._read(lambda: sqlite_rows.newest_cursor(self._db))
+
     async def referenced_blobs(self, tenant: str) -> set[str]:
         """See the port."""
         return self._read(lambda: sqlite_rows.referenced_blobs(self._db, tenant))

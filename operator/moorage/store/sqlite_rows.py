@@ -230,6 +230,12 @@ def changes(db: Db, after: int, limit: int) -> list[Change]:
     return [Change(cursor=cursor, tenant=tenant, name=name, run_uid=uid) for cursor, tenant, name, uid in rows]
 
 
+def newest_cursor(db: Db) -> int:
+    """Return the cursor of the latest change."""
+    cursor: int = db.execute("SELECT coalesce(max(change_cursor), 0) FROM executions").fetchone()[0]
+    return cursor
+
+
 def referenced_blobs(db: Db, tenant: str) -> set[str]:
     """Return the blobs that a tenant's records and kept pushes need."""
     rows = db.execute(

@@ -68,7 +68,8 @@ class _Cut(Response):
 @dataclass
 class StandInForge:
     """One repository `project` at a forge of that kind. `faults` befall the next requests that make a pull request, one
-    after the other; `asked` are all requests, as method and path.
+    after the other; `asked` are all requests, as method and path. `says`: more words of its refusals. `default`: its
+    default branch.
     """
 
     kind: Kind
@@ -78,6 +79,8 @@ class StandInForge:
     pulls: list[Made] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    says: str = ""
+    default: str = "main"
     url: str = ""
 
     @contextlib.asynccontextmanager
@@ -96,7 +99,7 @@ class StandInForge:
         project = f"/projects/{self.project}" if self.kind == "gitlab" else f"/repos/{self.project}"
         pulls = f"{project}/{'merge_requests' if self.kind == 'gitlab' else 'pulls'}"
         if path == project:
-            return JSONResponse({"default_branch": "main"})
+            return JSONResponse({"default_branch": self.default})
         if path != pulls:
             return JSONResponse({"message": "Not Found"}, 404)
         return self._list(request) if request.method == "GET" else self._make(await request.json())
@@ -123,11 +126,14 @@ class StandInForge:
     def _make(self, asked: Mapping[str, Any]) -> Response:
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None and fault not in DONE:
-            return JSONResponse({"message": fault}, STATUSES[fault])
+            return self._refused(fault)
         answer = self._made(asked)
         if fault == "lost":
             return _Cut()
-        return JSONResponse({"message": fault}, STATUSES[fault]) if fault else answer
+        return self._refused(fault) if fault else answer
+
+    def _refused(self, fault: Fault) -> Response:
+        return JSONResponse({"message": f"{fault} {self.says}".strip()}, STATUSES[fault])
 
     def open_by_hand(self, head: str, base: str, title: str) -> Response:
         """A person's own request, past all faults."""

@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import tempfile
+from base64 import b64encode
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,8 +53,9 @@ class Credential:
     password: str = field(repr=False)
 
     def scrub(self, text: str) -> str:
-        """The text without the password, also as a URL would write it."""
-        for secret in {self.password, quote(self.password, safe=""), quote(self.password)}:
+        """The text without the password, also as a URL or a header would write it."""
+        basic = b64encode(f"{self.username}:{self.password}".encode()).decode()
+        for secret in (basic, self.password, quote(self.password, safe=""), quote(self.password)):
             if secret:
                 text = text.replace(secret, "***")
         return text
@@ -139,7 +141,7 @@ class Git:
                         yield chunk
                     code = await process.wait()
                 if code:
-                    raise classify(self._scrub(await errors))
+                    raise classify(self.scrub(await errors))
             except TimeoutError:
                 raise TimedOut(f"git {_verb(args)}: {self.timeout:.0f} s") from None
             finally:
@@ -176,7 +178,7 @@ class Git:
                     raise TooLarge(f"over {self.limit} bytes")
                 return Output(0, data, "", truncated=True)
             code = await process.wait()
-            said = self._scrub(await errors)
+            said = self.scrub(await errors)
             if feeder.done() and not feeder.cancelled() and (failure := feeder.exception()):
                 raise failure
             return Output(code, data, said)
@@ -185,7 +187,8 @@ class Git:
             errors.cancel()
             await asyncio.gather(errors, feeder, return_exceptions=True)
 
-    def _scrub(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
+        """What the other end says, without the credential that it was given."""
         return self.credential.scrub(text) if self.credential else text
 
     @contextlib.contextmanager

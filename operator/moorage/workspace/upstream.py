@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -160,12 +161,13 @@ async def push(git: Git, upstream: AnyUpstream, commit: str, branch: str, expect
     ref = HEADS + check_branch(branch)
     lease = f"--force-with-lease={ref}:{expected_old or ''}"
     try:
-        out = await upstream.reach(git).run(
+        there = upstream.reach(git)
+        out = await there.run(
             "push", "--porcelain", "--no-verify", lease, *upstream.address("push"), f"{commit}:{ref}", ok=(0, 1, 128)
         )
     except WorkspaceError as failure:
         return PushOutcome(PushKind.UNKNOWN, branch, expected_old, commit, failure.reason, str(failure))
-    kind, error = judge(out, expected_old)
+    kind, error = judge(replace(out, stdout=os.fsencode(there.scrub(out.text))), expected_old)
     return PushOutcome(kind, branch, expected_old, commit, error.reason if error else "", str(error) if error else "")
 
 

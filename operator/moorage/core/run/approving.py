@@ -56,6 +56,13 @@ def parked_for(pending: Consent) -> str:
     return f"waits for the approval {pending.name}: {pending.subject}"
 
 
+def held_for(spec: ResolvedRun, pending: Consent) -> str:
+    """What lets one go on that stands still. Nobody keeps a process for it on a user's own machine."""
+    local = _is_local(spec)
+    then = "; then run its manifest again" if local else ""
+    return f"{parked_for(pending)}: {_to_answer(local, spec.name, pending)}{then}"
+
+
 def _given_up(pending: Consent) -> Report:
     said = {"key": pending.key, "outcome": REJECTED, "by": TIMEOUT, "reason": NOBODY}
     return report(RecordType.APPROVAL_DECIDED, said, pending.key)
@@ -79,15 +86,25 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
         if consent is None:
             return Plan(actions=(_asking(approval, proposal, now),), requeue_ms=1)
         if consent.pending:
-            return Plan(reason="AwaitingApproval", message=told(o.name, consent), requeue_ms=due(s, now))
+            return Plan(reason="AwaitingApproval", message=told(o, consent), requeue_ms=due(s, now))
         if consent.status != APPROVED:
             return Plan(actions=(_refused(approval, consent, proposal),), requeue_ms=1)
     return None
 
 
-def told(run: str, consent: Consent) -> str:
-    """What is waited for, and what to do. The command says which question it answers: another may wait by then."""
-    return f"{consent.subject}: kubectl moorage approve {run} {consent.name} --question {consent.key}, or reject"
+def told(o: Observed, consent: Consent) -> str:
+    """What is waited for, and what to do."""
+    return f"{consent.subject}: {_to_answer(_is_local(o.spec), o.name, consent)}"
+
+
+def _to_answer(local: bool, run: str, consent: Consent) -> str:
+    """The command says which question it answers: another may wait by then."""
+    program = "moorage" if local else "kubectl moorage"
+    return f"{program} approve {run} {consent.name} --question {consent.key}, or reject"
+
+
+def _is_local(spec: ResolvedRun | None) -> bool:
+    return spec is not None and spec.placement == "local"
 
 
 def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:

@@ -16,7 +16,7 @@ from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
-from moorage.core.run.approving import parked_for
+from moorage.core.run.approving import held_for
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
@@ -210,7 +210,7 @@ def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int
         return None if pause.widened or pause.widened_by(higher) else _unraised(spec, pause)
     if pause.reason == PauseReason.APPROVAL:
         pending = parking(s.consents)
-        return Hold(pause.reason, parked_for(pending)) if pending is not None else None
+        return Hold(pause.reason, held_for(spec, pending)) if pending is not None else None
     return Hold(pause.reason, pause.message)
 
 
