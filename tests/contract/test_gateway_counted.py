@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tests.gateway_script import ok, result
 from tests.model_place import (
     ANTHROPIC,
     PRICES,
@@ -55,6 +56,18 @@ async def test_who_is_gone_when_the_turn_comes_asks_nothing(place: Place) -> Non
     payload = (await last(operator, "MODEL_RESPONSE")).payload
     assert (payload["status"], payload["problem"], payload["usage"]) == (0, "ProviderBusy", {})
     assert (await place.ask(ANTHROPIC)).status_code == 200, "its turn was given back"
+
+
+@pytest.mark.rule("I5", "X2")
+async def test_what_an_agent_has_left_behind_asks_no_model_once_it_has_ended(place: Place) -> None:
+    operator = await place.run(ANTHROPIC)
+    assert (await place.ask(ANTHROPIC)).status_code == 200
+    ended = {"outcome": "completed", "reason": "Completed", "exit_code": 0, "commit": None}
+    await ok(await place.client().post("/v1/self/result", json=result(None, **ended)))
+    answer = await place.ask(ANTHROPIC, temperature=1)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
+    assert answer.json()["error"]["message"].startswith("NotAtWork: no agent is at work here")
+    assert len(place.model.log) == (await operator.types()).count("MODEL_REQUEST") == 1
 
 
 @pytest.mark.rule("B2")

@@ -13,7 +13,7 @@ import pytest
 from tests.store_script import draft, new
 from tests.workspace_place import KEY, RUN
 
-from moorage.api.wire import ResolvedDelivery
+from moorage.api.wire import ResolvedAgent, ResolvedDelivery
 from moorage.core.journal.chain import Intact
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import replay
@@ -22,6 +22,7 @@ from moorage.store.errors import StoreUnavailable
 from moorage.store.port import PAGE_BYTES, ExecutionStatus
 from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
+from moorage.testing.models import Reply, Script
 from moorage.testing.postgres import PostgresServer
 from moorage.testing.trees import git
 from moorage.testing.world import World
@@ -33,6 +34,28 @@ RECORDS = 3 * PAGE_BYTES // SIZE  # a scan asks the database three times
 STEP = """
 import json, pathlib, time
 print(json.dumps({"moorage": {"event": "iteration"}}), flush=True)
+while not pathlib.Path("../go").exists():
+    time.sleep(0.05)
+"""
+SPENDER = """
+import itertools, json, os, signal, urllib.request
+for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(each, signal.SIG_IGN)
+for number in itertools.count():
+    said = {"role": "user", "content": f"and {number}?"}
+    body = json.dumps({"model": "scripted", "max_tokens": 100, "messages": [said]}).encode()
+    door = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+    asked = urllib.request.Request(door, body, {"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(asked, timeout=30).read()
+    except OSError:
+        pass
+"""
+LEAVING = """
+import pathlib, subprocess, sys, time
+quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+subprocess.Popen([sys.executable, "-c", SPENDER], start_new_session=True, **quiet)
+pathlib.Path("b.txt").write_text("new")
 while not pathlib.Path("../go").exists():
     time.sleep(0.05)
 """
@@ -97,6 +120,29 @@ async def test_a_cancel_ends_its_run_and_no_other_of_the_same_definition(world: 
     state = await other.state()
     assert (state["phase"], state["cancel_stage"]) == ("Verifying", None)
     assert [kind for kind in await other.types() if kind.startswith("CANCEL_")] == []
+
+
+@pytest.mark.rule("X2", "I5", "B3")
+@pytest.mark.parametrize("end", ["cancel", "its own"])
+async def test_what_an_ended_agent_leaves_behind_spends_nothing_more(tmp_path: Path, end: str) -> None:
+    """A daemon of the agent's goes on asking the model, whatever it is told, until it is gone."""
+    settings = GatewaySettings(cancel_grace_ms=1_000)
+    async with World(tmp_path, script=Script(replies=(Reply(text="more"),)), settings=settings) as world:
+        assert world.model is not None
+        script = f"SPENDER = {SPENDER!r}\n{LEAVING}"
+        agent = ResolvedAgent(driver="command", command=python(script), model=world.scripted())
+        run = await world.admit(agent=agent)
+        sandbox = await run.start()
+        await run.until("MODEL_RESPONSE", 2)
+        if end == "cancel":
+            await run.report("CANCEL_REQUESTED", {"reason": "user"})
+        else:
+            (run.volume / "go").touch()
+        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        assert sandbox.left() == []
+        types = await run.types()
+        assert "MODEL_REQUEST" not in types[types.index("CANCEL_REQUESTED" if end == "cancel" else "AGENT_FINISHED") :]
+        assert 2 <= len(world.model.log) <= types.count("MODEL_REQUEST")
 
 
 @pytest.mark.rule("P4", "S1")

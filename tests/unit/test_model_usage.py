@@ -100,6 +100,29 @@ TABLE = {
         2_306,
         3_348,
     ),
+    # 2006-1920-80 = 6; 6*3 + 1920*0.3 + 80*3.75 + 300*15 = 18 + 576 + 300 + 4500, as those tell it that pass on others
+    "chat, a cache that is written to": (
+        openai_chat,
+        SONNET,
+        {
+            "prompt_tokens": 2_006,
+            "prompt_tokens_details": {"cached_tokens": 1_920, "cache_write_tokens": 80},
+            "completion_tokens": 300,
+            "completion_tokens_details": {"reasoning_tokens": 256},
+        },
+        (6, 300, 1_920, 80, 0, 256),
+        2_306,
+        5_394,
+    ),
+    # all 10 are written; 10*3.75 = 37.5
+    "responses, more written than asked": (
+        openai_responses,
+        SONNET,
+        {"input_tokens": 10, "input_tokens_details": {"cache_write_tokens": 99}, "output_tokens": 0},
+        (0, 0, 0, 10, 0, 0),
+        10,
+        38,
+    ),
     # 8*1.25 + 2*10 = 30
     "chat, without details": (
         openai_chat, CODEX, {"prompt_tokens": 8, "completion_tokens": 2}, (8, 2, 0, 0, 0, 0), 10, 30,
@@ -174,12 +197,12 @@ PRICE = st.integers(min_value=0, max_value=10**9)
 PRICES = st.builds(ResolvedPrices, input=PRICE, output=PRICE, cache_read=PRICE, cache_write=PRICE, cache_write_1h=PRICE)
 
 
-@given(COUNT, COUNT, COUNT, COUNT)
-def test_openais_shapes_lose_and_double_nothing(asked: int, cached: int, said: int, thought: int) -> None:
+@given(COUNT, COUNT, COUNT, COUNT, COUNT)
+def test_openais_shapes_lose_and_double_nothing(asked: int, cached: int, written: int, said: int, thought: int) -> None:
     vector = openai_responses(
         {
             "input_tokens": asked,
-            "input_tokens_details": {"cached_tokens": cached},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": said,
             "output_tokens_details": {"reasoning_tokens": thought},
         }

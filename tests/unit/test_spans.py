@@ -17,7 +17,7 @@ from moorage.telemetry.metrics import GatewayMetrics
 from moorage.telemetry.spans import Named, Span, Weaver, woven
 from moorage.telemetry.tracing import MAX_WAITING, Tracer, Unread
 
-RUN = Named("team-a", "fix-login", "u-1", "s-1", "codex")
+RUN = Named("team-a", "fix-login", "u-1", "s-1", "codex", "openai-responses", "m-1")
 ASKED = {"protocol": "openai-responses", "model": "m-1", "iteration": 1, "stream": True}
 USAGE = {"input_tokens": 5, "cache_read_tokens": 90, "cache_write_tokens": 5, "output_tokens": 7}
 
@@ -77,6 +77,34 @@ def test_input_tokens_of_a_chat_include_what_was_cached() -> None:
     assert told["gen_ai.usage.cache_read.input_tokens"] == 90
     assert (told["gen_ai.operation.name"], told["gen_ai.provider.name"]) == ("chat", "openai")
     assert told["gen_ai.response.finish_reasons"] == ("end_turn",)
+
+
+REQUIRED = {
+    "invoke_agent codex": {
+        "gen_ai.operation.name",
+        "gen_ai.provider.name",
+        "gen_ai.request.model",
+        "gen_ai.agent.name",
+    },
+    "chat m-1": {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.conversation.id"},
+    "execute_tool bash": {"gen_ai.operation.name", "gen_ai.tool.name", "gen_ai.tool.type", "gen_ai.tool.call.id"},
+}
+
+
+@pytest.mark.rule("H1")
+def test_each_operation_has_what_its_convention_requires() -> None:
+    spans = named(list(woven(RUN, iter(whole()))))
+    for name, required in REQUIRED.items():
+        told = spans[name].attributes
+        assert required <= told.keys()
+        assert (told["gen_ai.operation.name"], spans[name].client) == (name.split()[0], name.startswith("chat"))
+    assert spans["chat m-1"].attributes["gen_ai.request.stream"] is True
+
+
+def test_an_agent_without_a_model_names_no_provider() -> None:
+    alone = Named("team-a", "fix-login", "u-1", "s-1", "command")
+    told = named(list(woven(alone, iter(whole()))))["invoke_agent command"].attributes
+    assert not {"gen_ai.provider.name", "gen_ai.request.model"} & told.keys()
 
 
 def test_an_error_is_a_short_reason_and_success_none() -> None:

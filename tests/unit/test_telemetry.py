@@ -4,12 +4,15 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from moorage.core.run.state import Usage
-from moorage.telemetry.attributes import Operation, span_name, usage_attributes
+from moorage.telemetry.attributes import Attribute, Operation, span_name, usage_attributes
 from moorage.telemetry.logs import REDACTED, TALKATIVE, Key, clean, is_secret, scrub, start_logging
 from moorage.telemetry.metrics import GatewayMetrics, OperatorMetrics
+from moorage.telemetry.spans import PROVIDERS
 
 
 @pytest.fixture(autouse=True)
@@ -119,14 +122,25 @@ def test_long_values_and_deep_values_are_bounded() -> None:
 
 @pytest.mark.rule("H1")
 def test_input_tokens_include_cached_ones_and_spans_carry_genai_names() -> None:
-    usage = Usage(input_tokens=10, cache_read_tokens=100, cache_write_tokens=1_000, output_tokens=7)
+    usage = Usage(input_tokens=10, cache_read_tokens=100, cache_write_tokens=1_000, output_tokens=7, reasoning_tokens=4)
     assert usage_attributes(usage) == {
         "gen_ai.usage.input_tokens": 1_110,
         "gen_ai.usage.output_tokens": 7,
         "gen_ai.usage.cache_read.input_tokens": 100,
         "gen_ai.usage.cache_creation.input_tokens": 1_000,
+        "gen_ai.usage.reasoning.output_tokens": 4,
     }
     assert span_name(Operation.EXECUTE_TOOL, "bash") == "execute_tool bash"
+
+
+@pytest.mark.rule("H1")
+def test_genais_names_are_those_of_opentelemetrys_own_package() -> None:
+    convention = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    ours = {each.value for each in Attribute if not each.startswith("moorage.")}
+    assert ours - convention == {"error.type"}
+    assert ERROR_TYPE == Attribute.ERROR_TYPE
+    assert {each.value for each in Operation} <= {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    assert set(PROVIDERS.values()) <= {each.value for each in gen_ai_attributes.GenAiProviderNameValues}
 
 
 UNBOUNDED = {"run", "run_uid", "pod", "tenant", "namespace", "name", "user", "branch", "url", "path"}

@@ -29,6 +29,13 @@ def wanted(env: Mapping[str, str]) -> bool:
     return not off and any(env.get(name) for name in ENDPOINTS)
 
 
+def named(spec: ResolvedRun) -> Named:
+    """What a run's spans say of it."""
+    model = spec.agent.model
+    asked = (model.protocol, model.name) if model else ("", "")
+    return Named(spec.tenant, spec.name, spec.uid, spec.session_id, spec.agent.driver, *asked)
+
+
 @asynccontextmanager
 async def open_tracing(
     env: Mapping[str, str], store: DurableExecutionStore, metrics: GatewayMetrics, log: Any
@@ -59,8 +66,7 @@ async def open_tracing(
     weaving = asyncio.create_task(tracer.run())
 
     def appended(spec: ResolvedRun, records: Sequence[Record]) -> None:
-        run = Named(spec.tenant, spec.name, spec.uid, spec.session_id, spec.agent.driver)
-        tracer.appended(run, records)
+        tracer.appended(named(spec), records)
 
     try:
         yield appended

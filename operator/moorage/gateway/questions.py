@@ -16,6 +16,7 @@ from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.signals import rung_within
+from moorage.gateway.watching import not_at_work
 from moorage.store.errors import DuplicateMismatch, RunSealed
 
 ASKS: Final = Asking(DECISION)
@@ -56,7 +57,7 @@ class Questions:
         """Note a request, once there is room for it in the run's budget (B2). `retries`: it is one, out of so many.
 
         Judged by the very state that its record follows. Raise Exhausted, RetriesSpent; Refusal where the room doesn't
-        come, or where whoever asked is `gone`; and what the ledger raises.
+        come, where whoever asked is `gone`, or where the attempt's agent has ended; and what the ledger raises.
         """
         has_room = partial(self._has_room, retries)
         deadline, rung, left = self._clock.monotonic_ms() + self._settings.model_room_ms, True, 1
@@ -74,6 +75,8 @@ class Questions:
         raise Refusal(NO_ROOM, status=429, reason="BudgetReserved", headers={"retry-after": "5"})
 
     def _has_room(self, retries: int | None, run: Run) -> None:
+        if run.state.agent_end is not None:  # what it has left behind asks on, and nobody is to pay for that
+            raise not_at_work("its agent has ended")
         if retries is not None and run.state.usage.model_retries >= retries:
             raise RetriesSpent("the run has spent its retries at this provider: ask again")
         self._judge.demand(run, ASKS)

@@ -23,17 +23,24 @@ MAX_OPEN = 1_024
 
 MAX_TEXT = 128
 PROVIDERS = {"anthropic-messages": "anthropic", "openai-responses": "openai", "openai-chat": "openai"}
+"""By what a provider speaks: that is what the convention's name of one tells, whoever it is."""
+
+TOOL_TYPE = "function"  # the convention's word for a tool that runs on the agent's own side
 
 
 @dataclass(frozen=True)
 class Named:
-    """What the journal doesn't say of a run in each record, and its spans do."""
+    """What the journal doesn't say of a run in each record, and its spans do. `protocol` and `model`: of the agent's
+    model, empty where it has none.
+    """
 
     tenant: str
     name: str
     uid: str
     session_id: str
     driver: str
+    protocol: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,6 +178,7 @@ def _agent_begins(run: Named, record: Record) -> tuple[str, _Open]:
         Attribute.OPERATION: Operation.INVOKE_AGENT.value,
         Attribute.AGENT_NAME: run.driver,
         Attribute.CONVERSATION: run.session_id,
+        **_modelled(run.protocol, run.model),
     }
     name = span_name(Operation.INVOKE_AGENT, run.driver)
     return _agent(record), _Open(name, record.recorded_at, _attempt(record), client=False, attributes=told)
@@ -180,8 +188,7 @@ def _chat_begins(run: Named, record: Record) -> tuple[str, _Open]:
     protocol, model = _said(record, "protocol") or "", _said(record, "model") or "unknown"
     told: dict[str, Value] = {
         Attribute.OPERATION: Operation.CHAT.value,
-        Attribute.PROVIDER: PROVIDERS.get(protocol, protocol),
-        Attribute.REQUEST_MODEL: model,
+        **_modelled(protocol, model),
         Attribute.CONVERSATION: run.session_id,
         **_told(record, ITERATION="iteration", STREAM="stream"),
     }
@@ -189,11 +196,19 @@ def _chat_begins(run: Named, record: Record) -> tuple[str, _Open]:
     return f"chat:{record.request_id}", _Open(name, record.recorded_at, _agent(record), client=True, attributes=told)
 
 
+def _modelled(protocol: str, model: str) -> dict[str, Value]:
+    """Who is asked; nothing where nobody is."""
+    if not protocol:
+        return {}
+    return {Attribute.PROVIDER: PROVIDERS.get(protocol, protocol), Attribute.REQUEST_MODEL: model}
+
+
 def _tool_begins(_: Named, record: Record) -> tuple[str, _Open]:
     tool = _said(record, "tool") or _said(record, "name") or "unknown"
     told: dict[str, Value] = {
         Attribute.OPERATION: Operation.EXECUTE_TOOL.value,
         Attribute.TOOL_NAME: tool,
+        Attribute.TOOL_TYPE: TOOL_TYPE,
         Attribute.TOOL_CALL: record.tool_call_id or "",
         **_told(record, ITERATION="iteration"),
     }

@@ -161,15 +161,18 @@ class World:
         await run.call("PUT", "", spec.model_dump(mode="json"))
         return run
 
-    def _builtin(self) -> ResolvedAgent:
-        model = ResolvedModel(
+    def scripted(self) -> ResolvedModel:
+        """The stand-in, or one that isn't there, as a run's agent has it."""
+        return ResolvedModel(
             provider="stand-in",
             protocol="anthropic-messages",
             base_url=self.model.url if self.model else "http://127.0.0.1:9",
             name="scripted",
             credentials=SecretRef(name="model", key="apiKey"),
         )
-        return ResolvedAgent(driver="builtin", model=model)
+
+    def _builtin(self) -> ResolvedAgent:
+        return ResolvedAgent(driver="builtin", model=self.scripted())
 
 
 class Run:

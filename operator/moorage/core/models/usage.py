@@ -2,9 +2,9 @@
 
 | ours | Anthropic Messages | OpenAI Responses and Chat Completions |
 |---|---|---|
-| `input_tokens`, uncached | `input_tokens` | `input_tokens` or `prompt_tokens`, less the cached ones |
+| `input_tokens`, uncached | `input_tokens` | `input_tokens` or `prompt_tokens`, less those below |
 | `cache_read_tokens` | `cache_read_input_tokens` | `cached_tokens` of their details |
-| `cache_write_tokens` | `cache_creation_input_tokens` | none |
+| `cache_write_tokens` | `cache_creation_input_tokens` | `cache_write_tokens` of their details, where there are |
 | `cache_write_1h_tokens`, part of those | `ephemeral_1h_input_tokens` of `cache_creation` | none |
 | `output_tokens` | `output_tokens` | `output_tokens` or `completion_tokens` |
 | `reasoning_tokens`, part of those | none | `reasoning_tokens` of their details |
@@ -51,7 +51,7 @@ def anthropic(usage: object) -> Vector:
 
 
 def openai_responses(usage: object) -> Vector:
-    """Of a Responses usage: cached tokens stand within `input_tokens`."""
+    """Of a Responses usage: what was read from a cache or written to one stands within `input_tokens`."""
     return _openai(_object(usage), "input_tokens", "output_tokens")
 
 
@@ -64,8 +64,11 @@ def _openai(told: Mapping[str, object], inward: str, outward: str) -> Vector:
     vector: Vector = {}
     asked, said = _count(told.get(inward)), _count(told.get(outward))
     if asked is not None:
-        cached = min(_count(_object(told.get(f"{inward}_details")).get("cached_tokens")) or 0, asked)
-        vector |= {"input_tokens": asked - cached} | _some("cache_read_tokens", cached)
+        parts = _object(told.get(f"{inward}_details"))
+        read = min(_count(parts.get("cached_tokens")) or 0, asked)
+        written = min(_count(parts.get("cache_write_tokens")) or 0, asked - read)
+        vector |= {"input_tokens": asked - read - written}
+        vector |= _some("cache_read_tokens", read) | _some("cache_write_tokens", written)
     if said is not None:
         thought = min(_count(_object(told.get(f"{outward}_details")).get("reasoning_tokens")) or 0, said)
         vector |= {"output_tokens": said} | _some("reasoning_tokens", thought)
