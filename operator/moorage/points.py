@@ -63,6 +63,12 @@ class Point(StrEnum):
     EGRESS_BEFORE = "egress/before"  # journaled as dispatched, nothing sent
     EGRESS_WITHIN = "egress/within"  # the host has answered, there is no receipt
     EGRESS_AFTER = "egress/after"  # there is one, the agent wasn't told
+    SPAWN_BEFORE = "spawn/before"  # an agent asks for a child, and nothing of it is durable
+    SPAWN_AFTER = "spawn/after"  # it is, and the agent isn't told
+    SHARE_BEFORE = "share/before"  # a child is to be admitted, and its parent's journal doesn't know
+    SHARE_AFTER = "share/after"  # its share is reserved, the child isn't admitted
+    SETTLE_BEFORE = "settlement/before"  # a child has ended, its commit is its parent's, its share isn't settled
+    SETTLE_AFTER = "settlement/after"
     VOLUME_BEFORE = "volume/before"
     VOLUME_AFTER = "volume/after"
     SANDBOX_BEFORE = "sandbox/before"
@@ -87,6 +93,8 @@ class Point(StrEnum):
     END_CHECK_BEFORE = "end-check/before"  # the agent says that it is done
     END_CHECK_WITHIN = "end-check/within"  # the commands have ended beside its worktree, nobody was told
     END_CHECK_AFTER = "end-check/after"  # journaled, the agent hasn't heard it
+    MERGE_BEFORE = "merge/before"  # what a child did is merged beside the tree, which doesn't have it
+    MERGE_AFTER = "merge/after"  # it has, the agent isn't told
     PROPOSAL_BEFORE = "proposal/before"
     PROPOSAL_AFTER = "proposal/after"
     RESULT_BEFORE = "result/before"

@@ -18,7 +18,7 @@ Pack = tuple[Point, ...]
 
 _RUNNERS = (
     *("worktree/", "staging/", "checkpoint", "safe-point/", "proposal/", "result/", "acceptance/", "cancel-ack/"),
-    *("message/", "end-check/", Point.PAUSE_AFTER),
+    *("message/", "end-check/", "merge/", Point.PAUSE_AFTER),
 )
 _STREAM, _SNAPSHOT = (Point.MODEL_STREAM,), (Point.SNAPSHOT_BEFORE, Point.SNAPSHOT_AFTER)
 _LETTING_GO = (Point.SEAL_BEFORE, Point.SEAL_AFTER, Point.RELEASE_BEFORE, Point.RELEASE_AFTER)
@@ -36,6 +36,12 @@ _SHARED = (
     *(Point.KEEP_BEFORE, Point.KEEP_WITHIN, Point.KEEP_AFTER),
     *(Point.FOLLOW_BEFORE, Point.FOLLOW_WITHIN, Point.FOLLOW_AFTER),
 )
+_CHILDREN = (
+    *(Point.SPAWN_BEFORE, Point.SPAWN_AFTER),
+    *(Point.SHARE_BEFORE, Point.SHARE_AFTER),
+    *(Point.SETTLE_BEFORE, Point.SETTLE_AFTER),
+)
+_MERGE = (Point.MERGE_BEFORE, Point.MERGE_AFTER)
 
 MATRIX: Mapping[Fault, str] = {
     Fault.KILL: "test_killed_there_it_goes_on_and_finishes_once",
@@ -83,6 +89,15 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
         Fault.DELAY: (_PULL,),
     },
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
+    "test_whatever_befalls_a_gateway_at_a_child_its_share_is_taken_and_settled_once": dict.fromkeys(
+        Fault, (_CHILDREN,)
+    ),
+    "test_whatever_befalls_a_runner_at_a_merge_the_tree_has_it_once": {
+        Fault.KILL: [_MERGE[:1], _MERGE[1:]],
+        Fault.ERROR: [_MERGE[:1], _MERGE[1:]],
+        Fault.DELAY: [_MERGE],
+        Fault.STOP: [_MERGE],
+    },
 }
 """Points in one run of each fault, by the test."""
 

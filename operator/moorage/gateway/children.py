@@ -21,6 +21,7 @@ from moorage.gateway.errors import Refusal, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
 from moorage.gateway.questions import Questions
+from moorage.points import Point, reached
 from moorage.store import errors as store_errors
 
 NEVER_STARTED = "NeverStarted"
@@ -54,8 +55,10 @@ class Shares:
             if run.state.child("", spec.name) is None:  # what its agent asked for was judged then
                 self._demand_left(run, share)
 
+        reached(Point.SHARE_BEFORE)
         with contextlib.suppress(_Known):
             await self._ledger.append(run, None, [self._started(spec, run, share)], fits)
+        reached(Point.SHARE_AFTER)
 
     async def _parent(self, parent: ResolvedParent) -> Run:
         try:
@@ -80,8 +83,10 @@ class Shares:
             ended = await self._ended(run, child, child.ref in gone)
             if ended is None:
                 continue
+            reached(Point.SETTLE_BEFORE)
             with contextlib.suppress(_Known):
                 await self._ledger.append(run, None, [ended], _still_open(child))
+            reached(Point.SETTLE_AFTER)
 
     async def _ended(self, run: Run, child: Child, gone: bool) -> Draft | None:
         """What to note of its end; None while there is something left to come."""

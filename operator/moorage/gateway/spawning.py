@@ -27,6 +27,7 @@ from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import answer, read_model
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.signals import rung_within
+from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
 TRIES = 8
@@ -83,7 +84,9 @@ class SpawningRoom:
             _demand_allowed(run)
             self._share(run, body)
 
+        reached(Point.SPAWN_BEFORE)
         await self._ledger.append(run, caller.epoch, [draft], fits)
+        reached(Point.SPAWN_AFTER)
 
     def _draft(self, run: Run, body: SpawnRequest, number: int, content: BlobRef) -> Draft:
         _demand_allowed(run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from moorage.points import Point, reached
 from moorage.workspace.errors import GitFailed
 from moorage.workspace.git import Git
 from moorage.workspace.snapshot import printable
@@ -37,8 +38,10 @@ async def merge_into(git: Git, ours: str, theirs: str) -> Merged:
     patch = (await git.run("diff-tree", "-r", "-p", "--binary", "--full-index", ours, os.fsdecode(tree))).stdout
     if not patch:
         return Merged()
+    reached(Point.MERGE_BEFORE)
     try:
         await git.run("apply", "--binary", "--whitespace=nowarn", "-", stdin=patch)
     except GitFailed as error:
         return Merged(problem=str(error))
+    reached(Point.MERGE_AFTER)
     return Merged(files=patch.count(b"\ndiff --git ") + patch.startswith(b"diff --git "))
