@@ -37,6 +37,7 @@ class Point(StrEnum):
     TERMINAL_AFTER = "terminal/after"
     SEAL_BEFORE = "seal/before"
     SEAL_AFTER = "seal/after"
+    PRUNE_WITHIN = "prune/within"  # its tombstone stands, some of the journal is still there
     BLOB_BEFORE = "blob/before"
     BLOB_WITHIN = "blob/within"  # written and synced under another name
     BLOB_AFTER = "blob/after"

@@ -88,6 +88,9 @@ ELSEWHERE: Mapping[str, Mapping[Fault, Sequence[Pack]]] = {
         **dict.fromkeys(Fault, (_PULL[::2], _PULL[1:2])),
         Fault.DELAY: (_PULL,),
     },
+    "test_whatever_befalls_who_prunes_a_journal_a_tombstone_stands_for_all_of_it": dict.fromkeys(
+        Fault, ((Point.PRUNE_WITHIN,),)
+    ),
     "test_whatever_befalls_gateways_at_a_push_it_is_kept_and_followed": dict.fromkeys(Fault, (_SHARED,)),
     "test_whatever_befalls_a_gateway_at_a_child_its_share_is_taken_and_settled_once": dict.fromkeys(
         Fault, (_CHILDREN,)

@@ -243,6 +243,17 @@ async def doubtful(gateway: LocalGateway) -> None:
     gateway.restart()
 
 
+@pytest.mark.rule("M2", "O8")
+async def test_a_service_account_of_the_longest_name_may_ask_anything(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    await doubtful(gateway)
+    name = f"system:serviceaccount:{'n' * 63}:{'a' * 253}"
+    assert (await receipt(gateway, "Pause", "p1", issuer=name))["issuer"] == name
+    asked = {"effect": "call-1", "outcome": "confirmed", "issuer": name}
+    assert (await receipt(gateway, "Resolve", "e1", **asked))["state"] == "Done"
+    assert (await operator.records())[-1].actor == name
+
+
 @pytest.mark.rule("E4")
 @pytest.mark.parametrize("ended", [False, True])
 async def test_an_effect_is_resolved_by_a_command_too(gateway, upstream, ended) -> None:

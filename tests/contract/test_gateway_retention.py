@@ -22,7 +22,7 @@ from moorage.core.journal.record import RecordType, Stored
 from moorage.gateway.heads import Heads
 from moorage.gateway.retention import Retention
 from moorage.gateway.settings import GatewaySettings
-from moorage.store.errors import NotPrunable
+from moorage.store.errors import NotPrunable, StoreUnavailable
 from moorage.store.port import DurableExecutionStore
 from moorage.store.postgres import PostgresStore
 from moorage.store.reading import verify_stored
@@ -160,6 +160,32 @@ async def test_a_broken_journal_is_kept(damaged: Damaged, clock: StepClock) -> N
         await retention(made, clock).prune(await damaged.store.get("u1"))
     assert await damaged.store.pruned("u1") is None
     assert len(await damaged.events()) > 0
+
+
+@pytest.mark.rule("J7")
+@pytest.mark.parametrize("ours", [True, False])
+async def test_what_was_pruned_in_part_is_finished_behind_a_tombstone_of_ours(
+    tmp_path: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch, *, ours: bool
+) -> None:
+    def away(*_: object) -> bool:
+        raise StoreUnavailable("the disk is full")
+
+    async with SqliteStore(tmp_path / "journal.db") as store:
+        made = await released(store, clock)
+        gone = await _tombstone(retention(made, clock), store)
+        with monkeypatch.context() as broken:
+            broken.setattr("moorage.store.sqlite_rows.prune_some", away)
+            with pytest.raises(StoreUnavailable):
+                await store.prune(gone if ours else replace(gone, pruned_at=gone.pruned_at + 1))
+        kept = retention(Gateway(store), clock)
+        (row,) = await kept.sealed()
+        assert await kept.due(row), "whenever it was sealed"
+        if ours:
+            assert await kept.prune(row) == gone
+        else:
+            with pytest.raises(JournalPruned):
+                await kept.prune(row)
+        assert await kept.sealed() == ([] if ours else [row])
 
 
 @pytest.mark.rule("J7")

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from moorage.api.wirebase import Wire
+from moorage.api.wirebase import MAX_USER, Wire
 
 CommandType = Literal["Steer", "FollowUp", "Approve", "Reject", "Pause", "Resume", "Checkpoint", "Resolve", "Cancel"]
 CommandState = Literal["Accepted", "Rejected", "Delivered", "Done", "Expired"]
@@ -44,7 +44,7 @@ class CommandRequest(Wire):
     approval: Short = ""
     question: Annotated[str, Field(max_length=MAX_QUESTION)] = ""
     observed_offset: int | None = None
-    issuer: Short = ""
+    issuer: Annotated[str, Field(max_length=MAX_USER)] = ""
     authority: Short = ""
     surface: Short = ""
     input_source: Short = ""
@@ -113,7 +113,7 @@ class ResolveRequest(Wire):
     effect: str = Field(min_length=4, max_length=128)
     outcome: Outcome
     note: str = Field(default="", max_length=500)
-    user: str = Field(default="", max_length=200)
+    user: str = Field(default="", max_length=MAX_USER)
 
 
 class Resolved(Wire):

@@ -11,6 +11,7 @@ from pydantic import Field
 from moorage.api.commands import MAX_QUESTION, MAX_TEXT_BYTES, CommandType, Outcome
 from moorage.api.meta import UNDATED, Bounded, Conditions, ObjectRef, Resource, Time, kstatus
 from moorage.api.rules import Fields, Rule, Told
+from moorage.api.wirebase import MAX_USER
 
 MESSAGES = ("Steer", "FollowUp")
 APPROVALS = ("Approve", "Reject")
@@ -79,7 +80,7 @@ class RunCommandSpec(Fields):
         description="Offset of the run's journal (status.journal.offset) as you saw it when you asked. One that the"
         " journal doesn't have yet is rejected, and so is an answer to what was asked after it.",
     )
-    issuer: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+    issuer: Annotated[str, Field(min_length=1, max_length=MAX_USER)] | None = Field(
         default=None,
         description="Who asks: your user name at the API server (kubectl auth whoami). Where the cluster serves"
         " MutatingAdmissionPolicies it is set for you; it can't be anybody else's.",
@@ -129,7 +130,9 @@ class RunCommandStatus(Told):
     offset: int | None = Field(
         default=None, description="Offset of the record in the run's journal that accepted or rejected it."
     )
-    issuer: Annotated[str, Bounded(256)] | None = Field(default=None, description="Who asked, as it is in the journal.")
+    issuer: Annotated[str, Bounded(MAX_USER)] | None = Field(
+        default=None, description="Who asked, as it is in the journal."
+    )
     run_uid: Annotated[str, Bounded(64)] | None = Field(default=None, description="UID of the run that took it.")
     at: Time | None = Field(default=None, description="When it was accepted or rejected.")
     conditions: Conditions = ()

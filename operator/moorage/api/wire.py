@@ -55,7 +55,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moorage.api.budget import Budget, ResolvedLimits
-from moorage.api.wirebase import Wire
+from moorage.api.wirebase import MAX_USER, Wire
 
 Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 
@@ -370,7 +370,7 @@ class RepairRequest(Wire):
     """
 
     reason: str = Field(min_length=1, max_length=500)
-    user: str = Field(default="", max_length=200)
+    user: str = Field(default="", max_length=MAX_USER)
 
 
 class Repaired(Wire):

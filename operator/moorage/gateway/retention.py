@@ -34,14 +34,22 @@ class Retention:
         return [] if self._kept_ms is None else await self._ledger.store.list_sealed()
 
     async def due(self, row: Execution) -> bool:
-        """Whether a sealed journal has been kept for long enough. Raise JournalCorrupted and the store's errors."""
-        return self._kept_ms is not None and await self._sealed_at(row) <= self._clock.now_ms() - self._kept_ms
+        """Whether a sealed journal has been kept for long enough, or was pruned in part. Raise JournalCorrupted and
+        the store's errors.
+        """
+        if self._kept_ms is None:
+            return False
+        begun = await self._ledger.store.pruned(row.run_uid) is not None
+        return begun or await self._sealed_at(row) <= self._clock.now_ms() - self._kept_ms
 
     async def prune(self, row: Execution) -> Pruned:
-        """Put a tombstone in a journal's place. Raise JournalCorrupted and the store's errors: then all is kept."""
+        """Put a tombstone in a journal's place, or remove what is left behind one of ours. Raise JournalCorrupted,
+        JournalPruned and the store's errors: then what there is is kept.
+        """
         await self._ledger.store.recover(row.run_uid)
         run = await self._ledger.open(row.run_uid)
-        gone = self._tombstone(run, await self._last(row))
+        begun = await self._ledger.store.pruned(row.run_uid)
+        gone = begun or self._tombstone(run, await self._last(row))
         await self._ledger.store.prune(gone)
         run.at = None
         self._log.info("journal_pruned", run_uid=row.run_uid, offset=gone.last, sealed_at=gone.sealed_at)

@@ -22,6 +22,9 @@ from moorage.core.journal.snapshots import Snapshot
 PAGE_RECORDS, PAGE_BYTES = 256, 1024 * 1024
 """What a stream of records reads at once: at least one record, and no further one once the bytes are reached."""
 
+PRUNED_AT_ONCE = 512
+"""Records that are removed in one transaction: a few milliseconds, after which others have their turn."""
+
 Guard = Callable[[Sequence[Record]], None]
 """Sees new records before they are written, under the row's lock; what it raises refuses the append (S2)."""
 
@@ -257,14 +260,16 @@ class DurableExecutionStore(Protocol):
     async def prune(self, pruned: Pruned) -> None:
         """Remove a sealed journal, its snapshots and its claims on blobs, behind a signed tombstone (J7).
 
-        Twice is once. Raise UnknownRun, NotPrunable where the journal isn't sealed or ended elsewhere.
+        The tombstone comes first, and from then on nothing of the journal is read; its records go in transactions of
+        PRUNED_AT_ONCE, the last ones first. Twice is once, and finishes what was broken off.
+        Raise UnknownRun, NotPrunable where the journal isn't sealed or ended elsewhere.
         """
 
     async def pruned(self, run_uid: str) -> Pruned | None:
         """Return what stands for a journal that was pruned. Raise UnknownRun, Malformed."""
 
     async def list_sealed(self) -> list[Execution]:
-        """Return the runs whose journals are sealed and still there, oldest first."""
+        """Return the runs whose journals are sealed and still there, all or a part of them, oldest first."""
 
     async def register_pod(self, pod: Pod) -> Pod:
         """Register a pod's UID (F2). The same again is harmless. Raise PodConflict, Fenced, UnknownRun, RunSealed."""

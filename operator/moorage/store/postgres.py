@@ -160,6 +160,8 @@ class PostgresStore:
     async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
         """See the port."""
         run, row = await self._get(run_uid)
+        if await self._gone(run, row):
+            return []
         spans = live_spans(row.dropped, from_offset, row.head.offset, limit)
         return [decode(entry) for first, last in spans for entry in await self._events(run, first, last)]
 
@@ -168,6 +170,8 @@ class PostgresStore:
     ) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = await self._get(run_uid)
+        if await self._gone(run, row):
+            return
         for first, last in live_spans(() if dropped else row.dropped, from_offset, row.head.offset):
             at = first
             while at <= last and (page := await self._page(run, at, last)):
@@ -179,8 +183,10 @@ class PostgresStore:
         """See the port."""
 
         async def work(db: Db) -> None:
-            run, row = await sql.get_execution(db, snapshot.run_uid)
-            appending.plan_snapshot(row, await sql.event_hash(db, run, snapshot.source_offset), snapshot)
+            run, row = await sql.get_execution(db, snapshot.run_uid, lock=True)
+            gone = row.sealed and await sql.is_pruned(db, run)
+            there = None if gone else await sql.event_hash(db, run, snapshot.source_offset)
+            appending.plan_snapshot(row, there, snapshot)
             await sql.put_snapshot(db, run, snapshot)
 
         await self._writer.transaction(work)
@@ -203,13 +209,20 @@ class PostgresStore:
     async def prune(self, pruned: Pruned) -> None:
         """See the port."""
 
-        async def work(db: Db) -> None:
+        async def bury(db: Db) -> None:
             run, row = await sql.get_execution(db, pruned.run_uid, lock=True)
             appending.plan_prune(row, pruned)
-            if await sql.find_pruned(db, run) is None:
-                await sql.prune(db, run, pruned)
+            if not await sql.is_pruned(db, run):
+                await sql.bury(db, run, pruned)
 
-        await self._writer.transaction(work)
+        async def some(db: Db) -> bool:
+            run, _ = await sql.get_execution(db, pruned.run_uid, lock=True)
+            return await sql.prune_some(db, run)
+
+        await self._writer.transaction(bury)
+        reached(Point.PRUNE_WITHIN)
+        while await self._writer.transaction(some):
+            reached(Point.PRUNE_WITHIN)
 
     async def pruned(self, run_uid: str) -> Pruned | None:
         """See the port."""
@@ -298,6 +311,10 @@ class PostgresStore:
 
     async def _get(self, run_uid: str) -> tuple[int, Execution]:
         return await self._reader.read(lambda db: sql.get_execution(db, run_uid))
+
+    async def _gone(self, run: int, row: Execution) -> bool:
+        """A tombstone stands for the journal, whatever is left of that."""
+        return row.sealed and await self._reader.read(lambda db: sql.is_pruned(db, run))
 
     async def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
         return await self._reader.read(lambda db: sql.page(db, run, first, last))

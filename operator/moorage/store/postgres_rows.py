@@ -19,7 +19,16 @@ from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.appending import key_of, keys_of
 from moorage.store.errors import UnknownRun
-from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, KeptPush, NewExecution, Pod, Session
+from moorage.store.port import (
+    PAGE_BYTES,
+    PAGE_RECORDS,
+    PRUNED_AT_ONCE,
+    Execution,
+    KeptPush,
+    NewExecution,
+    Pod,
+    Session,
+)
 from moorage.store.postgres_connection import Db
 
 _COMMIT_LOCK = 0x6D6F6F72_6A726E  # "moorjrn"
@@ -252,15 +261,36 @@ async def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> 
     return r.snapshot(row, run_uid, reducer_version) if row else None
 
 
-async def prune(db: Db, run: int, pruned: Pruned) -> None:
-    """Put the tombstone in the place of the records."""
+async def bury(db: Db, run: int, pruned: Pruned) -> None:
+    """Put the tombstone in the place of the records, which may go from now on."""
     await db.execute(
         "INSERT INTO journal_tombstones (run, first_seq, last_seq, hash, said, signature) "
         "VALUES (%s, 0, %s, %s, %b, %s)",
         (run, pruned.last, pruned.hash, canonical(pruned.said()), pruned.signature),
     )
-    for table in ("execution_events", "event_blobs", "snapshots"):
-        await db.execute(f"DELETE FROM {table} WHERE run = %s", (run,))
+    await db.execute("DELETE FROM snapshots WHERE run = %s", (run,))
+
+
+async def prune_some(db: Db, run: int) -> bool:
+    """Remove some of what a tombstone stands for, claims on blobs first; return whether there may be more. A statement
+    that removes no record is refused like any other without a tombstone.
+    """
+    some = "SELECT sha256 FROM event_blobs WHERE run = %s LIMIT %s"
+    gone = f"DELETE FROM event_blobs WHERE run = %s AND sha256 IN ({some})"
+    if (await db.execute(gone, (run, run, PRUNED_AT_ONCE))).rowcount == PRUNED_AT_ONCE:
+        return True
+    last = "SELECT seq FROM execution_events WHERE run = %s ORDER BY seq DESC LIMIT %s"
+    found = await db.execute(last, (run, PRUNED_AT_ONCE))
+    seqs = [seq for (seq,) in await found.fetchall()]
+    if seqs:
+        await db.execute("DELETE FROM execution_events WHERE run = %s AND seq >= %s", (run, seqs[-1]))
+    return len(seqs) == PRUNED_AT_ONCE
+
+
+async def is_pruned(db: Db, run: int) -> bool:
+    """Whether a tombstone stands there, readable or not."""
+    found = await db.execute("SELECT 1 FROM journal_tombstones WHERE run = %s", (run,))
+    return await found.fetchone() is not None
 
 
 async def find_pruned(db: Db, run: int) -> Pruned | None:
@@ -273,8 +303,9 @@ async def find_pruned(db: Db, run: int) -> Pruned | None:
 async def sealed_executions(db: Db) -> list[Execution]:
     """Return the rows whose journals are sealed and still there."""
     found = await db.execute(
-        f"SELECT {r.EXECUTION} FROM executions WHERE sealed AND NOT EXISTS (SELECT 1 FROM journal_tombstones t "
-        'WHERE t.run = executions.run) ORDER BY created_at, run_uid COLLATE "C"'
+        f"SELECT {r.EXECUTION} FROM executions WHERE sealed AND (NOT EXISTS (SELECT 1 FROM journal_tombstones t "
+        "WHERE t.run = executions.run) OR EXISTS (SELECT 1 FROM execution_events e WHERE e.run = executions.run)) "
+        'ORDER BY created_at, run_uid COLLATE "C"'
     )
     return [r.execution(row)[1] for row in await found.fetchall()]
 

@@ -146,6 +146,8 @@ class SqliteStore:
 
         def work() -> list[Stored]:
             run, row = sqlite_rows.get_execution(self._db, run_uid)
+            if self._gone(run, row):
+                return []
             spans = live_spans(row.dropped, from_offset, row.head.offset, limit)
             return [entry for first, last in spans for entry in sqlite_rows.events(self._db, run, first, last)]
 
@@ -156,6 +158,8 @@ class SqliteStore:
     ) -> AsyncGenerator[Stored, None]:
         """See the port."""
         run, row = self._read(lambda: sqlite_rows.get_execution(self._db, run_uid))
+        if self._read(lambda: self._gone(run, row)):
+            return
         for first, last in live_spans(() if dropped else row.dropped, from_offset, row.head.offset):
             at = first
             while at <= last and (page := self._page(run, at, last)):
@@ -169,7 +173,8 @@ class SqliteStore:
 
         def work() -> None:
             run, row = sqlite_rows.get_execution(self._db, snapshot.run_uid)
-            there = sqlite_rows.event_hash(self._db, run, snapshot.source_offset)
+            gone = self._gone(run, row)
+            there = None if gone else sqlite_rows.event_hash(self._db, run, snapshot.source_offset)
             appending.plan_snapshot(row, there, snapshot)
             sqlite_rows.put_snapshot(self._db, run, snapshot)
 
@@ -193,13 +198,18 @@ class SqliteStore:
     async def prune(self, pruned: Pruned) -> None:
         """See the port."""
 
-        def work() -> None:
+        def bury() -> int:
             run, row = sqlite_rows.get_execution(self._db, pruned.run_uid)
             appending.plan_prune(row, pruned)
-            if sqlite_rows.find_pruned(self._db, run) is None:
-                sqlite_rows.prune(self._db, run, pruned)
+            if not sqlite_rows.is_pruned(self._db, run):
+                sqlite_rows.bury(self._db, run, pruned)
+            return run
 
-        await self._writes.run(work)
+        run = await self._writes.run(bury)
+        reached(Point.PRUNE_WITHIN)
+        while await self._writes.run(lambda: sqlite_rows.prune_some(self._db, run)):
+            reached(Point.PRUNE_WITHIN)
+            await asyncio.sleep(0)
 
     async def pruned(self, run_uid: str) -> Pruned | None:
         """See the port."""
@@ -312,6 +322,10 @@ class SqliteStore:
 
     def _page(self, run: int, first: int, last: int) -> list[tuple[int, Stored]]:
         return self._read(lambda: sqlite_rows.page(self._db, run, first, last))
+
+    def _gone(self, run: int, row: Execution) -> bool:
+        """A tombstone stands for the journal, whatever is left of that."""
+        return row.sealed and sqlite_rows.is_pruned(self._db, run)
 
     def _run(self, run_uid: str) -> int:
         return sqlite_rows.get_execution(self._db, run_uid)[0]

@@ -18,7 +18,7 @@ from moorage.core.journal.snapshots import Snapshot
 from moorage.store import rows as r
 from moorage.store.appending import AppendPlan, key_of, keys_of
 from moorage.store.errors import UnknownRun
-from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, Execution, KeptPush, NewExecution, Pod, Session
+from moorage.store.port import PAGE_BYTES, PAGE_RECORDS, PRUNED_AT_ONCE, Execution, KeptPush, NewExecution, Pod, Session
 
 Db = sqlite3.Connection
 
@@ -162,14 +162,30 @@ def get_snapshot(db: Db, run: int, run_uid: str, reducer_version: int) -> Snapsh
     return r.snapshot(found, run_uid, reducer_version) if found else None
 
 
-def prune(db: Db, run: int, pruned: Pruned) -> None:
-    """Put the tombstone in the place of the records."""
+def bury(db: Db, run: int, pruned: Pruned) -> None:
+    """Put the tombstone in the place of the records, which may go from now on."""
     db.execute(
         "INSERT INTO journal_tombstones (run, first_seq, last_seq, hash, said, signature) VALUES (?, 0, ?, ?, ?, ?)",
         (run, pruned.last, pruned.hash, canonical(pruned.said()), pruned.signature),
     )
-    for table in ("execution_events", "event_blobs", "snapshots"):
-        db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+    db.execute("DELETE FROM snapshots WHERE run = ?", (run,))
+
+
+def prune_some(db: Db, run: int) -> bool:
+    """Remove some of what a tombstone stands for, claims on blobs first; return whether there may be more."""
+    some = "SELECT sha256 FROM event_blobs WHERE run = ? LIMIT ?"
+    claims = db.execute(f"DELETE FROM event_blobs WHERE run = ? AND sha256 IN ({some})", (run, run, PRUNED_AT_ONCE))
+    if claims.rowcount == PRUNED_AT_ONCE:
+        return True
+    some = "SELECT place FROM execution_events WHERE place BETWEEN ? AND ? ORDER BY place DESC LIMIT ?"
+    span = (run * _RUN_SPAN, (run + 1) * _RUN_SPAN - 1, PRUNED_AT_ONCE)
+    records = db.execute(f"DELETE FROM execution_events WHERE place IN ({some})", span)
+    return records.rowcount == PRUNED_AT_ONCE
+
+
+def is_pruned(db: Db, run: int) -> bool:
+    """Whether a tombstone stands there, readable or not."""
+    return db.execute("SELECT 1 FROM journal_tombstones WHERE run = ?", (run,)).fetchone() is not None
 
 
 def find_pruned(db: Db, run: int) -> Pruned | None:
@@ -181,8 +197,8 @@ def find_pruned(db: Db, run: int) -> Pruned | None:
 def sealed_executions(db: Db) -> list[Execution]:
     """Return the rows whose journals are sealed and still there."""
     rows = db.execute(
-        f"SELECT {r.EXECUTION} FROM executions WHERE sealed = 1 AND run NOT IN (SELECT run FROM journal_tombstones) "
-        "ORDER BY created_at, run_uid"
+        f"SELECT {r.EXECUTION} FROM executions WHERE sealed = 1 AND (run NOT IN (SELECT run FROM journal_tombstones) "
+        "OR EXISTS (SELECT 1 FROM execution_events e WHERE e.run = executions.run)) ORDER BY created_at, run_uid"
     )
     return [r.execution(row)[1] for row in rows]
 
