@@ -167,7 +167,7 @@ class CommandsRoom:
         outcome = APPROVED if asked.type == "Approve" else REJECTED
         said: dict[str, Any] = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}
         said["usage"] = {"human_approvals": 1}
-        return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.key, actor=asked.issuer or None)]
+        return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.offset, actor=asked.issuer or None)]
 
     async def _admit(self, run: Run, taking: Taking) -> Receipt:
         """Append what is decided, on the very state that the record follows."""

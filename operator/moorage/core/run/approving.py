@@ -43,7 +43,7 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
 
 def _parking(s: RunState) -> Consent | None:
     """What an agent at work would only wait for; one that is done has nobody who waits, whatever it asked before."""
-    return parking(s.consents) if pausable(s) and s.pause is None else None
+    return parking(s.consents, s.epoch) if pausable(s) and s.pause is None else None
 
 
 def _park_at(s: RunState, pending: Consent) -> int:
@@ -65,7 +65,7 @@ def held_for(spec: ResolvedRun, pending: Consent) -> str:
 
 def _given_up(pending: Consent) -> Report:
     said = {"key": pending.key, "outcome": REJECTED, "by": TIMEOUT, "reason": NOBODY}
-    return report(RecordType.APPROVAL_DECIDED, said, pending.key)
+    return report(RecordType.APPROVAL_DECIDED, said, pending.offset)
 
 
 def due(s: RunState, now: int) -> int | None:
@@ -84,7 +84,7 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
     for approval in for_delivery(spec.approvals):
         consent = asked(s.consents, delivery_key(approval.name, proposal.commit))
         if consent is None:
-            return Plan(actions=(_asking(approval, proposal, now),), requeue_ms=1)
+            return Plan(actions=(_asking(s, approval, proposal, now),), requeue_ms=1)
         if consent.pending:
             return Plan(reason="AwaitingApproval", message=told(o, consent), requeue_ms=due(s, now))
         if consent.status != APPROVED:
@@ -107,7 +107,8 @@ def _is_local(spec: ResolvedRun | None) -> bool:
     return spec is not None and spec.placement == "local"
 
 
-def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
+def _asking(s: RunState, approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
+    """Each attempt that proposes a result asks for it: another's question is withdrawn, were it of the same commit."""
     key = delivery_key(approval.name, proposal.commit)
     until = None if approval.reject_after_ms is None else now + approval.reject_after_ms
     said = {
@@ -117,7 +118,7 @@ def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
         "subject": f"{proposal.commit[:12]} is to be delivered",
         "reject_at": until,
     }
-    return report(RecordType.APPROVAL_REQUESTED, said, key)
+    return report(RecordType.APPROVAL_REQUESTED, said, approval.name, s.epoch)
 
 
 def _refused(approval: ResolvedApproval, consent: Consent, proposal: Proposal) -> Report:
