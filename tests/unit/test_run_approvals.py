@@ -323,6 +323,17 @@ def test_a_new_attempt_that_comes_to_an_earlier_question_waits_for_the_same_answ
 
 
 @pytest.mark.rule("T6")
+def test_a_new_attempt_that_is_to_do_something_else_there_asks_something_else() -> None:
+    world = at_work()
+    asked(world)
+    (first,) = world.state.consents
+    next_attempt(world)
+    asked(world, subject="the tool write is to run")
+    (second,) = world.state.consents
+    assert (second.subject, second.offset > first.offset) == ("the tool write is to run", True)
+
+
+@pytest.mark.rule("T6")
 def test_what_is_asked_anew_is_asked_and_answered_by_records_of_their_own() -> None:
     """An id that was used before would be taken for the record that has it, and change nothing."""
     world = at_delivery(PUSH.model_copy(update={"name": "p" * 63, "reject_after_ms": HOUR}))

@@ -101,15 +101,14 @@ class Consents:
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> None:
-        """Once, however many ask at one moment and at whatever gateway; a later attempt passes on what was asked."""
-        known, patience, now = asked(caller.run.state.consents, key), approval.reject_after_ms, self._clock.now_ms()
-        until = None if patience is None else now + patience
+        """Once in an attempt, however many ask at one moment and at whatever gateway."""
+        patience = approval.reject_after_ms
         said = {
             "key": key,
             "name": approval.name,
             "before": approval.before,
-            "subject": subject if known is None else known.subject,
-            "reject_at": until if known is None else known.reject_at,
+            "subject": subject,
+            "reject_at": None if patience is None else self._clock.now_ms() + patience,
         }
         attempt = caller.run.state.attempt or None
         draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, uuid4().hex, attempt=attempt)

@@ -35,12 +35,13 @@ STOPPED = frozenset({"paused", "unknown"})  # outcomes of an agent whose next at
 
 def requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """The run waits, unless it stands still for another reason already. Who asks after its end is heard no more, and a
-    new attempt comes to the question of an earlier one: it is the same, with the time that it has left.
+    new attempt comes to the question of an earlier one: it is the same, with the time that it has left, unless it is
+    about something else by now.
     """
     if asked_in(s.consents, p["key"], s.epoch) is not None or (ended(s) and p["before"] != DELIVERY):
         return NOTHING
-    known = asked(s.consents, p["key"])
-    consent = replace(known or _question(r, p), epoch=s.epoch)
+    new, known = _question(r, p), asked(s.consents, p["key"])
+    consent = replace(known if known is not None and known.subject == new.subject else new, epoch=s.epoch)
     consents = _with(s.consents, consent)
     if s.phase not in ASKING or not _holds_up(s, consent):
         return {"consents": consents}
