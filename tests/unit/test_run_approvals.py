@@ -9,7 +9,7 @@ from tests.run_plans import records, started
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.runstatus import AgentRunStatus
-from moorage.api.wire import ResolvedApproval, ResolvedCheck
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedCheck
 from moorage.core.approvals.consent import for_tool, unmet
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.run import actions as a
@@ -432,3 +432,22 @@ def test_another_commit_is_another_question() -> None:
     assert unmet((PUSH,), world.state.consents, commit) is None
     assert unmet((PUSH,), world.state.consents, "c" * 40) == PUSH
     assert unmet((BASH,), (), commit) is None
+
+
+@pytest.mark.rule("T6", "B3")
+@pytest.mark.parametrize(
+    ("driver", "safe_points", "parks"), [("command", 0, False), ("command", 1, True), ("codex", 0, True)]
+)
+def test_a_program_that_would_begin_anew_keeps_its_sandbox_while_its_next_request_waits(
+    driver: str, safe_points: int, parks: bool
+) -> None:
+    world = started(approvals=(SPEND,), agent=ResolvedAgent(driver=driver, command=("true",)))
+    world.gateway.as_runner("s", T.AGENT_STARTED, {}, 1, world.now)
+    for n in range(safe_points):
+        world.note(T.ITERATION_COMPLETE, {"iteration": n + 1})
+    asked(world, "cost:spend:1", name="spend", before="Cost")
+    world.now += PARK_MS
+    assert (records(world.plan()) == [(T.PAUSE_REQUESTED, "Approval")]) == parks
+    assert world.plan().reason == ("" if parks else "AwaitingApproval")
+    answer(world, "approved")
+    assert records(world.plan()) == []

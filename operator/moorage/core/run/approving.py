@@ -7,6 +7,7 @@ from __future__ import annotations
 from moorage.api.wire import ResolvedApproval, ResolvedRun
 from moorage.core.approvals.consent import (
     APPROVED,
+    COST,
     DELIVERY,
     REJECTED,
     TIMEOUT,
@@ -24,6 +25,7 @@ from moorage.core.run.state import PauseReason, Proposal, RunState
 from moorage.core.run.words import ask_to_pause, fail, report
 
 PARK_MS = 60_000  # a person who is there answers sooner; a sandbox that only waits costs its slot and its node
+WITHOUT_SAFE_POINTS = frozenset({"command"})  # drivers that have none but those that their program reports
 NOBODY = "nobody answered in the time that its approval allows"
 
 
@@ -35,7 +37,7 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
     if late:
         return Plan(actions=late, requeue_ms=1)
     pending = _parking(s)
-    if pending is not None and o.live_sandboxes and now >= _park_at(s, pending):
+    if pending is not None and o.live_sandboxes and now >= _park_at(s, pending) and not _loses_work(o, s, pending):
         asking = ask_to_pause(s, PauseReason.APPROVAL, parked_for(pending), by="approvals")
         return Plan(actions=(asking,), requeue_ms=1)
     return None
@@ -44,6 +46,14 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
 def _parking(s: RunState) -> Consent | None:
     """What an agent at work would only wait for; one that is done has nobody who waits, whatever it asked before."""
     return parking(s.consents, s.epoch) if pausable(s) and s.pause is None else None
+
+
+def _loses_work(o: Observed, s: RunState, pending: Consent) -> bool:
+    """A program that has reported no safe point would begin anew, and spend the same again up to the same question.
+    Drivers that ask before tool calls have safe points.
+    """
+    mute = o.spec is not None and o.spec.agent.driver in WITHOUT_SAFE_POINTS and s.attempt_safe_points == 0
+    return mute and pending.before == COST
 
 
 def _park_at(s: RunState, pending: Consent) -> int:
