@@ -81,7 +81,7 @@ class Place:
     async def run(self, spoken: Spoken, **changes: Any) -> Operator:
         """Begin the run, its agent at work."""
         self.gateway.secrets.give("team-a", "model", **{"api-key": KEY})
-        limits = changes.pop("limits", ResolvedLimits())
+        limits, approvals = changes.pop("limits", ResolvedLimits()), changes.pop("approvals", ())
         model = ResolvedModel(
             provider="main",
             protocol=spoken.name,
@@ -89,9 +89,9 @@ class Place:
             name=MODEL,
             credentials=SecretRef(name="model", key="api-key"),
         ).model_copy(update=changes)
-        spec = resolved(self.upstream)
+        spec, held = resolved(self.upstream), {"approvals": approvals}
         agent = spec.agent.model_copy(update={"model": model})
-        operator = Operator(self.gateway, spec.model_copy(update={"agent": agent, "limits": limits}))
+        operator = Operator(self.gateway, spec.model_copy(update={"agent": agent, "limits": limits} | held))
         await agent_at_work(self.gateway, operator)
         return operator
 

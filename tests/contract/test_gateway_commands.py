@@ -393,3 +393,13 @@ async def test_who_takes_a_pause_back_that_comes_to_nothing_is_told_so(gateway, 
     await ok(await runner.post("/v1/self/result", json=result(None)))
     got = await receipt(gateway, "Resume", "r1")
     assert (got["state"], got["reason"]) == ("Done", "AgentFinished")
+
+
+@pytest.mark.rule("M2", "Q5")
+async def test_who_pauses_a_program_without_safe_points_is_told_that_it_begins_anew(gateway, upstream) -> None:
+    operator = Operator(gateway, resolved(upstream))
+    runner = await agent_at_work(gateway, operator)
+    told = await receipt(gateway, "Pause", "p1")
+    assert (told["state"], "begins anew" in told["message"]) == ("Accepted", True)
+    await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, None)))
+    assert (await receipt(gateway, "Pause", "p2"))["message"] == ""

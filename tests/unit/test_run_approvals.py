@@ -9,8 +9,9 @@ from tests.run_plans import records, started
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.runstatus import AgentRunStatus
-from moorage.api.wire import ResolvedApproval, ResolvedCheck
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedCheck
 from moorage.core.approvals.consent import for_tool, unmet
+from moorage.core.journal.chain import MAX_ID
 from moorage.core.run import actions as a
 from moorage.core.run.approving import PARK_MS, due
 from moorage.core.run.phases import IllegalMove, RunPhase
@@ -193,7 +194,7 @@ def test_a_sandbox_is_let_go_by_the_question_that_it_waits_for_and_comes_back_by
     )
     answer(world, "approved", "tool:1.0")
     settle(world)
-    assert (world.state.epoch, world.state.consents[0].status) == (2, "pending")
+    assert (world.state.epoch, [each.status for each in world.state.consents]) == (2, ["approved"])
 
 
 @pytest.mark.rule("T6")
@@ -255,6 +256,98 @@ def test_an_approved_result_leaves_whatever_else_its_agent_has_asked() -> None:
     answer(world, "approved", next(each.key for each in world.state.consents if each.before == "Delivery"))
     settle(world)
     assert (world.state.phase, world.remote.pushes) == (RunPhase.SUCCEEDED, 1)
+
+
+@pytest.mark.rule("T6")
+@pytest.mark.parametrize("outcome", ["completed", "failed", "exhausted"])
+def test_an_agent_that_has_ended_takes_its_questions_with_it(outcome: str) -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    asked(world, "cost:spend:1", name="spend", before="Cost")
+    assert world.state.phase is RunPhase.AWAITING_APPROVAL
+    world.report("end", T.AGENT_FINISHED, {"outcome": outcome, "reason": "Exited"})
+    assert (world.state.phase, world.state.consents) == (RunPhase.RUNNING, ())
+    asked(world)
+    assert world.state.consents == ()
+    assert world.state.usage.human_approvals == 0
+
+
+@pytest.mark.rule("T6")
+@pytest.mark.parametrize("outcome", ["paused", "unknown"])
+def test_one_that_is_gone_on_from_leaves_its_questions_to_the_next(outcome: str) -> None:
+    world = at_work()
+    asked(world)
+    world.report("end", T.AGENT_FINISHED, {"outcome": outcome, "reason": "Exited"})
+    assert [each.key for each in world.state.consents if each.pending] == ["tool:1.0"]
+
+
+def next_attempt(world: World) -> World:
+    """The first one is lost, and another agent is at work."""
+    lost = world.state.epoch
+    world.note(T.ATTEMPT_ENDED, {"epoch": lost, "role": "runner", "reason": "NodeLost"})
+    world.raise_fence(lost + 1, lost + 1, "Recovery")
+    while not (runner := world.sandbox("runner")):
+        assert world.step()
+    world.run_pod(runner)
+    world.report("agent", T.AGENT_STARTED, {})
+    return world
+
+
+@pytest.mark.rule("T6")
+def test_a_question_that_a_new_attempt_does_not_come_to_keeps_it_from_nothing() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    asked(world)
+    next_attempt(world)
+    assert [each.key for each in world.state.consents] == ["tool:1.0"]
+    world.now += 2 * PARK_MS
+    assert (T.PAUSE_REQUESTED, "Approval") not in records(world.plan())
+    asked(world, "tool:1.1")
+    answer(world, "approved", "tool:1.1")
+    assert world.state.phase is RunPhase.RUNNING
+    world.report("safe", T.ITERATION_COMPLETE, {"iteration": 1})
+    assert [each.key for each in world.state.consents] == ["tool:1.1"]
+
+
+@pytest.mark.rule("T6")
+def test_a_new_attempt_that_comes_to_an_earlier_question_waits_for_the_same_answer() -> None:
+    world = at_work()
+    asked(world, reject_at=world.now + HOUR)
+    (first,) = world.state.consents
+    next_attempt(world)
+    world.now += PARK_MS
+    asked(world, reject_at=world.now + 2 * HOUR)
+    assert world.state.consents == (replace(first, epoch=2),)
+    assert world.state.phase is RunPhase.AWAITING_APPROVAL
+    assert (T.PAUSE_REQUESTED, "Approval") in records(world.plan())
+
+
+@pytest.mark.rule("T6")
+def test_a_new_attempt_that_is_to_do_something_else_there_asks_something_else() -> None:
+    world = at_work()
+    asked(world)
+    (first,) = world.state.consents
+    next_attempt(world)
+    asked(world, subject="the tool write is to run")
+    (second,) = world.state.consents
+    assert (second.subject, second.offset > first.offset) == ("the tool write is to run", True)
+
+
+@pytest.mark.rule("T6")
+def test_what_is_asked_anew_is_asked_and_answered_by_records_of_their_own() -> None:
+    """An id that was used before would be taken for the record that has it, and change nothing."""
+    world = at_delivery(PUSH.model_copy(update={"name": "p" * 63, "reject_after_ms": HOUR}))
+    world.step()
+    assert [each.epoch for each in world.state.consents] == [1]
+    next_attempt(world).work()
+    world.step()
+    assert [each.epoch for each in world.state.consents] == [2]
+    world.now += HOUR
+    plan = world.plan()
+    assert all(len(each.record_id) <= MAX_ID for each in plan.actions if isinstance(each, a.Report))
+    settle(world)
+    assert world.state.end is not None
+    assert world.state.end.reason == "ApprovalRejected"
 
 
 # --- when to look again -----------------------------------------------------------------------------------------------
@@ -339,3 +432,22 @@ def test_another_commit_is_another_question() -> None:
     assert unmet((PUSH,), world.state.consents, commit) is None
     assert unmet((PUSH,), world.state.consents, "c" * 40) == PUSH
     assert unmet((BASH,), (), commit) is None
+
+
+@pytest.mark.rule("T6", "B3")
+@pytest.mark.parametrize(
+    ("driver", "safe_points", "parks"), [("command", 0, False), ("command", 1, True), ("codex", 0, True)]
+)
+def test_a_program_that_would_begin_anew_keeps_its_sandbox_while_its_next_request_waits(
+    driver: str, safe_points: int, parks: bool
+) -> None:
+    world = started(approvals=(SPEND,), agent=ResolvedAgent(driver=driver, command=("true",)))
+    world.gateway.as_runner("s", T.AGENT_STARTED, {}, 1, world.now)
+    for n in range(safe_points):
+        world.note(T.ITERATION_COMPLETE, {"iteration": n + 1})
+    asked(world, "cost:spend:1", name="spend", before="Cost")
+    world.now += PARK_MS
+    assert (records(world.plan()) == [(T.PAUSE_REQUESTED, "Approval")]) == parks
+    assert world.plan().reason == ("" if parks else "AwaitingApproval")
+    answer(world, "approved")
+    assert records(world.plan()) == []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, ResolveRequest
 from moorage.core.approvals.choosing import Unfit, meant
 from moorage.core.approvals.consent import APPROVED, REJECTED
-from moorage.core.commands.admission import Accepted, Decision, Rejected, decide
+from moorage.core.commands.admission import Abilities, Accepted, Decision, Rejected, decide
 from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, known
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.journal.record import BlobRef, Draft, Record, RecordType
@@ -37,6 +38,9 @@ from moorage.store.errors import DuplicateMismatch
 
 TRIES = 16  # decisions that a run's next record made another one of
 CROWDED = "TooManyCommands"
+BEGINS_ANEW = (
+    "the run's driver has no safe point of its own: an agent that reports none within timeouts.pause begins anew"
+)
 TOLD = ("authority", "input_source", "effect", "outcome", "note", "approval", "question", "observed_offset")
 
 
@@ -127,7 +131,9 @@ class CommandsRoom:
     def _decider(self, run: Run, asked: CommandRequest) -> Callable[[Run], Decision]:
         """By the run's state, and then by what only this door knows."""
         can = self._gate.deps.abilities(run.spec.agent.driver)
-        further = {"Pause": pausable, "Resume": self._resumable}.get(asked.type)
+        doors: dict[str, Callable[[Run], Decision]]
+        doors = {"Pause": partial(pausable, can), "Resume": self._resumable}
+        further = doors.get(asked.type)
 
         def decided(now: Run) -> Decision:
             decision = decide(asked, now.state, can)
@@ -167,7 +173,7 @@ class CommandsRoom:
         outcome = APPROVED if asked.type == "Approve" else REJECTED
         said: dict[str, Any] = {"key": consent.key, "outcome": outcome, "by": who, "reason": asked.note}
         said["usage"] = {"human_approvals": 1}
-        return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.key, actor=asked.issuer or None)]
+        return [self._ledger.observed(RecordType.APPROVAL_DECIDED, said, consent.offset, actor=asked.issuer or None)]
 
     async def _admit(self, run: Run, taking: Taking) -> Receipt:
         """Append what is decided, on the very state that the record follows."""
@@ -226,10 +232,12 @@ def record_id(command_id: str) -> str:
     return plain if len(plain) <= MAX_ID else f"command:{hashlib.sha256(command_id.encode()).hexdigest()}"
 
 
-def pausable(run: Run) -> Decision:
-    """Raise Refusal where no attempt works and none waits to."""
+def pausable(can: Abilities, run: Run) -> Decision:
+    """Raise Refusal where no attempt works and none waits to. Who loses work by it is told so."""
     demand_pausable(run.state)
-    return Accepted("AlreadyPaused" if run.state.phase is RunPhase.PAUSED else "")
+    if run.state.phase is RunPhase.PAUSED:
+        return Accepted("AlreadyPaused")
+    return Accepted(about="" if can.safe_points or run.state.attempt_safe_points else BEGINS_ANEW)
 
 
 def _alike(one: Decision, other: Decision) -> bool:

@@ -6,10 +6,14 @@ restart, asks the same question. Tool calls are held up by the runner, in the sa
 
 from __future__ import annotations
 
+import contextlib
+from uuid import uuid4
+
 from moorage.api.commands import ConsentAnswer, ConsentRequest
 from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedApproval
-from moorage.core.approvals.consent import APPROVED, Consent, asked, for_cost, for_host, for_tool
+from moorage.core.approvals.consent import APPROVED, Consent, asked, asked_in, for_cost, for_host, for_tool
+from moorage.core.approvals.reducing import ended
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.gateway.constraints import Exhausted
@@ -18,9 +22,14 @@ from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Gone
 from moorage.gateway.signals import rung_within
+from moorage.gateway.watching import not_at_work
 
 PENDING = ConsentAnswer(status="pending")
 ASK_AGAIN_S = 60
+
+
+class Needless(Exception):
+    """The journal has the question, or nobody is left to ask it."""
 
 
 class Consents:
@@ -56,7 +65,8 @@ class Consents:
     async def demand_spending(self, caller: Caller, gone: Gone) -> None:
         """Hold a request to the model until somebody says that the run may spend on. Raise Exhausted where it may not.
 
-        A run that is to stand still meanwhile is let through: whoever sees to that holds it, or refuses it.
+        A run that is to stand still meanwhile is let through: whoever sees to that holds it, or refuses it. Raise
+        Refusal where nobody waits for the answer any more.
         """
         spent = caller.run.state.usage.cost_micros
         due = for_cost(caller.run.spec.approvals, spent)
@@ -65,15 +75,19 @@ class Consents:
         approval, step = due
         subject = f"${dollars(spent)} are spent, and more is to be"
         found, key = None, f"cost:{approval.name}:{step}"
-        while found is None and not _stands(caller.run) and not await gone():
+        while found is None and not _stands(caller.run):
+            if ended(caller.run.state) or await gone():
+                raise not_at_work("nobody waits any more for what the model was to be asked")
             found = await self._answered(caller, approval, key, subject)
         if found is not None and found.status != APPROVED:
             raise Exhausted(f"BudgetExhausted: spending on was refused by {found.by or 'somebody'}")
 
     async def _answered(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> Consent | None:
-        """The answer, once there is one; None where the wait is over without, or the run is to stand still."""
+        """The answer, once there is one; None where the wait is over without, the run is to stand still, or the
+        question is withdrawn.
+        """
         run = caller.run
-        if asked(run.state.consents, key) is None:
+        if asked_in(run.state.consents, key, caller.epoch) is None:
             await self._request(caller, approval, key, subject)
         deadline = self._clock.monotonic_ms() + self._settings.orders_wait_ms
         while True:
@@ -82,11 +96,12 @@ class Consents:
             consent, left = asked(run.state.consents, key), deadline - self._clock.monotonic_ms()
             if consent is not None and not consent.pending:
                 return consent
-            if left <= 0 or _stands(run):
+            if left <= 0 or consent is None or _stands(run):
                 return None
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> None:
+        """Once in an attempt, however many ask at one moment and at whatever gateway."""
         patience = approval.reject_after_ms
         said = {
             "key": key,
@@ -96,8 +111,14 @@ class Consents:
             "reject_at": None if patience is None else self._clock.now_ms() + patience,
         }
         attempt = caller.run.state.attempt or None
-        draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, key, attempt=attempt)
-        await self._ledger.append(caller.run, caller.epoch, [draft])
+        draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, uuid4().hex, attempt=attempt)
+
+        def needed(run: Run) -> None:
+            if ended(run.state) or asked_in(run.state.consents, key, caller.epoch) is not None:
+                raise Needless
+
+        with contextlib.suppress(Needless):
+            await self._ledger.append(caller.run, caller.epoch, [draft], needed)
 
 
 def _stands(run: Run) -> bool:

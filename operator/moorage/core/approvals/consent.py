@@ -25,8 +25,8 @@ TIMEOUT: Final = "timeout"  # who says no where nobody answers
 @dataclass(frozen=True)
 class Consent:
     """One question. `key` says what exactly is asked, so that asked again it is the same question; `name` is that of
-    the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status, `offset`
-    that of the record that asked.
+    the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status. `offset`
+    is that of the record that asked it first, `epoch` whose attempt asked it last: another one may never come to it.
     """
 
     key: str
@@ -39,6 +39,7 @@ class Consent:
     by: str = ""
     reason: str = ""
     offset: int = 0
+    epoch: int = 0
 
     @property
     def pending(self) -> bool:
@@ -60,15 +61,21 @@ def waiting(consents: Iterable[Consent], name: str | None = None) -> Consent | N
     return next((each for each in consents if each.pending and name in {None, each.name}), None)
 
 
-def foremost(consents: Iterable[Consent]) -> Consent | None:
+def asked_in(consents: Iterable[Consent], key: str, epoch: int) -> Consent | None:
+    """The question of that key, where that attempt needn't ask it: it has done so, or somebody has answered."""
+    found = asked(consents, key)
+    return None if found is None or (found.pending and found.epoch < epoch) else found
+
+
+def foremost(consents: Iterable[Consent], epoch: int) -> Consent | None:
     """The one to tell people of: a question that all waits for before one that the agent goes on without."""
     consents = tuple(consents)
-    return parking(consents) or waiting(consents)
+    return parking(consents, epoch) or waiting(consents)
 
 
-def parking(consents: Iterable[Consent]) -> Consent | None:
-    """The oldest that nobody has answered, and that a sandbox would do nothing but wait for."""
-    return next((each for each in consents if each.pending and each.before in PARKED), None)
+def parking(consents: Iterable[Consent], epoch: int) -> Consent | None:
+    """The oldest that nobody has answered, and that the sandbox of that epoch would do nothing but wait for."""
+    return next((each for each in consents if each.pending and each.epoch == epoch and each.before in PARKED), None)
 
 
 def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:

@@ -1,4 +1,8 @@
-"""How records change what a run waits for (T6). A question is asked once and answered once; the first answer stands."""
+"""How records change what a run waits for (T6). A question is asked once and answered once; the first answer stands.
+
+One that nobody waits for any more is withdrawn: its agent has ended, or another attempt works on and doesn't come to
+it. It is forgotten as if it had never been asked, costs nobody an answer, and is asked anew where somebody does.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from moorage.core.approvals.consent import (
     APPROVED,
     DELIVERY,
     EGRESS,
+    PARKED,
     PENDING,
     REJECTED,
     TIMEOUT,
+    TOOL_CALL,
     Consent,
     asked,
+    asked_in,
     kept,
 )
 from moorage.core.journal.record import Record
@@ -23,25 +30,68 @@ from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.state import RunState
 
 ASKING = frozenset({RunPhase.RUNNING, RunPhase.VERIFYING})
+STOPPED = frozenset({"paused", "unknown"})  # outcomes of an agent whose next attempt comes to the same questions
 
 
 def requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    """The run waits, unless it stands still for another reason already."""
-    if asked(s.consents, p["key"]) is not None:
+    """The run waits, unless it stands still for another reason already. Who asks after its end is heard no more, and a
+    new attempt comes to the question of an earlier one: it is the same, with the time that it has left, unless it is
+    about something else by now.
+    """
+    if asked_in(s.consents, p["key"], s.epoch) is not None or (ended(s) and p["before"] != DELIVERY):
         return NOTHING
-    told = (p["key"], p["name"], p["before"], p.get("subject", ""))
-    consent = Consent(*told, PENDING, r.recorded_at, p.get("reject_at"), offset=r.seq)
-    consents = kept((*s.consents, consent))
+    new, known = _question(r, p), asked(s.consents, p["key"])
+    consent = replace(known if known is not None and known.subject == new.subject else new, epoch=s.epoch)
+    consents = _with(s.consents, consent)
     if s.phase not in ASKING or not _holds_up(s, consent):
         return {"consents": consents}
     return to(s, RunPhase.AWAITING_APPROVAL, r.type, consents=consents)
 
 
+def _with(consents: tuple[Consent, ...], consent: Consent) -> tuple[Consent, ...]:
+    """In the place of the one of its key, else as the last."""
+    if asked(consents, consent.key) is None:
+        return kept((*consents, consent))
+    return kept(tuple(consent if each.key == consent.key else each for each in consents))
+
+
+def _question(r: Record, p: Mapping[str, Any]) -> Consent:
+    subject, until = p.get("subject", ""), p.get("reject_at")
+    return Consent(p["key"], p["name"], p["before"], subject, PENDING, r.recorded_at, until, offset=r.seq)
+
+
 def _holds_up(s: RunState, consent: Consent) -> bool:
     """An agent may have other things to do than to reach a host. Once it has proposed its result, what it asked before
-    is nobody's business any more.
+    is nobody's business any more; nor is ever what an earlier attempt asked.
     """
-    return consent.before != EGRESS if s.proposal is None else consent.before == DELIVERY
+    mine = consent.before != EGRESS if s.proposal is None else consent.before == DELIVERY
+    return mine and consent.epoch == s.epoch
+
+
+def ended(s: RunState) -> bool:
+    """This attempt's agent asks for nothing any more. One that was stopped on its way, or lost, is gone on from."""
+    return s.agent_end is not None and s.agent_end.outcome not in STOPPED
+
+
+def agent_ended(s: RunState, r: Record, outcome: str) -> Changes:
+    """It waits for nothing any more, and neither does its run; what it has come to is told next."""
+    if outcome in STOPPED:
+        return NOTHING
+    consents = tuple(each for each in s.consents if not each.pending or each.before == DELIVERY)
+    if s.phase is not RunPhase.AWAITING_APPROVAL or s.proposal is not None:
+        return {"consents": consents}
+    return to(s, RunPhase.RUNNING, r.type, consents=consents)
+
+
+def attempt_began(s: RunState) -> tuple[Consent, ...]:
+    """The next attempt asks itself for the hosts that it needs, and proposes a result of its own."""
+    return tuple(each for each in s.consents if not each.pending or each.before in PARKED)
+
+
+def iteration_over(s: RunState) -> Changes:
+    """All calls of it are done: one that an earlier attempt asked for, and this one didn't, isn't made any more."""
+    left = tuple(c for c in s.consents if not c.pending or c.before != TOOL_CALL or c.epoch == s.epoch)
+    return {"consents": left} if len(left) < len(s.consents) else NOTHING
 
 
 def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
@@ -52,7 +102,7 @@ def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["outcome"] not in {APPROVED, REJECTED}:
         raise IllegalMove(s.phase, s.phase, f"an approval can't end {p['outcome']!r}")
     answered = replace(consent, status=p["outcome"], at=r.recorded_at, by=p.get("by", ""), reason=p.get("reason", ""))
-    consents = kept(tuple(answered if each is consent else each for each in s.consents))
+    consents = _with(s.consents, answered)
     usage = s.usage if answered.by == TIMEOUT else s.usage.plus("human_approvals")
     if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in consents):
         return {"consents": consents, "usage": usage}

@@ -7,6 +7,7 @@ from __future__ import annotations
 from moorage.api.wire import ResolvedApproval, ResolvedRun
 from moorage.core.approvals.consent import (
     APPROVED,
+    COST,
     DELIVERY,
     REJECTED,
     TIMEOUT,
@@ -24,6 +25,7 @@ from moorage.core.run.state import PauseReason, Proposal, RunState
 from moorage.core.run.words import ask_to_pause, fail, report
 
 PARK_MS = 60_000  # a person who is there answers sooner; a sandbox that only waits costs its slot and its node
+WITHOUT_SAFE_POINTS = frozenset({"command"})  # drivers that have none but those that their program reports
 NOBODY = "nobody answered in the time that its approval allows"
 
 
@@ -35,7 +37,7 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
     if late:
         return Plan(actions=late, requeue_ms=1)
     pending = _parking(s)
-    if pending is not None and o.live_sandboxes and now >= _park_at(s, pending):
+    if pending is not None and o.live_sandboxes and now >= _park_at(s, pending) and not _loses_work(o, s, pending):
         asking = ask_to_pause(s, PauseReason.APPROVAL, parked_for(pending), by="approvals")
         return Plan(actions=(asking,), requeue_ms=1)
     return None
@@ -43,7 +45,15 @@ def answering(o: Observed, s: RunState, now: int) -> Plan | None:
 
 def _parking(s: RunState) -> Consent | None:
     """What an agent at work would only wait for; one that is done has nobody who waits, whatever it asked before."""
-    return parking(s.consents) if pausable(s) and s.pause is None else None
+    return parking(s.consents, s.epoch) if pausable(s) and s.pause is None else None
+
+
+def _loses_work(o: Observed, s: RunState, pending: Consent) -> bool:
+    """A program that has reported no safe point would begin anew, and spend the same again up to the same question.
+    Drivers that ask before tool calls have safe points.
+    """
+    mute = o.spec is not None and o.spec.agent.driver in WITHOUT_SAFE_POINTS and s.attempt_safe_points == 0
+    return mute and pending.before == COST
 
 
 def _park_at(s: RunState, pending: Consent) -> int:
@@ -65,7 +75,7 @@ def held_for(spec: ResolvedRun, pending: Consent) -> str:
 
 def _given_up(pending: Consent) -> Report:
     said = {"key": pending.key, "outcome": REJECTED, "by": TIMEOUT, "reason": NOBODY}
-    return report(RecordType.APPROVAL_DECIDED, said, pending.key)
+    return report(RecordType.APPROVAL_DECIDED, said, pending.offset)
 
 
 def due(s: RunState, now: int) -> int | None:
@@ -84,7 +94,7 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
     for approval in for_delivery(spec.approvals):
         consent = asked(s.consents, delivery_key(approval.name, proposal.commit))
         if consent is None:
-            return Plan(actions=(_asking(approval, proposal, now),), requeue_ms=1)
+            return Plan(actions=(_asking(s, approval, proposal, now),), requeue_ms=1)
         if consent.pending:
             return Plan(reason="AwaitingApproval", message=told(o, consent), requeue_ms=due(s, now))
         if consent.status != APPROVED:
@@ -107,7 +117,8 @@ def _is_local(spec: ResolvedRun | None) -> bool:
     return spec is not None and spec.placement == "local"
 
 
-def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
+def _asking(s: RunState, approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
+    """Each attempt that proposes a result asks for it: another's question is withdrawn, were it of the same commit."""
     key = delivery_key(approval.name, proposal.commit)
     until = None if approval.reject_after_ms is None else now + approval.reject_after_ms
     said = {
@@ -117,7 +128,7 @@ def _asking(approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
         "subject": f"{proposal.commit[:12]} is to be delivered",
         "reject_at": until,
     }
-    return report(RecordType.APPROVAL_REQUESTED, said, key)
+    return report(RecordType.APPROVAL_REQUESTED, said, approval.name, s.epoch)
 
 
 def _refused(approval: ResolvedApproval, consent: Consent, proposal: Proposal) -> Report:

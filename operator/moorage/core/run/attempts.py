@@ -133,7 +133,7 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
 
 def _watched(o: Observed, s: RunState, look_ms: int) -> Plan:
     """All is well. What an attempt's start waits for is told, and what a call of its agent's does."""
-    if (pending := foremost(s.consents)) is not None:
+    if (pending := foremost(s.consents, s.epoch)) is not None:
         return Plan(requeue_ms=look_ms, reason="AwaitingApproval", message=asking(o, pending))
     waits = _start_waits(s)
     return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")

@@ -47,7 +47,7 @@ def _awaiting(o: Observed, s: RunState) -> tuple[Condition, ...]:
     """T6: of a run that asks for approvals."""
     if o.spec is None or not o.spec.approvals:
         return ()
-    pending = foremost(s.consents)
+    pending = foremost(s.consents, s.epoch)
     if pending is None or s.end is not None:
         return (_truth("AwaitingApproval", "False", "NothingPending"),)
     return (_truth("AwaitingApproval", "True", pending.before, asking(o, pending)),)

@@ -209,7 +209,7 @@ def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int
     if pause.reason == PauseReason.BUDGET:
         return None if pause.widened or pause.widened_by(higher) else _unraised(spec, pause)
     if pause.reason == PauseReason.APPROVAL:
-        pending = parking(s.consents)
+        pending = parking(s.consents, s.epoch)
         return Hold(pause.reason, held_for(spec, pending)) if pending is not None else None
     return Hold(pause.reason, pause.message)
 

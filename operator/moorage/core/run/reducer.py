@@ -136,6 +136,7 @@ def _epoch_raised(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         deferral=None,
         recovered=s.attempt > 0,
         children_ending=False,
+        consents=approvals.attempt_began(s),
         **pauses.went_on(s, r),
     )
 
@@ -180,7 +181,8 @@ def _iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes
     done = p["iteration"]
     if done <= s.iteration:
         raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
-    point = {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
+    at = {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
+    point = {**at, **approvals.iteration_over(s)}
     return point if (disk := p.get("disk_bytes")) is None else point | {"disk_bytes": disk}
 
 
@@ -216,7 +218,7 @@ def _agent_finished(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     end = AgentEnd(
         p["outcome"], p["reason"], p.get("message", ""), p.get("summary", ""), p.get("exit_code"), r.recorded_at
     )
-    return {"agent_end": end, "progress_at": r.recorded_at, **_fetched(s)}
+    return {"agent_end": end, "progress_at": r.recorded_at, **_fetched(s), **approvals.agent_ended(s, r, end.outcome)}
 
 
 def _result_proposed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

@@ -1,0 +1,155 @@
+"""T6 at the doors of sandboxes: a question is one however many ask it, and nothing passes for want of who waits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from tests.contract.test_two_gateways import Pair, pair
+from tests.gateway_script import Operator, agent_at_work, ok, resolved, result, told
+from tests.model_place import ANTHROPIC, PRICES, Place, place, script
+
+from moorage.api.wire import ResolvedAgent, ResolvedApproval
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+
+__all__ = ["pair", "place", "script"]  # fixtures
+pytestmark = pytest.mark.timeout(120)  # two gateways
+
+SHELL = ResolvedApproval(name="shell", before="ToolCall", reject_after_ms=3_600_000)
+SPEND = ResolvedApproval(name="spend", before="Cost", step_micros=10)
+BUILTIN = ResolvedAgent(driver="builtin")
+CONSENT, RECORDS = "/v1/self/consent", "/v1/self/records"
+KEPT = 32  # answers about calls
+
+
+@dataclass
+class Ticking(StepClock):
+    """No two readings of the wall clock are the same."""
+
+    def now_ms(self) -> int:
+        self.wall += 1
+        return self.wall
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    return Ticking()
+
+
+async def until(so: Callable[[], Awaitable[object]]) -> None:
+    while not await so():  # noqa: ASYNC110  somebody else's doing
+        await asyncio.sleep(0.01)
+
+
+async def pending(operator: Operator) -> list[Any]:
+    return [each for each in (await operator.state())["consents"] if each["status"] == "pending"]
+
+
+async def answer(operator: Operator, name: str, approval: str, kind: str = "Approve") -> Any:
+    body = {"command_id": name, "type": kind, "approval": approval, "issuer": "ada"}
+    return await ok(await operator.http.post(f"{operator.door}/commands", json=body))
+
+
+def asking(runner: httpx.AsyncClient, key: str, epoch: int = 1) -> "asyncio.Task[httpx.Response]":
+    return asyncio.create_task(runner.post(CONSENT, json={"epoch": epoch, "key": key, "tool": "bash"}))
+
+
+async def at_work(gateway: LocalGateway, upstream: GitServer) -> tuple[Operator, httpx.AsyncClient]:
+    operator = Operator(gateway, resolved(upstream, agent=BUILTIN, approvals=(SHELL,)))
+    return operator, await agent_at_work(gateway, operator)
+
+
+@pytest.mark.rule("T6", "M5")
+async def test_who_asks_side_by_side_at_two_gateways_asks_one_question(pair: Pair, upstream: GitServer) -> None:
+    operator, here = await at_work(pair.one, upstream)
+    _, there = pair.sandboxes("p1")
+    asked = [asking(http, "1.0") for http in (here, there) * 4]
+    await until(lambda: pending(operator))
+    assert (await answer(operator, "a1", "shell"))["state"] == "Done"
+    assert {(await ok(await each))["status"] for each in asked} == {"approved"}
+    assert (await operator.types()).count("APPROVAL_REQUESTED") == 1
+
+
+@pytest.mark.rule("T6")
+async def test_a_question_whose_answer_was_forgotten_is_asked_and_answered_anew(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    operator, runner = await at_work(gateway, upstream)
+    for n in (*range(KEPT + 1), 0):
+        asked = asking(runner, f"1.{n}")
+        await until(lambda: pending(operator))
+        offset = (await operator.state())["offset"]
+        assert (await answer(operator, f"a{offset}", "shell"))["state"] == "Done"
+        assert (await ok(await asked))["status"] == "approved"
+    assert (await operator.state())["usage"]["human_approvals"] == KEPT + 2
+
+
+@pytest.mark.rule("T6", "R1")
+async def test_a_new_attempt_comes_to_the_question_of_the_one_before(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    operator, runner = await at_work(gateway, upstream)
+    first = asking(runner, "1.0")
+    await until(lambda: pending(operator))
+    (before,) = await pending(operator)
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    await ok(await second.post(RECORDS, json=told("AGENT_STARTED", {}, epoch=2)))
+    assert (await operator.state())["phase"] == "Running"
+    asked = asking(second, "1.0", 2)
+    await until(lambda: _phase(operator, "AwaitingApproval"))
+    assert await pending(operator) == [before | {"epoch": 2}]
+    await answer(operator, "a1", "shell")
+    assert (await ok(await asked))["status"] == "approved"
+    await first
+
+
+async def _phase(operator: Operator, phase: str) -> bool:
+    return bool((await operator.state())["phase"] == phase)
+
+
+# --- spending ---------------------------------------------------------------------------------------------------------
+
+
+async def held(place: Place) -> tuple[Operator, "asyncio.Task[httpx.Response]"]:
+    """A request to the model that waits for an answer, the first step being spent."""
+    operator = await place.run(ANTHROPIC, prices=PRICES, approvals=(SPEND,))
+    assert (await place.ask(ANTHROPIC)).status_code == 200
+    asked = asyncio.create_task(place.ask(ANTHROPIC))
+    await until(lambda: pending(operator))
+    return operator, asked
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_a_request_that_nobody_waits_for_is_not_sent_without_its_approval(place: Place, clock: StepClock) -> None:
+    _, asked = await held(place)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    refusals = place.gateway.deps.metrics.model_requests.labels(ANTHROPIC.name, "NotAtWork")
+
+    async def refused_it() -> bool:
+        clock.advance(place.gateway.deps.settings.orders_wait_ms)
+        await ok(
+            await place.client().post(RECORDS, json=told("DRIFT_SAVED", {}, str(clock.steady)))
+        )  # wakes whoever waits
+        return bool(refusals._value.get())
+
+    await until(refused_it)
+    assert len(place.model.bodies) == 1
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_an_agent_that_has_ended_spends_no_more(place: Place) -> None:
+    operator, asked = await held(place)
+    ended = result(None, outcome="failed", reason="AgentFailed", exit_code=1)
+    await ok(await place.client().post("/v1/self/result", json=ended))
+    assert await pending(operator) == []
+    answered = await asked
+    assert (answered.status_code, len(place.model.bodies)) == (400, 1)
+    assert (await answer(operator, "a1", "spend"))["reason"] == "NothingToApprove"
