@@ -4,17 +4,21 @@ parent, whatever dies.
 
 from typing import Any
 
+import httpx
 import pytest
 from tests.integration.operator_world import OperatorWorld
 
 from moorage.api import names
+from moorage.testing.models import Reply, Script, StandIn
+from moorage.testing.models.script import Usage
 
-PROVIDER = {"protocol": "anthropic-messages", "baseURL": "https://models.example"}
 AGENT = {
     "driver": "builtin",
     "model": {"providerRef": {"name": "models"}, "name": "m-1"},
     "children": {"max": 3, "concurrent": 2},
 }
+
+ANSWER = Reply(text="Yes.", usage=Usage(input_tokens=10, output_tokens=2))
 
 
 async def pod_of(world: OperatorWorld, name: str) -> dict[str, Any]:
@@ -27,18 +31,19 @@ async def pod_of(world: OperatorWorld, name: str) -> dict[str, Any]:
     return found
 
 
-async def a_parent(world: OperatorWorld) -> dict[str, Any]:
+async def a_parent(world: OperatorWorld, models: str = "https://models.example", tokens: str = "1k") -> dict[str, Any]:
     """Its sandbox; its agent works."""
-    body = {"apiVersion": names.API_VERSION, "kind": "ModelProvider", "metadata": {"name": "models"}, "spec": PROVIDER}
+    spec = {"protocol": "anthropic-messages", "baseURL": models}
+    body = {"apiVersion": names.API_VERSION, "kind": "ModelProvider", "metadata": {"name": "models"}, "spec": spec}
     await world.api.create(world.path("modelproviders", version=names.API_VERSION), body)
-    await world.apply_run("fix", agent=AGENT, constraints={"tokens": {"hard": "1k"}})
+    await world.apply_run("fix", agent=AGENT, constraints={"tokens": {"hard": tokens}})
     pod = await pod_of(world, "fix")
     await world.work(pod, finish=False)
     return pod
 
 
-async def spawn(world: OperatorWorld, pod: dict[str, Any], key: str = "1.0") -> str:
-    asked = {"epoch": 1, "key": key, "goal": "the parser", "tokens": 300}
+async def spawn(world: OperatorWorld, pod: dict[str, Any], key: str = "1.0", tokens: int = 300) -> str:
+    asked = {"epoch": 1, "key": key, "goal": "the parser", "tokens": tokens}
     answer = await world.sandbox(pod).post("/v1/self/children", json=asked)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["name"])
@@ -124,3 +129,46 @@ async def test_a_child_by_hand_has_its_share_and_waits_while_too_little_is_left(
     await world.until_phase("large", "Cancelled")
     await world.api.patch(world.run_path("fix"), {"metadata": {"labels": {"looked": "again"}}})
     await pod_of(world, "larger")
+
+
+@pytest.mark.rule("X2", "B3")
+@pytest.mark.parametrize("way", ["cancelled", "failed"])
+@pytest.mark.timeout(180)
+async def test_a_child_that_goes_on_spending_is_stopped_with_its_parent_and_billed_to_it(
+    world: OperatorWorld, way: str
+) -> None:
+    """Its agent hears of nothing, and asks its model again and again: the door closes, and stays closed."""
+    async with StandIn(Script(replies=(ANSWER,))).serving() as model:
+        await world.start()
+        pod = await a_parent(world, model.url, "1M")
+        name = await spawn(world, pod, tokens=900_000)
+        theirs = await pod_of(world, name)
+        await world.work(theirs, finish=False)
+        asked = 0
+        while (answer := await ask(world, theirs, asked)).is_success:
+            asked += 1
+            if asked == 2:
+                await end_parent(world, pod, way)
+        assert "BudgetExhausted" not in answer.text
+        for each in (theirs, pod):
+            await world.end_pod(each)
+        await world.until_phase("fix", "Cancelled" if way == "cancelled" else "Failed", seconds=120)
+        assert not (await ask(world, theirs, 0)).is_success
+        assert len(model.log) == asked >= 2
+    status, (settled,) = await world.status(name), await children(world)
+    assert (status["phase"], status["reason"]) == ("Cancelled", "ParentEnded")
+    assert (settled["outcome"], settled["used"]["tokens"]) == ("Cancelled", asked * 12)
+
+
+async def ask(world: OperatorWorld, pod: dict[str, Any], number: int) -> httpx.Response:
+    """One of many questions to its model."""
+    question = [{"role": "user", "content": f"{number}?"}]
+    body = {"model": "m-1", "max_tokens": 2, "messages": question}
+    return await world.sandbox(pod).post("/model/v1/messages", json=body)
+
+
+async def end_parent(world: OperatorWorld, pod: dict[str, Any], way: str) -> None:
+    if way == "cancelled":
+        await world.api.patch(world.run_path("fix"), {"spec": {"cancel": True}})
+    else:
+        await world.finish(pod, "failed")
