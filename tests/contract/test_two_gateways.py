@@ -17,7 +17,7 @@ from tests.contract.test_gateway_streams import events
 from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, commit, git, ok, refused, resolved, told
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedModel
+from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
 from moorage.app.peers import open_peers
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.heads import SigningKey
@@ -323,3 +323,23 @@ async def test_both_keep_one_budget(pair: Pair, upstream: GitServer) -> None:
     assert len(provider.log) == 6
     used = (await Operator(pair.other, operator.spec).state())["usage"]
     assert (used["input_tokens"], used["output_tokens"], used["model_requests"]) == (60, 30, 6)
+
+
+@pytest.mark.rule("B2", "O2")
+async def test_children_that_are_asked_for_at_both_are_each_one_and_share_one_budget(
+    pair: Pair, upstream: GitServer
+) -> None:
+    """Each call is made at both at once, as by a runner that got no answer."""
+    agent = ResolvedAgent(driver="command", command=("true",), children=ResolvedChildren(max=20, concurrent=20))
+    spec = resolved(upstream, agent=agent, limits=ResolvedLimits(tokens_hard=1_000))
+    operator, doors = Operator(pair.one, spec), pair.sandboxes("p1")
+    await agent_at_work(pair.one, operator)
+    asked = [{"epoch": 1, "key": f"1.{n}", "goal": f"part {n}", "tokens": 300} for n in range(5)]
+    answers = await asyncio.gather(*(door.post("/v1/self/children", json=body) for body in asked for door in doors))
+    for here, there in zip(answers[::2], answers[1::2], strict=True):
+        assert (here.status_code, here.json().get("name")) == (there.status_code, there.json().get("name"))
+    granted = {answer.json()["name"] for answer in answers if answer.status_code == 200}
+    refusals = {answer.json()["reason"] for answer in answers if answer.status_code != 200}
+    assert (len(granted), refusals) == (3, {"ParentBudget"})
+    for state in (await operator.state(), await Operator(pair.other, spec).state()):
+        assert {child["name"] for child in state["children"]} == granted

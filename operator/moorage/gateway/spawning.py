@@ -74,9 +74,10 @@ class SpawningRoom:
 
     async def _request(self, caller: Caller, body: SpawnRequest) -> None:
         run = caller.run
-        number = run.state.children_asked + 1
+        _demand_allowed(run)
+        number, share = run.state.children_asked + 1, self._share(run, body)  # by the state that doesn't know the key
         content = await self._ledger.attach(run, body.model_dump_json().encode())
-        draft = self._draft(run, body, number, content)
+        draft = self._draft(run, body, number, share, content)
 
         def fits(run: Run) -> None:
             if run.state.children_asked + 1 != number or _by_key(run, body.key) is not None:
@@ -88,13 +89,12 @@ class SpawningRoom:
         await self._ledger.append(run, caller.epoch, [draft], fits)
         reached(Point.SPAWN_AFTER)
 
-    def _draft(self, run: Run, body: SpawnRequest, number: int, content: BlobRef) -> Draft:
-        _demand_allowed(run)
+    def _draft(self, run: Run, body: SpawnRequest, number: int, share: ResolvedLimits, content: BlobRef) -> Draft:
         payload = {
             "key": body.key,
             "name": names.hashed(f"{run.spec.name}-{number}", run.uid, number),
             "start": body.start,
-            "reserve": told(reserve_of(self._share(run, body))),
+            "reserve": told(reserve_of(share)),
         }
         return self._ledger.observed(
             RecordType.CHILD_REQUESTED,
