@@ -12,7 +12,7 @@ from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, checkp
 from tests.model_place import ANTHROPIC, MODEL, PRICES, REPLY
 
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedEgress, ResolvedModel, ResolvedSandbox
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedEgress, ResolvedModel, ResolvedSandbox
 from moorage.core.constraints.judging import Action, Context, Validation
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.sqlite import SqliteStore
@@ -310,6 +310,22 @@ async def test_0_left_is_told_as_0_and_unlimited_not_at_all(site: Site) -> None:
 
 
 # --- custom -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C4", "B1")
+async def test_how_often_people_are_asked_is_limited_by_an_expression(site: Site) -> None:
+    shell = ResolvedApproval(name="shell", before="ToolCall")
+    limits = ResolvedLimits(custom=(cel("humanApprovals < 1", message="nobody is to be asked again"),))
+    agent = ResolvedAgent(driver="builtin")
+    operator = Operator(site.gateway, resolved(site.upstream, agent=agent, approvals=(shell,), limits=limits))
+    runner = await agent_at_work(site.gateway, operator)
+    asking = asyncio.create_task(runner.post("/v1/self/consent", json={"epoch": 1, "key": "1.0", "tool": "bash"}))
+    while (await operator.state())["phase"] != "AwaitingApproval":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    told_by_ada = {"command_id": "a1", "type": "Approve", "approval": "shell", "issuer": "ada"}
+    await ok(await operator.http.post(f"{operator.door}/commands", json=told_by_ada))
+    assert (await ok(await asking))["status"] == "approved"
+    assert (await Agent(operator, runner).tool())["exhausted"] == "constraint mine: nobody is to be asked again"
 
 
 @pytest.mark.rule("C1", "C4")
