@@ -15,6 +15,7 @@ from moorage.gateway.turns import Turn, Turns
 from moorage.testing.serving import listening
 
 __all__ = ["gateway", "place", "script"]  # fixtures
+pytestmark = pytest.mark.timeout(180)
 LONG = 40.0
 
 
