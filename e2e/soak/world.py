@@ -1,5 +1,6 @@
 """Runs at the soaked gateway: begun as an operator and a runner do it, ended, and released."""
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ from moorage.api.wire import ResolvedAgent, ResolvedModel, ResolvedRun, Resolved
 from moorage.testing.gateway import OPERATOR_TOKEN
 
 TENANT, SECRET = "soak", "model"
+ASKS, PASSING = 60, {425, 503}
 OPERATOR = {"authorization": f"Bearer {OPERATOR_TOKEN}"}
 
 
@@ -28,10 +30,19 @@ class World:
         await self.told(self.http.post(f"{run}/fence", json=fence, headers=OPERATOR))
         pod = {"pod_uid": uid, "pod_name": uid, "epoch": 1, "role": "runner"}
         await self.told(self.http.post(f"{run}/pods", json=pod, headers=OPERATOR))
-        given = await self.told(self.http.get(f"{self.url}/v1/self", headers=runner))
+        given = await self._assigned(runner)
         base = {"base": given["git"]["base"], "branch": f"moorage/{uid}"}
         await self.report(runner, self._record("WORKSPACE_READY", base), self._record("AGENT_STARTED", {}))
         return runner
+
+    async def _assigned(self, runner: dict[str, str]) -> Any:
+        """What a runner is to do: it asks again while its repository is fetched, as runners do."""
+        for _ in range(ASKS):
+            async with self.http.get(f"{self.url}/v1/self", headers=runner) as answer:
+                if answer.status not in PASSING:
+                    break
+            await asyncio.sleep(1.0)
+        return await self.told(self.http.get(f"{self.url}/v1/self", headers=runner))
 
     async def report(self, runner: dict[str, str], *records: dict[str, Any]) -> None:
         """What a runner tells."""

@@ -1,5 +1,5 @@
-"""T2, by a search over everything: a provider's key, a git password and the run's token, after whole runs that went
-well and badly, are where they belong and nowhere else."""
+"""T2, by a search over everything: a provider's key, a git password, a host's and a forge's token and the run's own,
+after whole runs that went well and badly, are where they belong and nowhere else."""
 
 import asyncio
 import base64
@@ -16,9 +16,22 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from moorage.api.wire import ResolvedAgent, ResolvedDelivery, ResolvedModel, SecretRef
+from moorage.api.wire import (
+    ResolvedAgent,
+    ResolvedDelivery,
+    ResolvedEgress,
+    ResolvedModel,
+    ResolvedPullRequest,
+    ResolvedRun,
+    ResolvedSandbox,
+    SecretRef,
+)
+from moorage.app.tracing import named
 from moorage.core.journal.ciphers import ContentKeys
-from moorage.telemetry.spans import Named, Weaver
+from moorage.gateway.settings import GatewaySettings
+from moorage.telemetry.spans import Span, woven
+from moorage.testing.authority import Authority
+from moorage.testing.forge import StandInForge
 from moorage.testing.models import Fault, Reply, Script, ToolCall
 from moorage.testing.models.script import Conversation, Usage
 from moorage.testing.trees import git
@@ -26,16 +39,26 @@ from moorage.testing.world import BRANCH, TENANT, Run, Sandbox, World
 
 pytestmark = pytest.mark.timeout(300)  # whole runs, with a sampler of processes beside them
 KEY, PASSWORD = f"sk-canary-{token_hex(8)}", f"pw-canary/+{token_hex(8)}"  # of no other run on this machine
+HOST_TOKEN, FORGE_TOKEN = f"host-canary-{token_hex(8)}", f"forge-canary-{token_hex(8)}"
+HOST = "pay.example.com"
 PLANTED = f"planted-{token_hex(8)}"
 USAGE = Usage(input_tokens=100, output_tokens=10)
 LOOK = f"""
 env > env.txt; git config --list --show-origin > config.txt; git remote -v >> config.txt
 cat /proc/self/environ /proc/$PPID/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'
 echo {PLANTED}; echo {PLANTED} > planted.txt; echo two > a.txt
+python3 -c 'import urllib.request as u; print(u.urlopen("http://{HOST}/orders", b"one").status)'
 """
 MEND = (
     Reply(text="I look.", tools=(ToolCall(name="bash", input={"command": LOOK}),), usage=USAGE),
     Reply(text="Done.", usage=USAGE, faults=(Fault(kind="status", status=529), Fault(kind="cut", after=0))),
+)
+DOORS = (
+    "/model/v1/messages",
+    "/model/v1/responses",
+    "/model/v1/nowhere",
+    f"/egress/http/{HOST}:9/",
+    "/v1/self/records",
 )
 TELLTALE = Fault(kind="status", status=401, times=99, message=f"Incorrect API key provided: {KEY}. Bearer {KEY}")
 SCRIPT = Script(
@@ -110,14 +133,39 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         password=PASSWORD,
         model_key=KEY,
         content_keys=ContentKeys.of([b"k" * 32]),
+        settings=GatewaySettings(egress_private=("127.0.0.0/8",)),
+        hosts={HOST: "127.0.0.1"},
     )
     async with made:
+        made.gateway.secrets.give(TENANT, "host", token=HOST_TOKEN)
+        made.gateway.secrets.give(TENANT, "forge", token=FORGE_TOKEN)
         yield made
 
 
-async def delivered(world: World) -> tuple[Run, Sandbox]:
-    """A run that looks around, fails at the provider twice on its way, and is verified and pushed."""
-    run = await world.admit()
+@pytest.fixture
+async def host() -> AsyncIterator[Authority]:
+    async with Authority().listening() as listening:
+        yield listening
+
+
+@pytest.fixture
+async def forge(world: World) -> AsyncIterator[StandInForge]:
+    """It refuses, and says in that what it was asked with."""
+    made = StandInForge("gitea", world.remote.root / "shop.git", FORGE_TOKEN, faults=["refused"], says=FORGE_TOKEN)
+    async with made.serving():
+        yield made
+
+
+async def delivered(world: World, host: Authority, forge: StandInForge) -> tuple[Run, Sandbox]:
+    """A run that looks around, orders something, fails at the provider twice on its way, is verified and pushed, and
+    has its pull request refused.
+    """
+    reached = ResolvedEgress(host=HOST, scheme="http", port=host.port, credentials=SecretRef(name="host", key="token"))
+    pull = ResolvedPullRequest(
+        kind=forge.kind, api=forge.url, project=forge.project, base="main", credentials=SecretRef(name="forge")
+    )
+    delivery = ResolvedDelivery(branch=BRANCH, pull_request=pull)
+    run = await world.admit(delivery=delivery, sandbox=ResolvedSandbox(egress=(reached,)))
     sandbox = await run.start(environment={"MOORAGE_PLANTED": PLANTED})
     assert await sandbox.ended() == 0, sandbox.said.read_text()
     assert await (await run.verify()).ended() == 0
@@ -162,26 +210,32 @@ async def unreachable(world: World) -> Run:
 
 
 @pytest.mark.rule("T2", "T5", "L4")
-async def test_no_key_no_password_and_no_token_is_anywhere_but_where_it_belongs(world: World, tmp_path: Path) -> None:
+async def test_no_key_no_password_and_no_token_is_anywhere_but_where_it_belongs(
+    world: World, host: Authority, forge: StandInForge
+) -> None:
     search = Search()
     with processes_watched(search), capture_logs() as logs:
-        run, sandbox = await delivered(world)
+        run, sandbox = await delivered(world, host, forge)
         await refused(world)
         await unreachable(world)
         for uid in ("u1", "u2", "u3", "u4"):
             search.add(f"view of {uid}", json.dumps((await world.gateway.operator.get(f"/v1/runs/{uid}")).json()))
+            search.add(f"spans of {uid}", str(await spans(world, uid)))
         client = world.gateway.sandbox(sandbox.pod, TENANT)
-        for door in ("messages", "responses", "nowhere"):
-            answer = await client.post(f"/model/v1/{door}", json={"model": "scripted"})
+        for door in DOORS:
+            answer = await client.post(door, json={"model": "scripted"})
+            assert not answer.is_success, door
             search.add(f"answer of {door}", answer.text + str(answer.headers))
     await asyncio.to_thread(searched, search, world, run, logs)
-    search.add("spans", str([await spans(each) for each in (run,)]))
     assert {"volume-u1/tree/planted.txt", "rows", "u1-p1/runner.log"} & search.find(PLANTED), "it must be able to find"
     assert f"objects of {world.remote.root / 'shop.git'}" in search.find(PLANTED)
-    assert search.find(KEY) == set()
-    assert search.find(PASSWORD) == set()
+    assert {"spans of u1", "rows"} <= search.find("bash")
+    for secret in (KEY, PASSWORD, HOST_TOKEN, FORGE_TOKEN):
+        assert search.find(secret) == set()
     assert search.find(sandbox.token) == {"u1-p1/token"}
     assert {entry.api_key for entry in world.model.log} == {KEY}, "the provider had it all the while"
+    assert [HOST_TOKEN in seen.headers["authorization"] for seen in host.log] == [True], "and the host"
+    assert "403: refused [the credential]" in (await run.state())["effects"][-1]["detail"], "and the forge"
     assert git(world.remote.root / "shop.git", "rev-parse", BRANCH), "and so had the remote"
 
 
@@ -196,6 +250,8 @@ def searched(search: Search, world: World, run: Run, logs: list[object]) -> None
     search.add("logs", str(logs))
 
 
-async def spans(run: Run) -> list[str]:
-    weaver = Weaver(Named(TENANT, run.spec.name, run.spec.uid, run.spec.session_id, "builtin"))
-    return [str(span) for record in await run.records() for span in weaver.feed(record)]
+async def spans(world: World, uid: str) -> list[Span]:
+    """All that a collector would be sent."""
+    spec = ResolvedRun.model_validate(await world.gateway.deps.store.spec(uid))
+    records = await world.gateway.deps.store.read(uid, limit=10_000)
+    return list(woven(named(spec), iter(records)))

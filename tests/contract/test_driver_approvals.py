@@ -9,6 +9,7 @@ import pytest
 from tests.gateway_script import refused
 
 from moorage.api.wire import ResolvedApproval, ResolvedEgress, ResolvedPrices, ResolvedSandbox
+from moorage.drivers.telling import question_of
 from moorage.gateway.settings import GatewaySettings
 from moorage.testing.authority import Authority
 from moorage.testing.models import Reply, Script, ToolCall
@@ -51,7 +52,8 @@ async def test_a_call_runs_once_a_person_allows_it(tmp_path: Path) -> None:
         assert (await answer(fix, "Approve", "other"))["reason"] == "NothingToApprove"
         told = await answer(fix, "Approve")
         assert (told["state"], told["reason"]) == ("Done", "Approved")
-        assert 'the tool bash is to run: command="echo ran >> ran.txt"' in told["message"]
+        key = question_of("1.1", CALL.input)
+        assert told["message"] == f'tool:{key}: the tool bash is to run: command="echo ran >> ran.txt"'
         assert await sandbox.ended() == 0, sandbox.said.read_text()
         assert (await fix.state())["proposal"]["files"] == 1
         assert (await answer(fix, "Approve")) == told

@@ -85,6 +85,15 @@ async def test_the_same_id_with_another_content_is_refused(gateway, upstream, ot
     assert len(await operator.records()) == length
 
 
+@pytest.mark.rule("M2", "R8")
+@pytest.mark.parametrize("way", [{"authority": "another"}, {"surface": "kubectl"}, {"input_source": "RunCommand"}])
+async def test_the_same_that_comes_in_another_way_is_the_same(gateway, upstream, way) -> None:
+    operator, _ = await working(gateway, upstream)
+    first = await receipt(gateway)
+    assert await receipt(gateway, **way) == first
+    assert (await operator.types()).count("COMMAND_ACCEPTED") == 1
+
+
 @pytest.mark.rule("M2")
 async def test_ten_at_once_are_one(gateway, upstream) -> None:
     operator, _ = await working(gateway, upstream)
@@ -334,6 +343,42 @@ async def test_a_receipt_that_the_state_has_forgotten_is_found_in_the_journal(ga
     assert (got["state"], got["offset"]) == ("Delivered", (await operator.types()).index("COMMAND_ACCEPTED"))
     refused(await gateway.operator.post(DOOR, json=command(name="c0", text="other")), 409, "CommandIdTaken")
     assert await waiting(runner) == []
+
+
+async def forgotten(gateway: LocalGateway, runner: httpx.AsyncClient) -> None:
+    """So many closed ones that the state keeps none of those before."""
+    for n in range(33):
+        await receipt(gateway, name=f"c{n}")
+        await ok(await runner.post("/v1/self/records", json=delivered(f"c{n}")))
+
+
+@pytest.mark.rule("M2")
+async def test_a_forgotten_command_that_is_asked_again_is_not_done_again(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    question = {"name": "shell", "before": "ToolCall", "subject": "bash", "reject_at": None}
+    await ok(await operator.report(1, "APPROVAL_REQUESTED", question | {"key": "tool:1.0"}, "1"))
+    first = await receipt(gateway, "Approve", "a1", approval="shell")
+    late = await receipt(gateway, "Approve", "a2", approval="shell")
+    await forgotten(gateway, runner)
+    await ok(await operator.report(1, "APPROVAL_REQUESTED", question | {"key": "tool:1.1"}, "2"))
+    length = len(await operator.records())
+    for authority in ("test", "another"):
+        assert await receipt(gateway, "Approve", "a1", approval="shell", authority=authority) == first
+        assert await receipt(gateway, "Approve", "a2", approval="shell", authority=authority) == late
+    refused(await gateway.operator.post(DOOR, json=command("Reject", "a1", approval="shell")), 409, "CommandIdTaken")
+    assert [each["status"] for each in (await operator.state())["consents"]] == ["approved", "pending"]
+    assert len(await operator.records()) == length
+
+
+@pytest.mark.rule("M2", "I6")
+async def test_a_forgotten_receipt_outlives_its_run(gateway, upstream) -> None:
+    operator, runner = await working(gateway, upstream)
+    first = await receipt(gateway, "Resume", "r1")
+    await forgotten(gateway, runner)
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "X", "message": ""}))
+    assert (first["state"], first["reason"]) == ("Rejected", "NotPaused")
+    assert await receipt(gateway, "Resume", "r1") == first
+    assert (await receipt(gateway, "Resume", "r2"))["reason"] == "RunEnded"
 
 
 async def paused(operator: Operator) -> None:

@@ -12,7 +12,7 @@ from tests.gateway_script import PASSWORD, Operator, agent_at_work, beat, checkp
 from tests.model_place import ANTHROPIC, MODEL, PRICES, REPLY
 
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedEgress, ResolvedModel, ResolvedSandbox
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedEgress, ResolvedModel, ResolvedSandbox
 from moorage.core.constraints.judging import Action, Context, Validation
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.sqlite import SqliteStore
@@ -78,8 +78,8 @@ class Agent:
         await self.tell("TOOL_RESPONSE")
         return budget
 
-    async def tell(self, kind: str) -> dict[str, Any]:
-        call = f"1.{self.calls}"
+    async def tell(self, kind: str, number: int | None = None) -> dict[str, Any]:
+        call = f"1.{self.calls if number is None else number}"
         record = {"record_id": f"{kind}:{call}", "type": kind, "payload": {"tool": "bash"}, "tool_call_id": call}
         body = {"epoch": self.epoch, "records": [record | {"recorded_at": 7, "turn": 1}]}
         return (await ok(await self.http.post("/v1/self/records", json=body)))["budget"]
@@ -232,6 +232,28 @@ async def test_a_call_that_is_told_again_is_no_further_one(site: Site) -> None:
     assert (await agent.tell("TOOL_REQUEST"))["exhausted"], "the first one is still under way"
 
 
+@pytest.mark.rule("B2", "B3")
+async def test_of_fifty_calls_at_once_no_more_may_be_made_than_the_limit(site: Site) -> None:
+    """Whoever is told that the limit is used up doesn't make its call (`test_no_tool_is_called_beyond_its_limit`)."""
+    agent = await site.agent(tool_calls_hard=10)
+    budgets = await asyncio.gather(*(agent.tell("TOOL_REQUEST", number) for number in range(50)))
+    assert 1 <= [budget["exhausted"] for budget in budgets].count(None) <= 10
+    assert await agent.standing() == [("toolCalls", "GRACEFUL_EXIT")]
+    assert (await agent.operator.types()).count("TOOL_REQUEST") == 50, "one that is refused may have begun"
+
+
+@pytest.mark.rule("B2", "B3")
+async def test_calls_that_are_told_at_once_are_as_many_as_they_are(site: Site) -> None:
+    agent = await site.agent(tool_calls_hard=2)
+    records = [
+        {"record_id": f"t{n}", "type": "TOOL_REQUEST", "payload": {"tool": "bash"}, "tool_call_id": f"1.{n}", "turn": 1}
+        for n in range(3)
+    ]
+    body = {"epoch": 1, "records": [record | {"recorded_at": 7} for record in records]}
+    budget = (await ok(await agent.http.post("/v1/self/records", json=body)))["budget"]
+    assert budget["exhausted"] == "the run's tool call limit of 2 doesn't allow for 3 more (0 are used)"
+
+
 # --- iterations, disk -------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +310,22 @@ async def test_0_left_is_told_as_0_and_unlimited_not_at_all(site: Site) -> None:
 
 
 # --- custom -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C4", "B1")
+async def test_how_often_people_are_asked_is_limited_by_an_expression(site: Site) -> None:
+    shell = ResolvedApproval(name="shell", before="ToolCall")
+    limits = ResolvedLimits(custom=(cel("humanApprovals < 1", message="nobody is to be asked again"),))
+    agent = ResolvedAgent(driver="builtin")
+    operator = Operator(site.gateway, resolved(site.upstream, agent=agent, approvals=(shell,), limits=limits))
+    runner = await agent_at_work(site.gateway, operator)
+    asking = asyncio.create_task(runner.post("/v1/self/consent", json={"epoch": 1, "key": "1.0", "tool": "bash"}))
+    while (await operator.state())["phase"] != "AwaitingApproval":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    told_by_ada = {"command_id": "a1", "type": "Approve", "approval": "shell", "issuer": "ada"}
+    await ok(await operator.http.post(f"{operator.door}/commands", json=told_by_ada))
+    assert (await ok(await asking))["status"] == "approved"
+    assert (await Agent(operator, runner).tool())["exhausted"] == "constraint mine: nobody is to be asked again"
 
 
 @pytest.mark.rule("C1", "C4")

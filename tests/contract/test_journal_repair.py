@@ -23,7 +23,8 @@ from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source, Stored
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.reducer import REPAIRED, replay
+from moorage.core.run.reducer import replay
+from moorage.core.run.reducing.repairs import REPAIRED
 from moorage.core.run.state import REDUCER_VERSION
 from moorage.store.errors import NothingToRepair, OffsetConflict, RunSealed
 from moorage.store.memory import MemoryStore

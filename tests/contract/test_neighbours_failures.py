@@ -133,12 +133,12 @@ async def test_what_an_ended_agent_leaves_behind_spends_nothing_more(tmp_path: P
         agent = ResolvedAgent(driver="command", command=python(script), model=world.scripted())
         run = await world.admit(agent=agent)
         sandbox = await run.start()
-        await run.until("MODEL_RESPONSE", 2)
+        await run.until("MODEL_RESPONSE", 2, within_s=90)
         if end == "cancel":
             await run.report("CANCEL_REQUESTED", {"reason": "user"})
         else:
             (run.volume / "go").touch()
-        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        assert await sandbox.ended(within_s=90) == 0, sandbox.said.read_text()
         assert sandbox.left() == []
         types = await run.types()
         assert "MODEL_REQUEST" not in types[types.index("CANCEL_REQUESTED" if end == "cancel" else "AGENT_FINISHED") :]

@@ -19,7 +19,7 @@ from moorage.core.run.limits import in_force
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import RunState
-from moorage.gateway.constraints import TOOLS, Asking, Exhausted, Judge, outward
+from moorage.gateway.constraints import Asking, Exhausted, Judge, of_calls, outward
 from moorage.gateway.facts import Facts, fold
 from moorage.testing.clock import StepClock
 
@@ -107,9 +107,9 @@ class Limits(RuleBasedStateMachine):
         for _ in range(count):
             self.asked += 1
             call = f"c{self.asked}"
-            if self._let_through(Asking(TOOLS, calls=frozenset({call}))):
+            if self._let_through(Asking(of_calls(), calls=frozenset({call}))):
                 self._append("TOOL_REQUEST", {"tool": "bash"}, tool_call_id=call)
-                assert self._let_through(Asking(TOOLS, calls=frozenset({call}))), "told again, it is the same call"
+                assert self._let_through(Asking(of_calls(), calls=frozenset({call}))), "told again, it is the same call"
                 self.calls.add(call)
 
     @precondition(lambda self: self.calls)
@@ -158,7 +158,7 @@ class Limits(RuleBasedStateMachine):
         again: Any = Run(self.run.spec)
         again.state = restored(RunState, json.loads(json.dumps(plain(self.run.state))))
         again.facts = restored(Facts, json.loads(json.dumps(plain(self.run.facts))))
-        ask = Asking({**outward(1, effect=True), **TOOLS})
+        ask = Asking({**outward(1, effect=True), **of_calls()})
         assert self.judge.verdict(again, ask) == self.judge.verdict(self.run, ask)
 
 

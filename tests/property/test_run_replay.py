@@ -14,6 +14,7 @@ from moorage.core.run.state import RunState, changed, settled, working
 
 small = st.integers(0, 3)
 words = st.sampled_from(["p1", "p2"])
+SHARES = st.fixed_dictionaries({}, optional={"tokens": small, "cost_micros": small})
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "spec_hash": words,
     "epoch": small,
@@ -64,7 +65,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "by": words,
     "kill": st.booleans(),
     "limits": st.fixed_dictionaries({}, optional={"tokens_hard": small, "max_iterations": small}),
-    "status": st.sampled_from(["RUNNING", "COMPLETED"]),
+    "status": st.sampled_from(["RUNNING", "PAUSED", "COMPLETED"]),
+    "uid": words,
+    "reserve": SHARES,
+    "used": SHARES,
     "effects": st.lists(
         st.fixed_dictionaries({"effect_id": words, "kind": words, "key": words, "target": words}), max_size=2
     ),

@@ -19,11 +19,12 @@ from moorage.core.run.state import RunState
 
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
+    "last-release": ("Succeeded", 1, "59d321183c52e0bcff744d745d71a286a50745c4d12cfd1e37ce0cb96c7fc73f"),
     "local-command": ("Succeeded", 2, "af2b9ba43c49c6b607e44b8f938289e07c79ad1895284a2074d872a544bc647d"),
     "paused-and-raised": ("Succeeded", 4, "beef8197d3963854131992616ce20232009a2b17059d78d01c955e2d18b6086a"),
     "segments-and-repair": ("Failed", 12, "e605941a9502d5d295ec89619aca220316f4e6126761a962256789824102d690"),
 }
-
+"""`last-release` was written, and its hash taken, by the last version whose reducer was 2."""
 
 LATER = frozenset({"model_retries", "effects", "egress_bytes", "human_approvals"})
 """Amounts that the vector has got since these hashes were taken."""

@@ -8,6 +8,7 @@ import pytest
 from moorage.api.commands import CommandRequest
 from moorage.api.runcommand import RunCommandSpec
 from moorage.core.commands.admission import POLICIES, Abilities, Accepted, Rejected, decide
+from moorage.core.commands.command import digest_of
 from moorage.core.run.phases import LIVE, TERMINAL, RunPhase
 from moorage.core.run.state import AgentEnd, End, RunState
 
@@ -94,3 +95,12 @@ def test_nothing_waits_for_an_approval(kind: str) -> None:
 @pytest.mark.parametrize(("seen", "reason"), [(None, ""), (0, ""), (10, ""), (11, "OffsetUnknown")])
 def test_nobody_has_seen_more_than_there_is(seen: int | None, reason: str) -> None:
     assert why("Cancel", observed_offset=seen) == reason
+
+
+@pytest.mark.rule("M2", "R8")
+def test_a_command_is_known_by_what_is_asked_and_by_whom() -> None:
+    one = asked("Steer", text="use tabs", issuer="ada", authority="a", surface="s", input_source="i")
+    elsewhere = one.model_copy(update={"authority": "b", "surface": "", "input_source": "RunCommand"})
+    assert digest_of(elsewhere) == digest_of(one)
+    for other in ({"text": "use spaces"}, {"issuer": "bob"}, {"type": "FollowUp"}, {"observed_offset": 3}):
+        assert digest_of(one.model_copy(update=other)) != digest_of(one)

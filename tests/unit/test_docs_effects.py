@@ -8,7 +8,7 @@ import pytest
 from moorage.api.agentrun import Timeouts
 from moorage.core.effects.calls import MAX_CALLS, MAX_NAMED
 from moorage.core.effects.levels import Level, queryable
-from moorage.core.run.reducer import CLOSURES
+from moorage.core.run.reducing.effects import CLOSURES
 from moorage.core.run.waiting import ASK_AGAIN_CAP_MS, ASK_AGAIN_MS
 from moorage.gateway.delivery import QUIET_MS
 from moorage.gateway.settings import GatewaySettings

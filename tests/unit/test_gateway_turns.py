@@ -41,13 +41,16 @@ class Served:
         self.turns.give_back(self.held.pop(0), used, left=left)
 
 
-@pytest.mark.rule("C8")
-async def test_a_run_that_asks_much_doesnt_starve_the_others() -> None:
-    served = Served()
-    asking = [asyncio.create_task(served.take(run)) for run in ("a", "a", "a", "a", "b", "b", "c")]
-    for _ in asking:
+@pytest.mark.rule("C8", "Q3")
+@pytest.mark.parametrize("limits", [ONE, Limits(requests=1), Limits(tokens=10)], ids=["at once", "requests", "tokens"])
+async def test_a_run_that_asks_much_doesnt_starve_the_others(limits: Limits) -> None:
+    served = Served(limits)
+    asking = [asyncio.create_task(served.take(run, 10)) for run in ("a", "a", "a", "a", "b", "b", "c")]
+    for number in range(len(asking)):
         await settled()
-        served.give_back()
+        assert len(served.order) == number + 1
+        served.clock.advance(60_000)
+        served.give_back(used=10)
     await asyncio.gather(*asking)
     assert served.order == ["a", "a", "b", "c", "a", "b", "a"]
 

@@ -14,7 +14,7 @@ from moorage.core.effects.levels import Level, level_of, may_repeat, queryable
 from moorage.core.run import actions as a
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import IllegalMove, RunPhase
-from moorage.core.run.reducer import CLOSURES, KNOWN
+from moorage.core.run.reducing.effects import CLOSURES, KNOWN
 from moorage.core.run.state import Deferral
 from moorage.core.run.status import project
 from moorage.core.run.waiting import ASK_AGAIN_CAP_MS, SHORTEST_WAIT_MS, asking, due, next_try

@@ -9,7 +9,8 @@ from tests.run_plans import records, running
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
 from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.limits import DIMENSIONS
-from moorage.core.run.limits import how_to_raise, in_force, raises, spent, widens
+from moorage.core.run.conditions import conditions
+from moorage.core.run.limits import NUMBERS, WRITTEN, how_to_raise, in_force, ineffective, raises, spent, widens
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Raise, RunState, Usage, Violation
@@ -68,6 +69,38 @@ def test_what_isnt_a_number_isnt_raised() -> None:
     assert raises(mine, other) == {"tokens_hard": 6}
     assert not widens(mine, other), "it is another run"
     assert widens(mine, mine.model_copy(update={"tokens_hard": 6}))
+
+
+def test_each_number_has_its_words() -> None:
+    assert set(NUMBERS) == set(WRITTEN)
+
+
+@pytest.mark.rule("B3")
+def test_a_limit_that_comes_too_late_to_count_is_told_and_one_that_counts_isnt() -> None:
+    world = running(limits=ResolvedLimits(cost_hard_micros=70, disk_soft_bytes=9, effects_hard=2))
+    world.wanted = ResolvedLimits(cost_hard_micros=90, disk_soft_bytes=8, effects_hard=2, tokens_hard=5)
+    assert records(world.plan()) == [("LIMITS_RAISED", "")]
+    world.step()
+    o = world.observed()
+    assert o.spec
+    assert ineffective(o.spec.limits, o.wanted) == ("constraints.disk.soft", "constraints.tokens.hard")
+    (within,) = (c for c in conditions(o, world.plan(), "Running", ()) if c.type == "WithinBudget")
+    assert (within.status, within.reason) == ("True", "WithinLimits")
+    assert within.message.startswith("without effect: constraints.disk.soft, constraints.tokens.hard: ")
+    world.wanted = None
+    (within,) = (c for c in conditions(world.observed(), world.plan(), "Running", ()) if c.type == "WithinBudget")
+    assert within.message == ""
+
+
+def test_a_paused_run_says_why_and_that_what_was_added_lets_it_not_go_on() -> None:
+    world = running(limits=ResolvedLimits(max_iterations=0))
+    world.note(T.PAUSE_REQUESTED, {"reason": "BudgetExhausted", "by": "limits", "limit": "max_iterations"})
+    world.note(T.PAUSED, {})
+    world.wanted = ResolvedLimits(tokens_hard=5)
+    (within,) = (c for c in conditions(world.observed(), world.plan(), "Paused", ()) if c.type == "WithinBudget")
+    assert (within.status, within.reason) == ("False", "IterationsExhausted")
+    assert "limit of 0" in within.message
+    assert "; without effect: constraints.tokens.hard: " in within.message
 
 
 @pytest.mark.rule("C2", "F5")

@@ -13,7 +13,7 @@ from moorage.core.run.attempts import FIRST_CONTACT_MS
 from moorage.core.run.observed import Heartbeat, LeaseView, Problem, Slots
 from moorage.core.run.phases import IllegalMove, RunPhase, move
 from moorage.core.run.plan import decide
-from moorage.core.run.reducer import add_usage
+from moorage.core.run.reducing.usage import add_usage
 from moorage.core.run.state import Usage
 
 # --- before admission -------------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class WaitingMessages(Wire):
 
 
 class ConsentRequest(Wire):
-    """T6: may this tool call run? `key` is its own, over whatever attempts ask for it again; `said` is what a person is
-    shown of its arguments.
+    """T6: may this tool call run? `key` is that of this call with these arguments, over whatever attempts ask for it
+    again; `said` is what a person is shown of them.
     """
 
     epoch: int

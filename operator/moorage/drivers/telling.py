@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from moorage.drivers.port import Host
 MAX_ARGUMENTS = 1 << 20  # bytes of a call's arguments; more fits no report to the journal
 RESULT_CHARACTERS = 30_000
 NAME_CHARACTERS = 128
+DIGEST_CHARACTERS = 12
 GIST_CHARACTERS = 240  # a status has 1,024 for it and for what to do
 FOREMOST = frozenset({"command", "path"})
 
@@ -114,6 +116,14 @@ def journaled(arguments: Mapping[str, Any]) -> object:
     except NotCanonical:
         return json.dumps(arguments)
     return arguments
+
+
+def question_of(call_id: str, arguments: Mapping[str, Any]) -> str:
+    """What a person is asked about a call, over whatever attempts ask again: of other arguments in the same place it is
+    another question, and no answer to the one allows the other.
+    """
+    whole = json.dumps(arguments, sort_keys=True).encode()
+    return f"{call_id}:{hashlib.sha256(whole).hexdigest()[:DIGEST_CHARACTERS]}"
 
 
 def gist(arguments: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.reducer import FETCH
+from moorage.core.run.reducing.effects import FETCH
 from moorage.core.run.rework import REWORK, UNHEARD
 from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended

@@ -35,6 +35,7 @@ from moorage.gateway.headers import returned
 from moorage.gateway.ledger import Condition, Overtaken, Run
 from moorage.gateway.outward import Heard, Lost, Outgoing, Unreached, unreachable
 from moorage.gateway.reading import Passed, Passing, Toll
+from moorage.gateway.room import Held
 from moorage.gateway.sending import Came, Effect, Sending
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.watching import Ended, Watch, demand_working, idle, not_at_work, unwanted
@@ -49,6 +50,7 @@ class Demand:
     """What an agent asks for: the host that allows it, the request as meant and as it goes out.
 
     `name`: the relay's, for the same request as often as it asks. `receive`: of its client, whose request is read.
+    `held`: what it has of the gateway's memory.
     """
 
     entry: ResolvedEgress
@@ -56,6 +58,7 @@ class Demand:
     outgoing: Outgoing
     name: str | None
     receive: Receive
+    held: Held
 
 
 class Calls:
@@ -145,7 +148,7 @@ class Calls:
         if chosen.call is not None and chosen.way in {Way.GIVE, Way.REPEAT}:
             await self._adopt(caller, chosen.call, question.asked)
         if chosen.call is not None and chosen.way is Way.GIVE:
-            return await self._given(run, chosen.call)
+            return await self._given(run, chosen.call, demand.held)
         effect = await self._chosen(run, chosen, question, demand)
         if chosen.way is Way.REPEAT and (why := watch.why(run)):
             raise not_at_work(why)
@@ -165,7 +168,14 @@ class Calls:
         if chosen.way is Way.REPEAT and chosen.call is not None:
             key, me = chosen.key, self._peers.me
             return Effect(
-                chosen.call.effect_id, key, Level.KEYED, demand.entry, demand.outgoing, gateway=me, again=True
+                chosen.call.effect_id,
+                key,
+                Level.KEYED,
+                demand.entry,
+                demand.outgoing,
+                gateway=me,
+                again=True,
+                held=demand.held,
             )
         if chosen.way is Way.REFUSE_UNKNOWN and chosen.call is not None and chosen.call.open:
             await self._give_up(run, chosen.call.effect_id, "the gateway died before its receipt")
@@ -187,7 +197,13 @@ class Calls:
 
     def _new(self, run: Run, key: str, level: Level, demand: Demand) -> Effect:
         return Effect(
-            f"http-{key[:16]}-{run.state.offset + 1}", key, level, demand.entry, demand.outgoing, self._peers.me
+            f"http-{key[:16]}-{run.state.offset + 1}",
+            key,
+            level,
+            demand.entry,
+            demand.outgoing,
+            self._peers.me,
+            held=demand.held,
         )
 
     async def _mean(
@@ -240,11 +256,13 @@ class Calls:
             draft = self._log.note(RecordType.EFFECT_ADOPTED, {"effect_id": call.effect_id}, *key, request_id=asked)
             await self._log.append(caller.run, caller.epoch, draft)
 
-    async def _given(self, run: Run, call: Call) -> Response:
+    async def _given(self, run: Run, call: Call, held: Held | None) -> Response:
         """E3: the recorded result. Its target hears nothing."""
         answer = call.answer
         if answer is None or answer.content is None:
             raise _refused(Chosen(Way.REFUSE_DONE, call.key, call))
+        if held is not None:
+            held.take(answer.content.size)
         try:
             content = await self._gate.deps.blobs.get(run.tenant, answer.content)
         except (BlobMissing, BlobCorrupted):
@@ -286,7 +304,7 @@ class Calls:
         if effect.level is Level.KEYED and came.outcome == "unknown":
             await self._gate.ledger.refresh(run)
             if (call := _answered_elsewhere(run, effect)) is not None:
-                return await self._given(run, call)
+                return await self._given(run, call, effect.held)
         if came.status is None or not came.whole:
             raise _unanswered(effect, came)
         return Response(came.content, came.status, came.headers | {EFFECT_HEADER: effect.effect_id}, came.kind or None)

@@ -22,7 +22,7 @@ from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, Resolv
 from moorage.core.approvals.choosing import Unfit, meant
 from moorage.core.approvals.consent import APPROVED, REJECTED
 from moorage.core.commands.admission import Abilities, Accepted, Decision, Rejected, decide
-from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, known
+from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, forgetful, known
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.journal.record import BlobRef, Draft, Record, RecordType
 from moorage.core.run.phases import RunPhase
@@ -61,9 +61,14 @@ class Taking:
     def known(self, run: Run) -> Command | None:
         """What the run holds under its id. Raise Refusal where that is another command."""
         found = known(run.state.commands, self.asked.command_id)
-        if found is not None and found.digest != self.digest:
-            raise self.taken()
+        if found is not None:
+            self.demand_same(found.digest)
         return found
+
+    def demand_same(self, digest: object) -> None:
+        """Raise Refusal where what the journal has under its id is another command."""
+        if digest != self.digest:
+            raise self.taken()
 
     def taken(self) -> Refusal:
         """Its id is another command's."""
@@ -182,7 +187,7 @@ class CommandsRoom:
                 return found.receipt()
             decision = taking.decide(run)
             if isinstance(decision, Rejected) and run.state.end is not None:
-                return _late(taking.asked, decision, run.state.end.at)
+                return await self._earlier(run, taking) or _late(taking.asked, decision, run.state.end.at)
             if isinstance(decision, Accepted) and not decision.done:
                 _demand_room(run, taking.asked.type)
             try:
@@ -199,12 +204,36 @@ class CommandsRoom:
         drafts = taking.drafts(self._ledger, run, decision)
         reached(Point.COMMAND_BEFORE)
         try:
-            result = await self._ledger.append(run, None, drafts, unchanged)
+            result = await self._ledger.append(run, None, drafts, unchanged, led=True)
         except DuplicateMismatch:
+            if (earlier := await self._earlier(run, taking)) is not None:
+                return earlier
             raise taking.taken() from None
         reached(Point.COMMAND_AFTER)
         found = known(run.state.commands, taking.asked.command_id)
         return found.receipt() if found else _forgotten(taking.asked, result.records[0])
+
+    async def _earlier(self, run: Run, taking: Taking) -> Receipt | None:
+        """What the journal says of one that the state has forgotten, whatever would be decided on it by now. Raise
+        Refusal where that was another command.
+        """
+        if not forgetful(run.state.commands):
+            return None
+        record = await self._recorded(run, record_id(taking.asked.command_id))
+        if record is None:
+            return None
+        taking.demand_same((record.payload or {}).get("digest"))
+        return _forgotten(taking.asked, record)
+
+    async def _recorded(self, run: Run, name: str) -> Record | None:
+        """The record of that id, looked for page by page."""
+        store, at = self._ledger.store, 0
+        while page := await store.read(run.uid, at):
+            found = next((each for each in page if each.record_id == name), None)
+            if found is not None:
+                return found
+            at = page[-1].seq + 1
+        return None
 
     async def _resolve(self, run: Run, taking: Taking) -> Receipt:
         """E4. Raise Refusal while the target is being asked: nothing is decided then."""

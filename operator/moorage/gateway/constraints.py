@@ -42,12 +42,16 @@ from moorage.store.errors import StoreError
 from moorage.telemetry.metrics import GatewayMetrics
 
 NONE: Mapping[str, int] = MappingProxyType({})
-TOOLS = MappingProxyType({"toolCalls": 1})
 
 
 def outward(size: int = 0, *, effect: bool = False) -> Mapping[str, int]:
     """What a request to a host asks for that has so many bytes, and is an effect or none."""
     return {"egress": max(1, size)} | ({"effects": 1} if effect else {})
+
+
+def of_calls(count: int = 1) -> Mapping[str, int]:
+    """What so many tool calls ask for that are told at once."""
+    return {"toolCalls": count}
 
 
 class Exhausted(Refusal):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from moorage.core.journal.record import BlobRef, Draft, RecordType
-from moorage.core.run.reducer import KNOWN
+from moorage.core.run.reducing.effects import KNOWN
 from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run

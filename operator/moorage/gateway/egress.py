@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from moorage.gateway.headers import forwarded
 from moorage.gateway.http import read_body
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Outgoing
+from moorage.gateway.room import Held
 from moorage.gateway.watching import demand_working
 
 CALL_HEADER = "x-moorage-call"
@@ -47,12 +49,17 @@ class EgressRoom:
         caller = await self._gate.sandbox(request, "egress", Role.RUNNER)
         asked = asked_of(request)
         entry = self._allowed(caller, asked)
+        return await self._gate.room.holding(caller.run.uid, partial(self._called, request, caller, asked, entry))
+
+    async def _called(
+        self, request: Request, caller: Caller, asked: Asked, entry: ResolvedEgress, held: Held
+    ) -> Response:
         with self._admitted(caller.run):
             await self._consents.demand_host(caller, entry.host)
-            body = await read_body(request, self._gate.deps.settings.max_body_bytes)
+            body = await read_body(request, self._gate.deps.settings.max_body_bytes, held.take)
         headers = forwarded(request.headers)
         outgoing = Outgoing(asked.host, asked.method, asked.target, headers, body)
-        return await self._calls.call(caller, Demand(entry, asked, outgoing, name_of(request), request.receive))
+        return await self._calls.call(caller, Demand(entry, asked, outgoing, name_of(request), request.receive, held))
 
     @contextlib.contextmanager
     def _admitted(self, run: Run) -> Iterator[None]:

@@ -17,7 +17,7 @@ from moorage.core.effects.levels import Level
 from moorage.core.effects.pulls import KIND as PULL
 from moorage.core.journal.record import BlobRef, Record, RecordType, content_of
 from moorage.core.models.prices import Reserve
-from moorage.core.run.reducer import add_usage
+from moorage.core.run.reducing.usage import add_usage
 from moorage.core.run.state import Usage
 
 FACTS_VERSION = 6

@@ -29,6 +29,7 @@ from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Appended, Ledger, Run
 from moorage.gateway.mirroring import BASE_PIN, PROPOSAL_PIN, OwnRefs, RunRefs, SharedRefs, base_of, mirror_key
 from moorage.gateway.ports import LeaseRenewer, Secrets
+from moorage.gateway.room import Room
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
 from moorage.store import errors as store_errors
@@ -109,6 +110,7 @@ class Gate:
             peers=deps.peers,
             appended=self._appended,
         )
+        self.room = Room(deps.settings.room_bytes, deps.settings.room_share_bytes)
         self.judge = Judge(self.ledger, deps.clock, deps.constraints, deps.metrics)
         shared = deps.settings.mirrors_shared
         refs: RunRefs = (

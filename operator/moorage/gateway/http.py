@@ -24,14 +24,17 @@ KEEP_ALIVE_S = 75
 """How long servers of our doors keep an idle connection: clients drop theirs before, so that none is cut as it asks."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes of it; TooLarge past that, before more is read."""
+async def read_body(request: Request, limit: int, take: Callable[[int], None] = lambda _: None) -> bytes:
+    """The whole body, at most `limit` bytes of it; TooLarge past that, before more is read. `take` hears the size of
+    each piece before it is kept, and what it raises ends the reading.
+    """
     size = 0
     chunks = []
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
             raise TooLarge(f"the body has more than {limit} bytes")
+        take(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -49,6 +49,11 @@ class Kept:
         else:
             self._rest.clear()
 
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self._size
+
     def content(self) -> bytes:
         """All that was kept."""
         pieces = self._spilled.pieces() if self._spilled else ()

@@ -15,7 +15,6 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -44,7 +43,7 @@ from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.crossing import crossing
 from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
-from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, beginning, later
+from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, Writing, beginning, later
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Snapshots, Start, document
@@ -55,7 +54,6 @@ from moorage.store.errors import (
     NothingToRepair,
     OffsetConflict,
     RunSealed,
-    StoreError,
     VersionConflict,
 )
 from moorage.store.peers import Peers
@@ -254,7 +252,7 @@ class Ledger:
         run, trial = Run(spec.uid, spec), Trial(RunState(), Facts())
         if fence is not None:
             reached(Point.EPOCH_BEFORE)
-        with _Append(run, self._metrics):
+        with Writing(run, self._metrics):
             result = await self.store.admit(new, fence.epoch if fence else None, drafts, guard=trial)
         if fence is not None:
             reached(Point.EPOCH_AFTER)
@@ -270,16 +268,26 @@ class Ledger:
         return await self._attach(spec.tenant, spec.model_dump_json().encode())
 
     async def append(
-        self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition | None = None
+        self,
+        run: Run,
+        epoch: int | None,
+        drafts: Sequence[Draft],
+        condition: Condition | None = None,
+        *,
+        led: bool = False,
     ) -> AppendResult:
         """Append all or none, durable on return. `epoch` None: of no attempt. `condition` sees the state they follow.
-        Raise what it does, Fenced, Illegal, Invalid, and the store's errors; nothing was appended then.
+        Those that are there already aren't appended again; where they are `led` by the first one, none follows it
+        twice: that raises DuplicateMismatch. Raise what `condition` does, Fenced, Illegal, Invalid, and the store's
+        errors; nothing was appended then.
         """
         async with run.writing:
             with crossing(drafts):
-                return await self._append(run, epoch, drafts, condition or (lambda _: None))
+                return await self._append(run, epoch, drafts, condition or (lambda _: None), led)
 
-    async def _append(self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition) -> AppendResult:
+    async def _append(
+        self, run: Run, epoch: int | None, drafts: Sequence[Draft], condition: Condition, led: bool
+    ) -> AppendResult:
         status = next((ENDS[d.type] for d in drafts if d.type in ENDS), None)
         for _ in range(RETRIES):
             at = await self._load(run)
@@ -289,7 +297,7 @@ class Ledger:
             condition(run)
             write = partial(self.store.append, run.uid, epoch, drafts, at.state.offset, status=status)
             try:
-                return await self._write(run, write)
+                return await self._write(run, write, drafts[0].record_id if led else None)
             except OffsetConflict:
                 await self._read_on(run)
             except DuplicateMismatch:  # two gateways gave one id at one moment: said anew, it is another fact
@@ -298,10 +306,12 @@ class Ledger:
                 break
         raise Overtaken(run.uid)
 
-    async def _write(self, run: Run, write: Write) -> AppendResult:
-        """What follows the state in memory, by the store's word, which the reducer had a say in; memory comes after."""
-        trial = Trial(run.state, run.facts)
-        with _Append(run, self._metrics):
+    async def _write(self, run: Run, write: Write, leader: str | None = None) -> AppendResult:
+        """What follows the state in memory, by the store's word, which the reducer had a say in; memory comes after.
+        `leader` is the id of the record without which none is written.
+        """
+        trial = Trial(run.state, run.facts, leader)
+        with Writing(run, self._metrics):
             result = await write(guard=trial)
         return await self._advance(run, result, trial)
 
@@ -361,7 +371,7 @@ class Ledger:
         async with run.writing:
             await self._load(run)
             reached(Point.SEAL_BEFORE)
-            with _Append(run, self._metrics):
+            with Writing(run, self._metrics):
                 await self.store.delete(run.uid, at=self._clock.now_ms(), reason=reason)
             run.at = None
             await self._load(run)
@@ -474,24 +484,3 @@ def _execution(spec: ResolvedRun, now: int) -> NewExecution:
     return NewExecution(
         identity=identity, name=spec.name, spec_hash=canonical_hash(content), spec=content, created_at=now
     )
-
-
-class _Append:
-    """Times one write; a failure of the store drops what memory holds of the run."""
-
-    def __init__(self, run: Run, metrics: GatewayMetrics) -> None:
-        self._run, self._metrics = run, metrics
-
-    def __enter__(self) -> None:
-        self._began = perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None:
-            self._metrics.append_seconds.observe(perf_counter() - self._began)
-            return
-        if isinstance(error, OffsetConflict):
-            return  # another gateway was quicker; what memory holds is the older part of the same
-        self._metrics.append_failures.labels(type(error).__name__).inc()
-        dropped = isinstance(error, StoreError) and not isinstance(error, DuplicateMismatch)
-        if dropped or not isinstance(error, Exception):
-            self._run.at = None

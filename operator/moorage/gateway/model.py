@@ -52,6 +52,7 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.pausing import Pauses
 from moorage.gateway.ports import SecretMissing
 from moorage.gateway.questions import Questions
+from moorage.gateway.room import Held
 from moorage.gateway.tries import Tries
 from moorage.gateway.turns import Turns
 from moorage.store.errors import StoreError
@@ -107,7 +108,8 @@ class ModelRoom:
         caller = await self._gate.sandbox(request, "model", Role.RUNNER)
         model = _demand_model(caller.run, protocol)
         with self._admitted(caller.run):
-            return await self._decided(caller, model, protocol, request)
+            decided = partial(self._decided, caller, model, protocol, request)
+            return await self._gate.room.holding(caller.run.uid, decided)
 
     @contextlib.contextmanager
     def _admitted(self, run: Run) -> Iterator[None]:
@@ -122,10 +124,12 @@ class ModelRoom:
         finally:
             self._coming[run] -= 1
 
-    async def _decided(self, caller: Caller, model: ResolvedModel, protocol: Protocol, request: Request) -> Response:
-        ask = await self._read(protocol, request, model)
+    async def _decided(
+        self, caller: Caller, model: ResolvedModel, protocol: Protocol, request: Request, held: Held
+    ) -> Response:
+        ask = await self._read(protocol, request, model, held)
         recorded = await self._recorded(caller, ask)
-        if recorded is not None and (answer := await self._again(caller, ask, recorded, request)) is not None:
+        if recorded is not None and (answer := await self._again(caller, ask, recorded, request, held)) is not None:
             return answer
         await self._questions.settle(caller.run)
         await self._gate.judge.admit(caller.run, Asking(DECISION))
@@ -144,7 +148,15 @@ class ModelRoom:
     async def _count(self, protocol: Protocol, request: Request) -> Response:
         caller = await self._gate.sandbox(request, "model", Role.RUNNER)
         model = _demand_model(caller.run, protocol)
-        ask = await self._read(protocol, request, model)
+        with self._admitted(caller.run):
+            return await self._gate.room.holding(
+                caller.run.uid, partial(self._measured, caller, model, protocol, request)
+            )
+
+    async def _measured(
+        self, caller: Caller, model: ResolvedModel, protocol: Protocol, request: Request, held: Held
+    ) -> Response:
+        ask = await self._read(protocol, request, model, held)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)
         return await self._counted(ask, model, credential)
@@ -192,9 +204,9 @@ class ModelRoom:
 
     # --- the request --------------------------------------------------------------------------------------------------
 
-    async def _read(self, protocol: Protocol, request: Request, model: ResolvedModel) -> Ask:
+    async def _read(self, protocol: Protocol, request: Request, model: ResolvedModel, held: Held) -> Ask:
         try:
-            body = await read_body(request, self._settings.model_body_bytes)
+            body = await read_body(request, self._settings.model_body_bytes, held.take)
         except TooLarge as error:
             raise Refusal(error.message, status=413, reason="TooLarge") from None
         asked = _parse(body)
@@ -258,8 +270,11 @@ class ModelRoom:
             return self._shared.given.heard(found.request_id)
         return self._shared.given.heard(found.request_id) or not await self._gate.deps.peers.gone(gateway)
 
-    async def _again(self, caller: Caller, ask: Ask, found: ModelAnswer, request: Request) -> Response | None:
+    async def _again(
+        self, caller: Caller, ask: Ask, found: ModelAnswer, request: Request, held: Held
+    ) -> Response | None:
         """Give the recorded answer, unbilled; None where its content was erased, and the model has to be asked."""
+        held.take(found.content.size)
         try:
             content = await self._gate.contents.read(caller.run.tenant, found.content)
         except ContentLost as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
 
 from moorage.api.budget import ResolvedLimits
@@ -20,8 +21,9 @@ from moorage.gateway.errors import Illegal, Invalid
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Start
-from moorage.store.errors import OffsetConflict, StoreBusy
+from moorage.store.errors import DuplicateMismatch, OffsetConflict, StoreBusy, StoreError
 from moorage.store.port import AppendResult, Execution, Guard
+from moorage.telemetry.metrics import GatewayMetrics
 
 
 class Overtaken(StoreBusy):
@@ -99,15 +101,17 @@ class Trial:
     A store may ask again for the same append, after a transaction that it shared with others was undone.
     """
 
-    def __init__(self, state: RunState, facts: Facts) -> None:
-        self._start = state, facts
+    def __init__(self, state: RunState, facts: Facts, leader: str | None = None) -> None:
+        self._start, self._leader = (state, facts), leader
         self.state, self.facts = self._start
 
     def __call__(self, records: Sequence[Record]) -> None:
-        """Raise Illegal or Invalid for what can't follow, OffsetConflict where others were written before; nothing is
-        appended then.
+        """Raise Illegal or Invalid for what can't follow, OffsetConflict where others were written before, and
+        DuplicateMismatch where the `leader` of these is there already; nothing is appended then.
         """
         self.state, self.facts = self._start
+        if self._leader is not None and records[0].record_id != self._leader:
+            raise DuplicateMismatch(records[0].run_uid, self._leader)
         for record in records:
             if record.seq != self.state.offset + 1:
                 raise OffsetConflict(record.run_uid, self.state.offset, record.seq - 1)
@@ -119,6 +123,27 @@ class Trial:
                 raise Invalid(
                     f"{record.type}: the payload is not what it takes ({type(error).__name__}: {error})"
                 ) from None
+
+
+class Writing:
+    """Times one write; a failure of the store drops what memory holds of the run."""
+
+    def __init__(self, run: Run, metrics: GatewayMetrics) -> None:
+        self._run, self._metrics = run, metrics
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self._metrics.append_seconds.observe(perf_counter() - self._began)
+            return
+        if isinstance(error, OffsetConflict):
+            return  # another gateway was quicker; what memory holds is the older part of the same
+        self._metrics.append_failures.labels(type(error).__name__).inc()
+        dropped = isinstance(error, StoreError) and not isinstance(error, DuplicateMismatch)
+        if dropped or not isinstance(error, Exception):
+            self._run.at = None
 
 
 def later(row: Execution, at: Reduced) -> bool:

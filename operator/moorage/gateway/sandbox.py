@@ -11,6 +11,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -25,14 +26,14 @@ from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
 from moorage.gateway.consents import Consents
-from moorage.gateway.constraints import TOOLS, Asking
+from moorage.gateway.constraints import Asking, Exhausted, of_calls
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.errors import Forbidden, Invalid, Refusal
 from moorage.gateway.errors import NotFound as NothingRecorded
 from moorage.gateway.gate import PROPOSAL_PIN, Caller, Gate, base_of, branch_of, mirror_key
 from moorage.gateway.heartbeat import LeaseTarget
 from moorage.gateway.http import JSON, answer, query_int, read_model
-from moorage.gateway.ledger import Run
+from moorage.gateway.ledger import Condition, Run
 from moorage.gateway.messages import waiting_messages
 from moorage.gateway.orders import OrderBook
 from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
@@ -101,8 +102,17 @@ class SandboxRoom:
         told = tuple(_stamped(record, caller) for record in body.records)
         drafts = await sandbox_drafts(told, caller.run, caller.epoch, self._gate.deps.blobs)
         if calls := frozenset(r.tool_call_id for r in told if r.type == RecordType.TOOL_REQUEST and r.tool_call_id):
-            await self._gate.judge.judge(caller.run, Asking(TOOLS, calls=calls))
+            return await self._begin_calls(caller, drafts, Asking(of_calls(len(calls)), calls=calls))
         return await self._append(caller, drafts)
+
+    async def _begin_calls(self, caller: Caller, drafts: list[Draft], ask: Asking) -> Response:
+        """B2: judged by the very state that they follow. What may not be made is told as well: it may have begun."""
+        await self._gate.judge.judge(caller.run, ask)
+        try:
+            return await self._append(caller, drafts, condition=partial(self._gate.judge.demand, ask=ask))
+        except Exhausted:
+            await self._gate.judge.judge(caller.run, ask)
+            return await self._append(caller, drafts)
 
     async def heartbeat(self, request: Request) -> Response:
         """POST Heartbeat: alive, and asks for orders on the way."""
@@ -235,10 +245,12 @@ class SandboxRoom:
         if epoch != caller.epoch:
             raise await self._ledger.refuse_fenced(caller.run, epoch, door, caller.pod.pod_uid)
 
-    async def _append(self, caller: Caller, drafts: list[Draft], *, judged: bool = False) -> Response:
-        """`judged`: the constraints are, by what these lead to."""
+    async def _append(
+        self, caller: Caller, drafts: list[Draft], *, judged: bool = False, condition: Condition | None = None
+    ) -> Response:
+        """`judged`: the constraints are, by what these lead to. `condition`: as the ledger has it."""
         refuse_late(caller.run, drafts)
-        result = await self._ledger.append(caller.run, caller.epoch, drafts)
+        result = await self._ledger.append(caller.run, caller.epoch, drafts, condition)
         if judged:
             await self._gate.judge.judge(caller.run, Asking())
         return answer(Reported(offset=result.offset, hash=result.hash, budget=self._budget(caller)))

@@ -17,6 +17,7 @@ from moorage.gateway.headers import returned
 from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
 from moorage.gateway.outward import Heard, Lost, Outgoing, Outward, Unreached
+from moorage.gateway.room import Held
 from moorage.points import Point, reached
 from moorage.store.peers import Peers
 
@@ -27,7 +28,8 @@ PAUSE_S = 0.2  # before a keyed request is sent again, doubled each time
 class Effect:
     """An effect under way: where to, at which level, and under which key its target knows it.
 
-    `gateway`: whose it is. `again`: it may have been sent before.
+    `gateway`: whose it is. `again`: it may have been sent before. `held`: where its answer counts (None: nobody waits
+    for that).
     """
 
     effect_id: str
@@ -37,6 +39,7 @@ class Effect:
     outgoing: Outgoing
     gateway: str
     again: bool = False
+    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,9 @@ class Sending:
             return Came("not_dispatched", str(error))
         except Lost as error:
             return Came(http.unanswered(effect.level), str(error))
-        return await self._read(heard, effect.level)
+        return await self._read(heard, effect)
 
-    async def _read(self, heard: Heard, level: Level) -> Came:
+    async def _read(self, heard: Heard, effect: Effect) -> Came:
         """The status decides, also where the body is cut."""
         answer, kept, problem = heard.answer, Kept(self._settings.max_content_bytes), ""
         try:
@@ -124,9 +127,12 @@ class Sending:
             problem = f", its body was cut ({type(error).__name__})"
         finally:
             await answer.aclose()
-        kept = kept.without(heard.credential)
+        if not kept.over and effect.held is not None and not effect.held.fits(kept.size):
+            kept.over = True
+        if not kept.over:
+            kept = kept.without(heard.credential)
         return Came(
-            http.outcome(answer.status_code, level),
+            http.outcome(answer.status_code, effect.level),
             f"status {answer.status_code}{problem}",
             answer.status_code,
             returned(answer.headers, credential=heard.credential),

@@ -186,6 +186,13 @@ class GatewaySettings:
     model_open: int = 32
     """Model requests that one run may have waiting or unanswered: their bodies are in this gateway's memory."""
 
+    room_bytes: int = 256 * MIB
+    """Bodies of requests to models and hosts, and answers of effects, that this process has in memory for all runs: a
+    quarter of the chart's limit, since a body is held parsed, too."""
+
+    room_share_bytes: int = 64 * MIB
+    """And for one run: two bodies of the largest size, or four answers."""
+
     egress_open: int = 64
     """Requests and tunnels that one run may have under way: no run takes the connections of all."""
 

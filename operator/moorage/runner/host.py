@@ -19,7 +19,7 @@ from moorage.core.approvals.consent import for_tool
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
-from moorage.drivers.telling import gist
+from moorage.drivers.telling import gist, question_of
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.children import RunnerChildren
@@ -94,7 +94,8 @@ class RunnerHost:
         """T6: see the port."""
         if for_tool(self._assignment.approvals, tool) is None:
             return None
-        asked = ConsentRequest(epoch=self._assignment.epoch, key=call_id, tool=tool, said=gist(arguments))
+        key = question_of(call_id, arguments)
+        asked = ConsentRequest(epoch=self._assignment.epoch, key=key, tool=tool, said=gist(arguments))
         while (answer := await self._client.consent(asked)).status == "pending":
             await _within(self.pausing, ASK_AGAIN_S)
             if self.pausing.is_set():

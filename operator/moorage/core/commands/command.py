@@ -13,6 +13,7 @@ from moorage.core.journal.record import BlobRef
 KEPT_CLOSED: Final = 32  # the last ones; the records of all of them stay in the journal
 MOST_OPEN: Final = 32  # of one type; messages count together
 MESSAGES: Final = frozenset({"Steer", "FollowUp"})
+WAY: Final = frozenset({"authority", "surface", "input_source"})  # how a request came in
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,19 @@ def kept(commands: tuple[Command, ...]) -> tuple[Command, ...]:
     return tuple(each for each in commands if each.command_id not in dropped) if dropped else commands
 
 
+def forgetful(commands: Iterable[Command]) -> bool:
+    """Whether there may have been closed ones that aren't kept any more."""
+    return sum(not each.open for each in commands) >= KEPT_CLOSED
+
+
 def last_waiting(commands: Iterable[Command]) -> int:
     """The offset of the newest message that waits for the agent; -1 where none does."""
     return max((each.offset for each in commands if each.waits), default=-1)
 
 
 def digest_of(asked: CommandRequest) -> str:
-    """What is asked, and by whom: the same id with another digest is another command."""
-    content: dict[str, Any] = asked.model_dump(mode="json", exclude={"command_id"})
+    """What is asked, and by whom: the same id with another digest is another command. Neither how it came in nor what a
+    later version may ask besides makes it another one.
+    """
+    content: dict[str, Any] = asked.model_dump(mode="json", exclude={"command_id", *WAY}, exclude_defaults=True)
     return canonical_hash(content)

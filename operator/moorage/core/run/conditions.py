@@ -11,7 +11,7 @@ from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.telling import VIOLATED, stopping, warning
 from moorage.core.run.actions import Plan
 from moorage.core.run.approving import told as asking
-from moorage.core.run.limits import Spent, spent
+from moorage.core.run.limits import Spent, ineffective, spent
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.rework import REWORK
@@ -20,6 +20,7 @@ from moorage.core.run.waiting import named
 
 OVER_BUDGET = frozenset({"BudgetExhausted", "WallClockExceeded"})
 WITHIN = "WithinLimits"
+TIGHTER = "for a tighter one, cancel this AgentRun and create a new AgentRun"
 SANDBOX_PROBLEMS = frozenset({"RuntimeClassNotFound"})
 
 
@@ -131,6 +132,16 @@ def _reached(o: Observed, s: RunState) -> Spent | None:
 
 
 def _within_budget(o: Observed, s: RunState, told: Plan) -> Condition:
+    """With what the run's author would otherwise only miss: a limit that came too late to count."""
+    found = _budget(o, s, told)
+    added = ineffective(o.spec.limits, o.wanted) if o.spec is not None and s.end is None else ()
+    if not added:
+        return found
+    why = f"without effect: {', '.join(added)}: limits that were admitted can only be raised; {TIGHTER}"
+    return found.model_copy(update={"message": f"{found.message}; {why}" if found.message else why})
+
+
+def _budget(o: Observed, s: RunState, told: Plan) -> Condition:
     if s.end is not None and s.end.reason in OVER_BUDGET:
         return _truth("WithinBudget", "False", s.end.reason, s.end.message)
     reached = _reached(o, s)

@@ -79,6 +79,16 @@ def widens(now: ResolvedLimits, wanted: ResolvedLimits) -> bool:
     return in_force(now, [Raise(name, to, 0) for name, to in raises(now, wanted).items()]) == wanted
 
 
+def ineffective(now: ResolvedLimits, wanted: ResolvedLimits | None) -> tuple[str, ...]:
+    """How a user writes those limits that were asked for after admission and don't count: tighter ones than there are,
+    and those of what is unlimited.
+    """
+    if wanted is None:
+        return ()
+    asked = ((name, getattr(now, name), getattr(wanted, name)) for name in NUMBERS)
+    return tuple(WRITTEN[name].path for name, at, to in asked if to is not None and (at is None or to < at))
+
+
 class _Written(NamedTuple):
     """How a user writes a limit."""
 
@@ -89,11 +99,17 @@ class _Written(NamedTuple):
 WRITTEN: Mapping[str, _Written] = MappingProxyType(
     {
         "max_iterations": _Written("constraints.maxIterations", int),
+        "tokens_soft": _Written("constraints.tokens.soft", int),
         "tokens_hard": _Written("constraints.tokens.hard", int),
+        "cost_soft_micros": _Written("constraints.cost.soft", dollars),
         "cost_hard_micros": _Written("constraints.cost.hard", dollars),
+        "tool_calls_soft": _Written("constraints.toolCalls.soft", int),
         "tool_calls_hard": _Written("constraints.toolCalls.hard", int),
+        "effects_soft": _Written("constraints.effects.soft", int),
         "effects_hard": _Written("constraints.effects.hard", int),
+        "egress_soft_bytes": _Written("constraints.egress.soft", str),
         "egress_hard_bytes": _Written("constraints.egress.hard", str),
+        "disk_soft_bytes": _Written("constraints.disk.soft", str),
         "disk_hard_bytes": _Written("constraints.disk.hard", str),
         "wall_clock_ms": _Written("constraints.wallClock", lambda ms: f"{ms // 1000}s"),
     }
