@@ -96,27 +96,6 @@ async def test_an_agent_without_a_safe_point_is_stopped_when_its_grace_is_over_a
     assert sandbox.left() == []
 
 
-@pytest.mark.rule("Q5")
-@pytest.mark.parametrize(
-    "script",
-    [
-        "exec yes flood",
-        "head -c 16777216 /dev/zero | tr '\\0' x; exec sleep 600",
-        "head -c 100000 /dev/urandom; printf '\\342\\200\\250\\n'; exec sleep 600",
-        "(trap '' TERM HUP; sleep 600) & (setsid sleep 600 &) ; exec sleep 600",
-    ],
-    ids=["flood", "one-line", "binary", "forks"],
-)
-async def test_whatever_an_agent_does_its_pause_is_told_and_nothing_of_it_is_left(world: World, script: str):
-    run = await world.admit(command=("sh", "-uc", f"echo 1 > b.txt; {script}"), timeouts=SHORT)
-    sandbox = await run.start()
-    await there(sandbox.tree / "b.txt")
-    await ask(world)
-    assert await sandbox.ended(within_s=120) == 0
-    assert (await end_of(run))["outcome"] == "paused"
-    assert sandbox.left() == []
-
-
 @pytest.mark.rule("C2", "Q5")
 async def test_a_pause_that_does_not_wait_stops_an_agent_where_it_stands(world: World):
     run = await world.admit(command=("sh", "-uc", "echo 1 > b.txt; sleep 600"))
