@@ -1,8 +1,11 @@
 """What programs say that pose as the agents of our drivers: the words that the test kit wants of a subject."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 
 from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.drivers.registry import load
+from moorage.testing.drivers import Subject, spoken
 
 
 def agent(driver: str, protocol: str = "anthropic-messages", *command: str) -> Callable[[str], ResolvedAgent]:
@@ -96,3 +99,62 @@ def refused():
 def end():
     answer(prompt, {"stopReason": "end_turn"})
 """
+
+
+def told(role: str, stop: str, **more: object) -> str:
+    return json.dumps({"type": "message_end", "message": {"role": role, "stopReason": stop, **more}})
+
+
+PI_TURN = {"type": "turn_end", "message": {"role": "assistant", "stopReason": "toolUse"}, "toolResults": [{}]}
+
+PI_LAST = {"type": "turn_end", "message": {"role": "assistant", "stopReason": "stop"}, "toolResults": []}
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    "command": Subject(
+        driver=lambda: load("command"),
+        program="tool",
+        agent=agent("command", "anthropic-messages", "tool"),
+        words=COMMAND,
+        last_word=False,
+        calls=False,
+        refusals=False,
+    ),
+    "codex": Subject(
+        driver=lambda: load("codex"),
+        program="codex",
+        agent=agent("codex", "openai-responses"),
+        words=spoken(
+            call='{"type":"item.started","item":{"id":"NAME","type":"command_execution","command":"x"}}',
+            result='{"type":"item.completed","item":{"id":"NAME","type":"command_execution","status":"completed"}}',
+            refused='{"type":"error","message":"unexpected status 401 Unauthorized"}',
+            end='{"type":"turn.completed","usage":{}}',
+        ),
+    ),
+    "pi": Subject(
+        driver=lambda: load("pi"),
+        program="pi",
+        agent=agent("pi"),
+        words=spoken(
+            call='{"type":"tool_execution_start","toolCallId":"NAME","toolName":"bash","args":{"command":"x"}}',
+            result='{"type":"tool_execution_end","toolCallId":"NAME","toolName":"bash"}\n' + json.dumps(PI_TURN),
+            refused=told("assistant", "error", errorMessage="401 no"),
+            end="\n".join((told("assistant", "stop"), json.dumps(PI_LAST), '{"type":"agent_end"}')),
+        ),
+    ),
+    "claude-code": Subject(
+        driver=lambda: load("claude-code"),
+        program="claude",
+        agent=agent("claude-code"),
+        words=CLAUDE_CODE,
+        hears=True,
+    ),
+    "acp": Subject(
+        driver=lambda: load("acp"),
+        program="tool",
+        agent=agent("acp", "anthropic-messages", "tool"),
+        words=ACP,
+        hears=True,
+    ),
+}
+"""By the name of the driver."""

@@ -1,6 +1,7 @@
 """Q5: a runner that is told to pause, with real agents as processes: the safe point, the grace, and what is kept."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedTimeouts
 from moorage.core.run.state import PauseReason
 from moorage.gateway.pausing import Pauses
+from moorage.runner.exitcodes import Exit
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.world import Run, World
 
@@ -94,27 +96,6 @@ async def test_an_agent_without_a_safe_point_is_stopped_when_its_grace_is_over_a
     assert sandbox.left() == []
 
 
-@pytest.mark.rule("Q5")
-@pytest.mark.parametrize(
-    "script",
-    [
-        "exec yes flood",
-        "head -c 16777216 /dev/zero | tr '\\0' x; exec sleep 600",
-        "head -c 100000 /dev/urandom; printf '\\342\\200\\250\\n'; exec sleep 600",
-        "(trap '' TERM HUP; sleep 600) & (setsid sleep 600 &) ; exec sleep 600",
-    ],
-    ids=["flood", "one-line", "binary", "forks"],
-)
-async def test_whatever_an_agent_does_its_pause_is_told_and_nothing_of_it_is_left(world: World, script: str):
-    run = await world.admit(command=("sh", "-uc", f"echo 1 > b.txt; {script}"), timeouts=SHORT)
-    sandbox = await run.start()
-    await there(sandbox.tree / "b.txt")
-    await ask(world)
-    assert await sandbox.ended(within_s=120) == 0
-    assert (await end_of(run))["outcome"] == "paused"
-    assert sandbox.left() == []
-
-
 @pytest.mark.rule("C2", "Q5")
 async def test_a_pause_that_does_not_wait_stops_an_agent_where_it_stands(world: World):
     run = await world.admit(command=("sh", "-uc", "echo 1 > b.txt; sleep 600"))
@@ -138,6 +119,55 @@ async def test_a_builtin_agent_finishes_its_iteration_and_asks_nothing_more(worl
     assert state["checkpoint"]["iteration"] == 1
     assert isinstance(world.model, StandIn)
     assert len(world.model.log) == 1
+
+
+class OlderRunner:
+    """The gateway as a runner of the last release asks it, which knows no pauses. `asked` counts its model requests."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self.asked = app, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        if path.endswith("/orders"):
+            scope = {**scope, "query_string": re.sub(rb"&?heard=-?\d+", b"", scope["query_string"])}
+        if path.endswith("/heartbeat"):
+            receive = without_pauses(receive)
+            scope = {**scope, "headers": [each for each in scope["headers"] if each[0] != b"content-length"]}
+        if path.startswith("/model/"):
+            self.asked += 1
+            scope = {**scope, "headers": [each for each in scope["headers"] if each[0] != b"x-moorage-pauses"]}
+        await self._app(scope, receive, send)
+
+
+def without_pauses(receive: Any) -> Any:
+    async def heard() -> Any:
+        message = await receive()
+        return {**message, "body": message.get("body", b"").replace(b'"pauses":true', b'"pauses":false')}
+
+    return heard
+
+
+@pytest.mark.rule("R8", "Q5", "R3")
+async def test_a_runner_of_the_last_release_is_ended_by_sigterm_and_what_it_did_is_kept(world):
+    """Its agent waits for its model, since it wouldn't know what a refusal means, until the operator ends the pod."""
+    older = world.gateway._app = OlderRunner(world.gateway.app)
+    run = await world.admit()
+    sandbox = await run.start()
+    await there(home(run) / "begun")
+    await ask(world)
+    (home(run) / "go").touch()
+    async with asyncio.timeout(60):
+        while older.asked < 2:  # noqa: ASYNC110  the one that it is not to have an answer to
+            await asyncio.sleep(0.02)
+    (sandbox.tree / "c.txt").write_text("beyond the safe point")
+    sandbox.terminate()
+    assert await sandbox.ended(within_s=90) == Exit.TERMINATED, sandbox.said.read_text()
+    state = await run.state()
+    assert (state["agent_end"], state["drift"], state["checkpoint"]["iteration"]) == (None, 1, 1)
+    assert isinstance(world.model, StandIn)
+    assert len(world.model.log) == 1, "nothing is bought on the way to the stop"
+    assert sandbox.left() == []
 
 
 @pytest.mark.rule("C3")

@@ -18,6 +18,7 @@ from tests.gateway_script import (
 )
 
 from moorage.api.wire import ResolvedAgent
+from moorage.core.commands.command import KEPT_CLOSED, MOST_JOINED, MOST_OPEN
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
 from moorage.testing.gateway import LocalGateway
 
@@ -448,3 +449,52 @@ async def test_who_pauses_a_program_without_safe_points_is_told_that_it_begins_a
     assert (told["state"], "begins anew" in told["message"]) == ("Accepted", True)
     await ok(await runner.post("/v1/self/checkpoint", json=checkpoint(1, None)))
     assert (await receipt(gateway, "Pause", "p2"))["message"] == ""
+
+
+def known_to(state: Any) -> set[str]:
+    return {each["command_id"] for each in state["commands"]}
+
+
+@pytest.mark.rule("M2", "Q5")
+async def test_another_pause_joins_the_open_one_takes_no_room_and_ends_as_that_does(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    names = [f"p{n}" for n in range(MOST_OPEN + 2)]
+    first, *others = [await receipt(gateway, "Pause", name) for name in names]
+    assert {each["state"] for each in (first, *others)} == {"Accepted"}
+    assert (await operator.types()).count("PAUSE_REQUESTED") == 1
+    accepted = [each.payload.get("joins") for each in await operator.records() if each.type == "COMMAND_ACCEPTED"]
+    assert accepted == [None, *(["p0"] * len(others))]
+    assert (await receipt(gateway, "Resume", "r1"))["state"] == "Accepted"
+    again = await receipt(gateway, "Pause", "again")  # the run was to go on: this asks for something new
+    assert (again["state"], (await operator.types()).count("PAUSE_REQUESTED")) == ("Accepted", 2)
+    await paused(operator)
+    for name, before in zip(names, (first, *others), strict=True):  # more of them than are kept of those before
+        after = await receipt(gateway, "Pause", name)
+        assert (after["state"], after["reason"], after["offset"]) == ("Done", "Pause", before["offset"])
+    for n in range(KEPT_CLOSED - 2):
+        assert (await receipt(gateway, "Approve", f"a{n}", approval="push"))["state"] == "Rejected"
+    assert known_to(await operator.state()) >= {"p0"}
+    assert "p1" not in known_to(await operator.state())
+    forgotten = await receipt(gateway, "Pause", "p1")
+    assert (forgotten["state"], forgotten["reason"], forgotten["offset"]) == ("Done", "Pause", others[0]["offset"])
+    assert len({each["offset"] for each in (first, *others)}) == len(names)
+
+
+@pytest.mark.rule("M2", "X3")
+async def test_another_cancel_takes_no_room_and_there_is_an_end_of_that_too(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    for n in range(MOST_JOINED + 1):
+        assert (await receipt(gateway, "Cancel", f"c{n}"))["state"] == "Accepted"
+    refused(await gateway.operator.post(DOOR, json=command("Cancel", name="more")), 503, "TooManyCommands")
+    assert (await operator.types()).count("CANCEL_REQUESTED") == 1
+
+
+@pytest.mark.rule("M2")
+async def test_all_that_the_end_of_a_run_closes_is_told_so_however_many_they_are(gateway, upstream) -> None:
+    operator, _ = await working(gateway, upstream)
+    asked = [(kind, f"{kind}{n}") for kind in ("Steer", "Pause") for n in range(MOST_OPEN)]
+    for kind, name in asked:
+        assert (await receipt(gateway, kind, name))["state"] == "Accepted"
+    await ok(await operator.report(1, "RUN_FAILED", {"reason": "X", "message": ""}))
+    told = [await receipt(gateway, kind, name) for kind, name in asked]
+    assert {(each["state"], each["reason"]) for each in told} == {("Expired", "RunEnded")}

@@ -89,8 +89,10 @@ async def test_an_agent_that_knows_nothing_of_pauses_waits_for_its_model_until_i
     operator = await place.run(ANTHROPIC)
     run = await place.gateway.gate.ledger.open("u1")
     assert await Pauses(place.gateway.gate).request(run, PauseReason.COMMAND, "why", by="ada")
-    held = asyncio.create_task(place.ask(ANTHROPIC))
-    native = await place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers={"x-moorage-turn": "1"})
+    held, ours = asyncio.create_task(place.ask(ANTHROPIC)), {"x-moorage-turn": "1"}
+    older = asyncio.create_task(place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers=ours))
+    knows = {"x-moorage-pauses": "1"}
+    native = await place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers=ours | knows)
     assert (native.status_code, "RunPausing" in native.text) == (400, True)
     assert not held.done()
     await paused(operator)
@@ -98,8 +100,8 @@ async def test_an_agent_that_knows_nothing_of_pauses_waits_for_its_model_until_i
     await ok(await operator.report(1, "RESUMED", {"reason": "x"}))
     assert not held.done()
     await ok(await operator.fence(2))
-    answer = await held
-    assert (answer.status_code, "Fenced" in answer.text) == (400, True)
+    for answer in (await held, await older):
+        assert (answer.status_code, "Fenced" in answer.text) == (400, True)
     assert place.model.bodies == []
     assert "MODEL_REQUEST" not in await operator.types()
 

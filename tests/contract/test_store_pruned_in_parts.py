@@ -22,6 +22,8 @@ from moorage.store.sqlite import SqliteStore
 from moorage.testing.killpoints import DSN, Fault, Shot, environment, fired, passed
 from moorage.testing.torture import waken
 
+pytestmark = pytest.mark.timeout(180)  # each case starts processes
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 3
 RECORDS = (PARTS - 1) * PRUNED_AT_ONCE + 9

@@ -107,3 +107,25 @@ async def test_an_answer_that_was_decided_before_another_question_came_is_decide
     by_ada = [each.payload for each in await operator.records() if each.actor == "ada" and each.type == DECIDED]
     assert told["state"] == state
     assert [each["key"] for each in by_ada] == ([answered] if answered else [])
+
+
+@pytest.mark.rule("M2", "Q5", "X3", "M5")
+@pytest.mark.parametrize(("kind", "begins"), [("Pause", "PAUSE_REQUESTED"), ("Cancel", "CANCEL_REQUESTED")])
+async def test_what_both_are_asked_for_under_two_ids_is_begun_once(
+    pair: Pair, upstream: GitServer, monkeypatch: pytest.MonkeyPatch, kind: str, begins: str
+) -> None:
+    operator = await working(pair, upstream)
+    appended, moved = CommandsRoom._append, []
+
+    async def late(room: CommandsRoom, run: Run, taking: Taking, decision: Decision) -> Receipt:
+        """The other gateway is quicker, once this one has decided."""
+        if not moved:
+            moved.append(True)
+            assert (await receipt(pair.one, kind, "c1"))["state"] == "Accepted"
+        return await appended(room, run, taking, decision)
+
+    monkeypatch.setattr(CommandsRoom, "_append", late)
+    assert (await receipt(pair.other, kind, "c2"))["state"] == "Accepted"
+    assert (await operator.types()).count(begins) == 1
+    joined = [each.payload.get("joins") for each in await operator.records() if each.type == "COMMAND_ACCEPTED"]
+    assert joined == [None, "c1"]

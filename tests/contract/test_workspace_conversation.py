@@ -1,13 +1,17 @@
 """P2: an agent's own session files go with the tree, in one checkpoint, over real git."""
 
+import asyncio
+import hashlib
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from tests.workspace_place import RUN, Place
 
 from moorage.testing.trees import git
+from moorage.workspace import statefiles
 from moorage.workspace.errors import Corrupt
 from moorage.workspace.refs import checkpoint_ref
 from moorage.workspace.statefiles import CHUNK, TITLE, StateFiles, read_index
@@ -108,6 +112,69 @@ async def test_a_conversation_that_grows_is_a_checkpoint_and_an_unchanged_one_is
     assert (await worktree.checkpoint(3, 1)).changed
     fresh = int(git(worktree.tree, "count-objects").split()[0]) - objects
     assert fresh == 5, "its last chunk, its index, their tree, and two commits"
+
+
+async def test_while_a_conversation_is_kept_the_event_loop_goes_on(place, home, monkeypatch) -> None:
+    worktree = await place.prepare(state=kept(home))
+    say(home, "s.jsonl", '{"n":1}\n')
+    begun, go, before = threading.Event(), threading.Event(), statefiles._content
+
+    def slow(path: Path, most: int) -> bytes:
+        begun.set()
+        assert go.wait(40), "nobody else has had a turn"
+        return before(path, most)
+
+    monkeypatch.setattr(statefiles, "_content", slow)
+    taking = asyncio.create_task(worktree.checkpoint(1, 1))
+    async with asyncio.timeout(40):
+        while not begun.is_set():  # noqa: ASYNC110  another thread sets it
+            await asyncio.sleep(0.01)
+    go.set()
+    assert (await taking).changed
+
+
+async def test_only_what_has_changed_is_read_again(place, home, monkeypatch) -> None:
+    read, before = list[str](), statefiles._content
+
+    def counted(path: Path, most: int) -> bytes:
+        read.append(path.name)
+        return before(path, most)
+
+    monkeypatch.setattr(statefiles, "_content", counted)
+    worktree = await place.prepare(state=kept(home, settled_ns=-1))
+    old, new = say(home, "old.jsonl", "x" * CHUNK + "\n"), say(home, "new.jsonl", '{"n":1}\n')
+    await worktree.checkpoint(1, 1)
+    assert sorted(read) == ["new.jsonl", "old.jsonl"]
+    new.write_text('{"n":22}\n')
+    point = await worktree.checkpoint(2, 1)
+    assert read[2:] == ["new.jsonl"]
+    chunk = hashes(old)[0]
+    (worktree.volume.repo / "objects" / chunk[:2] / chunk[2:]).unlink()
+    assert (await worktree.checkpoint(3, 1)).commit == point.commit
+    assert read[3:] == ["old.jsonl"], "whose chunk is not where it was"
+    await worktree.push_checkpoint(point)
+    place.release()
+    place.lose_volume()
+    await place.prepare(2, point.commit, state=kept(home))
+    assert (home / KEPT / "new.jsonl").read_text() == '{"n":22}\n'
+    assert (home / KEPT / "old.jsonl").read_text() == "x" * CHUNK + "\n"
+
+
+async def test_what_has_just_changed_is_read_again_since_a_coarse_clock_may_hide_the_next_change(
+    place, home, monkeypatch
+) -> None:
+    worktree = await place.prepare(state=kept(home, settled_ns=10**15))
+    file = say(home, "s.jsonl", '{"n":1}\n')
+    await worktree.checkpoint(1, 1)
+    monkeypatch.setattr(statefiles, "_sign", lambda _: (7,))
+    file.write_text('{"n":2}\n')
+    assert (await worktree.checkpoint(2, 1)).changed
+
+
+def hashes(path: Path) -> list[str]:
+    content = path.read_bytes()
+    parts = [content[at : at + CHUNK] for at in range(0, len(content), CHUNK)]
+    return [hashlib.sha1(b"blob %d\0%b" % (len(part), part)).hexdigest() for part in parts]
 
 
 @pytest.mark.rule("W3", "W5")

@@ -5,10 +5,12 @@ import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
+from moorage.drivers import sessions
 from moorage.drivers.claude_code import driver as claude_code
 from moorage.drivers.codex import driver as codex
 from moorage.drivers.codex.config import PROVIDER, config
@@ -151,12 +153,41 @@ TRANSCRIPTS = {"codex": codex.transcript, "pi": pi.transcript, "claude-code": cl
 @pytest.mark.parametrize("agent", LINES)
 def test_what_a_conversation_holds_is_told_by_its_whole_lines(tmp_path: Path, agent: str):
     found = TRANSCRIPTS[agent](tmp_path)
-    assert (found.results(), found.holds("s-1")) == (frozenset(), False)
+    results = found.reader().results
+    assert (results(), found.holds("s-1")) == (frozenset(), False)
     file = tmp_path / PLACES[agent]
     file.parent.mkdir(parents=True)
     one, two, half = (LINES[agent].replace(b"CALL", call) for call in (b"c1", b"c2", b"c3"))
     file.write_bytes(one + b"\nCALL no json\n\xff\n" + two + b"\n" + half)
-    assert (found.results(), found.holds("s-1"), found.holds("s-2")) == ({"c1", "c2"}, True, False)
+    assert (results(), found.holds("s-1"), found.holds("s-2")) == ({"c1", "c2"}, True, False)
+    with file.open("ab") as more:
+        more.write(b"\n")
+    assert results() == {"c1", "c2", "c3"}, "half a line is read once it is whole"
+    file.write_bytes(file.read_bytes().replace(b"c3", b"c9"))
+    assert results() == {"c1", "c2", "c9"}, "written anew"
+    file.write_bytes(one + b"\n")
+    assert results() == {"c1"}
+    file.unlink()
+    assert results() == frozenset()
+
+
+def test_of_a_conversation_that_grows_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read, before = list[int](), sessions.TranscriptReader._on
+
+    def counted(self: Any, file: BinaryIO, known: Any) -> Any:
+        found = before(self, file, known)
+        read.append(found.end - known.end)
+        return found
+
+    monkeypatch.setattr(sessions.TranscriptReader, "_on", counted)
+    file = tmp_path / PLACES["pi"]
+    file.parent.mkdir(parents=True)
+    reader, line = pi.transcript(tmp_path).reader(), LINES["pi"] + b"\n"
+    for number in range(3):
+        with file.open("ab") as more:
+            more.write(line.replace(b"CALL", f"call-{number}".encode()) * (1_000 if number == 0 else 1))
+        assert len(reader.results()) == number + 1
+    assert read[1:] == [len(line) + 2] * 2
 
 
 @pytest.mark.parametrize("agent", LINES)
@@ -164,7 +195,7 @@ def test_what_stands_in_the_place_of_a_conversation_has_no_results(tmp_path: Pat
     file = tmp_path / PLACES[agent]
     file.parent.mkdir(parents=True)
     os.mkfifo(file)
-    assert TRANSCRIPTS[agent](tmp_path).results() == frozenset()
+    assert TRANSCRIPTS[agent](tmp_path).reader().results() == frozenset()
     file.unlink()
     file.mkdir()
-    assert TRANSCRIPTS[agent](tmp_path).results() == frozenset()
+    assert TRANSCRIPTS[agent](tmp_path).reader().results() == frozenset()

@@ -66,6 +66,7 @@ async def test_a_repetition_says_that_it_is_one() -> None:
     assert (await ask(door, time)).text == "yes"
     assert [r.headers["x-stainless-retry-count"] for r in door.requests] == ["0", "1", "2"]
     assert {r.headers["x-moorage-turn"] for r in door.requests} == {"7"}
+    assert {r.headers["x-moorage-pauses"] for r in door.requests} == {"1"}
     assert {r.headers["x-api-key"] for r in door.requests} == {"dummy"}
     assert time.slept == [0.25, 0.5]
 

@@ -86,7 +86,13 @@ def test_sigterm_is_obeyed_while_the_gateway_is_away(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MOORAGE_GATEWAY_URL", ""), ("MOORAGE_TOKEN_FILE", ""), ("MOORAGE_PROBE", "10.96.0.1")]
+    ("name", "value"),
+    [
+        ("MOORAGE_GATEWAY_URL", ""),
+        ("MOORAGE_TOKEN_FILE", ""),
+        ("MOORAGE_PROBE", "10.96.0.1"),
+        ("MOORAGE_STOP_GRACE_SECONDS", "-1"),
+    ],
 )
 def test_a_setting_that_is_missing_or_wrong_is_told_by_its_name(tmp_path, name, value) -> None:
     with start(tmp_path, **{name: value}) as runner:
@@ -101,7 +107,10 @@ def test_settings_are_read_from_the_environment() -> None:
         "MOORAGE_TOKEN_FILE": "/token",
         "MOORAGE_PROBE": "10.96.0.1:443,[2001:db8::1]:53",
         "MOORAGE_TERMINATION_LOG": "",
+        "MOORAGE_STOP_GRACE_SECONDS": "7",
     }
     settings = RunnerSettings.from_environment(given)
     assert settings.probe == (("10.96.0.1", 443), ("2001:db8::1", 53))
+    assert settings.stop_grace_s == 7
+    assert RunnerSettings.from_environment({**given, "MOORAGE_STOP_GRACE_SECONDS": ""}).stop_grace_s == 25
     assert (settings.volume, settings.termination_log, settings.alternates) == (Path("/workspace"), None, None)

@@ -55,6 +55,17 @@ def test_nothing_that_an_agent_puts_in_its_place_holds_up_or_ends_the_runner(
     assert json.loads(file.read_text())["tokens"] == 5
 
 
+def test_a_folder_in_its_place_is_moved_aside_however_large(tmp_path: Path) -> None:
+    """To remove it would hold up all that the runner does."""
+    file = tmp_path / "remaining.json"
+    (file / "deep").mkdir(parents=True)
+    (file / "deep" / "large").write_text("x")
+    Remaining(file, Budget(left={"tokens": 5})).write()
+    assert json.loads(file.read_text())["tokens"] == 5
+    (aside,) = (path for path in tmp_path.iterdir() if path != file)
+    assert (aside / "remaining.json" / "deep" / "large").read_text() == "x"
+
+
 def test_a_place_that_cant_be_written_costs_the_agent_its_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("a file where the folder was")
     remaining = Remaining(file := tmp_path / "own" / "remaining.json", Budget(left={"tokens": 5}))

@@ -56,7 +56,7 @@ LINE_CAP = 4 * 1024 * 1024
 MAX_OPEN = 256  # tool calls at once; a real agent has a few
 MESSAGE_CAP = 2_000
 LAG_S = 5.0  # how far an agent's words and its own files may be behind what it asks
-LOOK_S = 0.02
+LOOK_S, LOOK_MOST_S = 0.02, 0.5  # between two looks at its files: ever longer
 OVERLAP = 128  # bytes of stderr that are looked at twice, since what is sought may be cut
 TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
 REFUSED = re.compile(r"\b401\b|authentication_error", re.IGNORECASE)  # in a failure's own words
@@ -367,8 +367,10 @@ class AgentListener:
                     await self._news.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAG_S):
-                while self._launch.results and not calls <= await asyncio.to_thread(self._results):  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                look = LOOK_S
+                while self._launch.results and not calls <= await asyncio.to_thread(self._results):
+                    await asyncio.sleep(look)
+                    look = min(2 * look, LOOK_MOST_S)
                 return True
         return False
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from moorage.drivers.port import Outcome, Task
 
 NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 FOLDER = ".moorage"
+LAST = 256  # bytes before what is new, by which a file is known again
 BROKEN = (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError)  # what an agent can make of its HOME
 
 
@@ -33,9 +35,11 @@ def prepared(files: Mapping[Path, str]) -> Outcome | None:
 
 
 def put(path: Path, text: str) -> None:
-    """Write a file of ours. Raises OSError where HOME can't be written."""
+    """Write a file of ours. A folder in its place is moved aside, since to remove a large one takes long. Raises
+    OSError where HOME can't be written.
+    """
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        path.rename(Path(tempfile.mkdtemp(prefix=f"{path.name}-was-", dir=path.parent)) / path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as fresh:  # a name that nothing stands at
         try:
@@ -87,18 +91,59 @@ class Transcript:
         """There is a file of that conversation, whose name ends with its own."""
         return any(path.stem.endswith(conversation) for path in self.home.glob(self.pattern))
 
+    def reader(self) -> TranscriptReader:
+        """Reads them as they grow."""
+        return TranscriptReader(self)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Of a file: its inode, up to where it was read, the last bytes before that, and the calls that were found."""
+
+    inode: int = 0
+    end: int = 0
+    last: bytes = b""
+    calls: frozenset[str] = frozenset()
+
+
+class TranscriptReader:
+    """Reads what is new in them: they only grow. A file that was written anew is read anew."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+        self._read: dict[Path, _Read] = {}
+        self._reading = threading.Lock()  # who gave up on a look may look again while that goes on
+
     def results(self) -> frozenset[str]:
         """The calls whose results are in them. A folder or pipe in their place has none."""
-        lines = [line for path in self.home.glob(self.pattern) for line in _lines(path) if self.mark in line]
-        return frozenset(found.decode("utf-8", "replace") for line in lines for found in self.call.findall(line))
+        with self._reading:
+            found = self._transcript.home.glob(self._transcript.pattern)
+            self._read = {path: self._look(path, self._read.get(path, _Read())) for path in found}
+            return frozenset[str]().union(*(read.calls for read in self._read.values()))
 
+    def _look(self, path: Path, before: _Read) -> _Read:
+        """Whole lines alone."""
+        try:
+            if not path.is_file():
+                return _Read()
+            with path.open("rb") as file:
+                return self._on(file, before)
+        except OSError:
+            return _Read()
 
-def _lines(path: Path) -> list[bytes]:
-    """Whole lines alone."""
-    try:
-        return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    except OSError:
-        return []
+    def _on(self, file: BinaryIO, before: _Read) -> _Read:
+        inode = os.fstat(file.fileno()).st_ino
+        file.seek(before.end - len(before.last))
+        if inode != before.inode or file.read(len(before.last)) != before.last:
+            before = _Read(inode)
+            file.seek(0)
+        whole, newline, _ = file.read().rpartition(b"\n")
+        if not newline:
+            return before
+        lines = [line for line in whole.split(b"\n") if self._transcript.mark in line]
+        told = (call.decode("utf-8", "replace") for line in lines for call in self._transcript.call.findall(line))
+        last = (before.last + whole + newline)[-LAST:]
+        return _Read(inode, before.end + len(whole) + 1, last, before.calls.union(told))
 
 
 def _head(path: Path, size: int = 128) -> bytes:

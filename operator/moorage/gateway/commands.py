@@ -22,7 +22,17 @@ from moorage.api.commands import MAX_TEXT_BYTES, CommandRequest, Receipt, Resolv
 from moorage.core.approvals.choosing import Unfit, meant
 from moorage.core.approvals.consent import APPROVED, REJECTED
 from moorage.core.commands.admission import Abilities, Accepted, Decision, Rejected, decide
-from moorage.core.commands.command import MESSAGES, MOST_OPEN, Command, crowd, digest_of, forgetful, known
+from moorage.core.commands.command import (
+    MESSAGES,
+    MOST_JOINED,
+    MOST_OPEN,
+    Command,
+    crowd,
+    digest_of,
+    forgetful,
+    known,
+    leading,
+)
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.journal.record import BlobRef, Draft, Record, RecordType
 from moorage.core.run.phases import RunPhase
@@ -80,7 +90,7 @@ class Taking:
         if isinstance(decision, Rejected):
             said = {"reason": decision.reason, "message": decision.message}
             return [self._draft(ledger, RecordType.COMMAND_REJECTED, said)]
-        told = {"done": decision.done, "message": decision.about}
+        told = {"done": decision.done, "message": decision.about, "joins": decision.joins}
         accepted = self._draft(ledger, RecordType.COMMAND_ACCEPTED, {name: said for name, said in told.items() if said})
         files = {"text": self.text} if self.text is not None else None
         return [replace(accepted, attachments=files), *self.beside(run)]
@@ -143,13 +153,20 @@ class CommandsRoom:
         def decided(now: Run) -> Decision:
             decision = decide(asked, now.state, can)
             if further is None or isinstance(decision, Rejected):
-                return decision
+                return self._joining(now, asked, decision)
             try:
-                return further(now)
+                return self._joining(now, asked, further(now))
             except Refusal as refused:
                 return Rejected(refused.reason, refused.message)
 
         return decided
+
+    def _joining(self, run: Run, asked: CommandRequest, decision: Decision) -> Decision:
+        """What another one has begun isn't begun again: this one ends as that does, with a receipt of its own."""
+        if isinstance(decision, Rejected) or decision.done:
+            return decision
+        leader = leading(run.state.commands, asked.type)
+        return replace(decision, joins=leader) if leader and not self._begun(run, asked) else decision
 
     def _resumable(self, run: Run) -> Decision:
         """Raise Refusal where no word lets it go on."""
@@ -189,7 +206,7 @@ class CommandsRoom:
             if isinstance(decision, Rejected) and run.state.end is not None:
                 return await self._earlier(run, taking) or _late(taking.asked, decision, run.state.end.at)
             if isinstance(decision, Accepted) and not decision.done:
-                _demand_room(run, taking.asked.type)
+                _demand_room(run, taking.asked.type, joins=bool(decision.joins))
             try:
                 return await self._append(run, taking, decision)
             except Changed:
@@ -211,7 +228,7 @@ class CommandsRoom:
             raise taking.taken() from None
         reached(Point.COMMAND_AFTER)
         found = known(run.state.commands, taking.asked.command_id)
-        return found.receipt() if found else _forgotten(taking.asked, result.records[0])
+        return found.receipt() if found else _forgotten(taking.asked, result.records[0], run)
 
     async def _earlier(self, run: Run, taking: Taking) -> Receipt | None:
         """What the journal says of one that the state has forgotten, whatever would be decided on it by now. Raise
@@ -223,7 +240,7 @@ class CommandsRoom:
         if record is None:
             return None
         taking.demand_same((record.payload or {}).get("digest"))
-        return _forgotten(taking.asked, record)
+        return _forgotten(taking.asked, record, run)
 
     async def _recorded(self, run: Run, name: str) -> Record | None:
         """The record of that id, looked for page by page."""
@@ -286,9 +303,10 @@ def _first(earlier: Callable[[Run], Decision], then: Decision) -> Callable[[Run]
     return both
 
 
-def _demand_room(run: Run, kind: str) -> None:
-    open_ones = crowd(run.state.commands, kind)
-    if open_ones >= MOST_OPEN:
+def _demand_room(run: Run, kind: str, *, joins: bool) -> None:
+    commands = run.state.commands
+    open_ones = sum(each.open and bool(each.joins) for each in commands) if joins else crowd(commands, kind)
+    if open_ones >= (MOST_JOINED if joins else MOST_OPEN):
         raise Unavailable(f"{open_ones} such commands to this run are still to be done: ask again", reason=CROWDED)
 
 
@@ -305,9 +323,15 @@ def _late(asked: CommandRequest, decision: Rejected, at: int) -> Receipt:
     )
 
 
-def _forgotten(asked: CommandRequest, record: Record) -> Receipt:
-    """One that was closed so long ago that the state has forgotten how: only closed ones are."""
+def _forgotten(asked: CommandRequest, record: Record, run: Run) -> Receipt:
+    """One that was closed so long ago that the state has forgotten how: only closed ones are. One that had joined
+    another one ended as that did.
+    """
     payload = record.payload or {}
+    leader = known(run.state.commands, payload.get("joins", ""))
+    if leader is not None:
+        own = {"command_id": asked.command_id, "offset": record.seq, "issuer": asked.issuer, "at": record.recorded_at}
+        return leader.receipt().model_copy(update=own)
     done = "Delivered" if asked.type in MESSAGES else "Done"
     return Receipt.model_validate(
         {

@@ -61,6 +61,7 @@ PREFIX = "/model"
 NO_RETRY = {"x-should-retry": "false"}
 RETRY_HEADER = "x-stainless-retry-count"
 TURN_HEADER = "x-moorage-turn"
+PAUSES_HEADER = "x-moorage-pauses"  # R8: a driver of ours of before this release has a turn, and doesn't know pauses
 
 
 class ModelRoom:
@@ -134,7 +135,7 @@ class ModelRoom:
         await self._questions.settle(caller.run)
         await self._gate.judge.admit(caller.run, Asking(DECISION))
         await self._consents.demand_spending(caller, request.is_disconnected)
-        await self._pauses.demand_going(caller.run, request.is_disconnected, native=ask.turn is not None)
+        await self._pauses.demand_going(caller.run, request.is_disconnected, native=PAUSES_HEADER in request.headers)
         await _demand_address(model)
         credential = await self._credential(protocol, caller.run, model)
         return await Tries(self._gate, caller, self._shared, request.is_disconnected).run(ask, model, credential)

@@ -253,7 +253,9 @@ class AgentPaths:
         self._relay_url, self._dummy_key, self._proxied = relay_url, dummy_key, proxied
 
     def prepare(self, goal: str) -> None:
-        """Make the folders and write the goal; TMPDIR starts empty in each attempt."""
+        """Make the folders and write the goal; TMPDIR starts empty in each attempt. What an earlier one left there may
+        be large, so it is nothing for an event loop.
+        """
         shutil.rmtree(self.tmp, ignore_errors=True)
         for folder in (self.home, self.tmp, self.cache):
             folder.mkdir(parents=True, exist_ok=True)

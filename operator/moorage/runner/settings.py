@@ -39,7 +39,8 @@ class RunnerSettings:
     """How long an unreachable gateway is waited for: a rollout with a volume that moves takes minutes."""
 
     stop_grace_s: float = 25.0
-    """SIGTERM to SIGKILL for the agent; below the pod's own 30 s, so that the final checkpoint still fits."""
+    """SIGTERM to SIGKILL for the agent; below the pod's own 30 s, so that the final checkpoint still fits. Who gives a
+    sandbox another grace gives this with it."""
 
     lifeline: bool = False
     """True where standard input stays open for as long as our owner lives (local runs): when it ends, so do we."""
@@ -55,6 +56,7 @@ class RunnerSettings:
             probe=tuple(_address(part) for part in env.get("MOORAGE_PROBE", "").split(",") if part),
             alternates=Path(env["MOORAGE_ALTERNATES"]) if env.get("MOORAGE_ALTERNATES") else None,
             lifeline=env.get("MOORAGE_LIFELINE") == "stdin",
+            stop_grace_s=_seconds(env, "MOORAGE_STOP_GRACE_SECONDS", cls.stop_grace_s),
         )
 
 
@@ -68,6 +70,13 @@ def _given(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         raise ValueError(f"{name} is not set")
     return env[name]
+
+
+def _seconds(env: Mapping[str, str], name: str, usual: float) -> float:
+    given = env.get(name, "")
+    if given and not given.isdecimal():
+        raise ValueError(f"{name}: {given!r} is no whole number of seconds")
+    return float(given) if given else usual
 
 
 def _address(text: str) -> tuple[str, int]:

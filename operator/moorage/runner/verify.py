@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import platform
@@ -80,7 +81,7 @@ class Verification:
         """Run the commands one after the other, until one fails; results go to `checks` as they come."""
         worktree = await self.client.patiently(lambda: self._checkout(commit))
         paths = AgentPaths(self.settings.volume, self.relay.url, "")
-        paths.prepare("")
+        await asyncio.to_thread(paths.prepare, "")
         env = {**without_model(paths.environment()), **worktree.agent_environment}
         for check in self.assignment.acceptance:
             checks.append(await run_check(check, worktree.tree, env))

@@ -181,7 +181,7 @@ class Work:
 
     async def _attempt(self, worktree: RunWorktree, watch: Watch) -> None:
         paths = AgentPaths(self.settings.volume, self.relay.url, DUMMY_KEY, proxied=bool(self.assignment.egress))
-        paths.prepare(self.assignment.goal)
+        await asyncio.to_thread(paths.prepare, self.assignment.goal)
         host = RunnerHost(self.client, self.reporter, self.assignment, worktree, paths, hold=self.relay.hold)
         host.tell_remaining()
         self._serve_children(host)

@@ -183,7 +183,7 @@ class PostgresStore:
         """See the port."""
 
         async def work(db: Db) -> None:
-            run, row = await sql.get_execution(db, snapshot.run_uid, lock=True)
+            run, row = await sql.get_execution(db, snapshot.run_uid)
             gone = row.sealed and await sql.is_pruned(db, run)
             there = None if gone else await sql.event_hash(db, run, snapshot.source_offset)
             appending.plan_snapshot(row, there, snapshot)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,14 +79,32 @@ def write_object(repo: Path, kind: bytes, body: bytes) -> str:
     """A loose object, under its name once it is whole."""
     whole = b"%b %d\0%b" % (kind, len(body), body)
     name = hashlib.sha1(whole, usedforsecurity=False).hexdigest()
-    path = repo / "objects" / name[:2] / name[2:]
+    path = _loose(repo, name)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        fresh = path.with_name(f"tmp_obj_{os.getpid()}")
+        fresh = path.with_name(f"tmp_obj_{os.getpid()}_{threading.get_ident()}")
         fresh.write_bytes(zlib.compress(whole, 1))
         fresh.chmod(0o444)
         fresh.replace(path)
     return name
+
+
+def is_loose(repo: Path, name: str) -> bool:
+    """It lies under its own name. Where it doesn't, it may be in a pack."""
+    return _loose(repo, name).exists()
+
+
+def _loose(repo: Path, name: str) -> Path:
+    return repo / "objects" / name[:2] / name[2:]
+
+
+def author_and_committer(author: str) -> dict[str, str]:
+    """Git's environment for `Name <email>`; the committer is Moorage."""
+    match = re.fullmatch(r"\s*([^<>\n\0]*?)\s*<([^<>\s\0]*)>\s*", author)
+    name, email = match.groups() if match else (re.sub(r"[<>\n\0]", "", author).strip(), "")
+    name, email = name or "Moorage", email or "noreply@moorage.dev"
+    committer = {"GIT_COMMITTER_NAME": "Moorage", "GIT_COMMITTER_EMAIL": "noreply@moorage.dev"}
+    return {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, **committer}
 
 
 def attach(admin: Path, tree: Path, head: str) -> None:

@@ -17,17 +17,19 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from moorage.workspace.errors import Corrupt
-from moorage.workspace.plumbing import write_object
+from moorage.workspace.plumbing import is_loose, write_object
 from moorage.workspace.snapshot import LeftOut
 
 CHUNK = 256 * 1024
 CAP = 64 << 20
 MAX_FILES = 512
+SETTLED_NS = 2_000_000_000
 INDEX = "index.json"
 TITLE = "Conversation of a Moorage checkpoint"
 _TRAILER = re.compile(r"^Moorage-State: ([0-9a-f]{40,64})$", re.MULTILINE)
@@ -35,30 +37,59 @@ _BLOB = b"100644"
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A file as it was kept: what told it from others then, its chunks, and how many bytes they hold."""
+
+    sign: tuple[int, ...]
+    chunks: tuple[str, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tree's id, None where there is nothing; what is left out; and `files` of it that needn't be read again as
+    long as they look the same.
+    """
+
+    tree: str | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    files: Mapping[str, Known] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StateFiles:
     """`paths`: what is kept of `home`, files or folders, relative to it; `derived`: what goes when they are put back.
-    `cap_bytes` of all files together: the newest ones are kept.
+    `cap_bytes` of all files together: the newest ones are kept. `settled_ns`: how long after a file's last change its
+    time stamp tells the next one; a file system's clock may be so coarse.
     """
 
     home: Path = Path()
     paths: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     cap_bytes: int = CAP
+    settled_ns: int = SETTLED_NS
 
-    def keep(self, repo: Path) -> tuple[str | None, tuple[LeftOut, ...]]:
-        """Write them as objects; the tree's id, None where there is nothing, and what is left out. No ref moves."""
-        index, chunks, left = dict[str, list[str]](), set[str](), list[LeftOut]()
+    def keep(self, repo: Path, before: Mapping[str, Known]) -> Kept:
+        """Write them as objects; no ref moves. `before`: the `files` of the last time. It takes as long as they are
+        large, so it is nothing for an event loop.
+        """
+        index, left = dict[str, Known](), list[LeftOut]()
         room = self.cap_bytes
         for number, (path, found) in enumerate(self._newest()):
             if found.st_size > room or number >= MAX_FILES:
                 why = f"over the cap of {self.cap_bytes} bytes or {MAX_FILES} files for an agent's own"
                 left.append(LeftOut(os.fsencode(path), why, found.st_size))
                 continue
-            content = _content(self.home / path, found.st_size)
-            index[path] = [write_object(repo, b"blob", chunk) for chunk in _chunks(content)]
-            chunks.update(index[path])
-            room -= len(content)
-        return (_write_tree(repo, index, chunks) if index else None), tuple(left)
+            index[path] = _unchanged(repo, before.get(path), found) or self._kept(repo, path, found)
+            room -= index[path].size
+        again = {path: known for path, known in index.items() if known.sign}
+        return Kept(_write_tree(repo, index) if index else None, tuple(left), again)
+
+    def _kept(self, repo: Path, path: str, found: os.stat_result) -> Known:
+        settled = time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > self.settled_ns
+        content = _content(self.home / path, found.st_size)
+        chunks = tuple(write_object(repo, b"blob", chunk) for chunk in _chunks(content))
+        return Known(_sign(found) if settled else (), chunks, len(content))
 
     def _newest(self) -> list[tuple[str, os.stat_result]]:
         """Regular files below the paths, the newest first. Links lead nowhere."""
@@ -106,12 +137,24 @@ def read_index(text: bytes) -> dict[str, list[str]]:
     return index
 
 
-def _write_tree(repo: Path, index: Mapping[str, list[str]], chunks: Iterable[str]) -> str:
+def _write_tree(repo: Path, index: Mapping[str, Known]) -> str:
     """Every object by its own id, and the index."""
+    chunks = {chunk for known in index.values() for chunk in known.chunks}
     named = [(chunk.encode(), chunk) for chunk in sorted(chunks)]
-    text = json.dumps(index, sort_keys=True).encode()
+    text = json.dumps({path: known.chunks for path, known in index.items()}, sort_keys=True).encode()
     named.append((INDEX.encode(), write_object(repo, b"blob", text)))  # "i" comes after every hexadecimal digit
     return write_object(repo, b"tree", b"".join(b"%b %b\0%b" % (_BLOB, n, bytes.fromhex(o)) for n, o in named))
+
+
+def _sign(found: os.stat_result) -> tuple[int, ...]:
+    """Differs once the file does, as long as that is no moment after the last change."""
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _unchanged(repo: Path, known: Known | None, found: os.stat_result) -> Known | None:
+    """What is known of a file, if that is still so and its chunks are where we put them: git may have packed them."""
+    same = known is not None and known.sign == _sign(found)
+    return known if same and known and all(is_loose(repo, chunk) for chunk in known.chunks) else None
 
 
 def _files(path: Path) -> Iterator[tuple[Path, os.stat_result]]:

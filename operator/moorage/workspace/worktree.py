@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,23 +17,32 @@ from pathlib import Path
 
 from moorage.points import Point, reached
 from moorage.workspace.errors import (
-    ContentRefused,
     Corrupt,
     GitFailed,
     RefMissing,
     Refused,
     SubmodulesUnsupported,
     WorkspaceError,
-    classify,
 )
 from moorage.workspace.fetching import fetch_whole
-from moorage.workspace.git import Git, Output
+from moorage.workspace.git import Git
 from moorage.workspace.locks import lock
 from moorage.workspace.merging import Merged, merge_into
-from moorage.workspace.plumbing import attach, batch, names, read_ref, recorded_head, tree_of, write_commit, write_ref
+from moorage.workspace.plumbing import (
+    attach,
+    author_and_committer,
+    batch,
+    names,
+    read_ref,
+    recorded_head,
+    tree_of,
+    write_commit,
+    write_ref,
+)
+from moorage.workspace.pushing import push
 from moorage.workspace.refs import HEADS, candidate_ref, check_branch, check_run, checkpoint_ref, drift_ref, is_sha
 from moorage.workspace.snapshot import LeftOut, Shadow, printable
-from moorage.workspace.statefiles import INDEX, TITLE, read_index, recorded_state, trailer
+from moorage.workspace.statefiles import INDEX, TITLE, Kept, Known, read_index, recorded_state, trailer
 from moorage.workspace.volume import Volume, WorktreeOptions, write_sparse
 
 __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "WorktreeOptions"]
@@ -42,7 +50,6 @@ __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "Worktre
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
 _BASE, _LAST, _HEAD, _STATE, _MERGED = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state", "merged"))
-_BAD_OBJECT = re.compile(r"object ([0-9a-f]{40,64}): (\w+: [^;)]*)")  # as fsck tells it
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 
 
@@ -109,6 +116,7 @@ class RunWorktree:
     drift: Drift | None = None
     lfs_pointers: tuple[str, ...] = ()
     _staged: bool = field(default=False, repr=False)
+    _known: Mapping[str, Known] = field(default_factory=dict, repr=False)
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
@@ -178,22 +186,29 @@ class RunWorktree:
         reached(Point.STAGE_WITHIN)
         tree = await self.shadow.write_tree() if self._staged else self.last_tree
         self._staged = tree != self.last_tree
-        state_tree, beyond = self.options.state.keep(self.volume.repo) if conversation else (None, ())
+        kept = await self._keep_state() if conversation else Kept()
         reached(Point.STATE_WITHIN)
-        left += beyond
-        if not self._staged and state_tree == self.state_tree:
+        left += kept.left_out
+        if not self._staged and kept.tree == self.state_tree:
             return Checkpoint(iteration, epoch, self.last, tree, self.last, False, tuple(left))
         parent, head, moved = self.last, await self._agent_head() or self.head, self._staged
-        state = self._state_commit(state_tree)
+        state = self._state_commit(kept.tree)
         message = _message(f"Checkpoint {iteration}", self.run, epoch, iteration, head) + trailer(state)
         reached(Point.CHECKPOINT_BEFORE)
         commit = self._commit(tree, dict.fromkeys([parent, head, *([state] if state else [])]), message)
         reached(Point.CHECKPOINT_WITHIN)
         self._set_last(commit, tree, head)
-        self.state, self.state_tree = state, state_tree
+        self.state, self.state_tree = state, kept.tree
         reached(Point.CHECKPOINT_AFTER)
         self._staged = False
         return Checkpoint(iteration, epoch, commit, tree, parent, True, tuple(left), moved)
+
+    async def _keep_state(self) -> Kept:
+        if not self.options.state.paths:
+            return Kept()
+        kept = await asyncio.to_thread(self.options.state.keep, self.volume.repo, self._known)
+        self._known = kept.files
+        return kept
 
     def _state_commit(self, tree: str | None) -> str | None:
         """What a checkpoint has as one more parent; that of an unchanged conversation is the last one's."""
@@ -224,26 +239,7 @@ class RunWorktree:
 
     async def push(self, refs: Mapping[str, str], *, force: bool = False) -> None:
         """Push commits to refs of the gateway. Raises Refused with the gateway's words, NetworkUnreachable, …"""
-        sign = "+" if force else ""
-        specs = [f"{sign}{commit}:{ref}" for ref, commit in refs.items()]
-        out = await self.shadow.git.run("push", "--porcelain", "--no-verify", self.remote_url, *specs, ok=(0, 1))
-        if out.code:
-            raise await self._no(out, tuple(refs.values()))
-
-    async def _no(self, out: Output, commits: tuple[str, ...]) -> WorkspaceError:
-        """Why a push failed. Content that git refuses is named by its path."""
-        error = _no(out)
-        if not isinstance(error, Refused):
-            return error
-        if "pack exceeds maximum" in error.detail:
-            return ContentRefused(error.detail)
-        match = _BAD_OBJECT.search(error.detail)
-        if match is None:
-            return error
-        listed = await self.shadow.git.run("rev-list", "--objects", *commits, "--not", self.base)
-        names = dict(line.split(" ", 1) for line in os.fsdecode(listed.stdout).splitlines() if " " in line)
-        path = printable(os.fsencode(names.get(match[1], match[1]))) or "the top folder"
-        return ContentRefused(f"{path}: {match[2]}")
+        await push(self.shadow.git, self.remote_url, refs, self.base, force=force)
 
     async def propose(self, message: str, author: str = _MOORAGE, size_cap_bytes: int | None = None) -> Proposal:
         """The commit to deliver: the agent's own commits where they build on the base, and one more for what it did not
@@ -456,7 +452,7 @@ class RunWorktree:
         return [printable(path) for path in sorted(touched)]
 
     def _commit(self, tree: str, parents: Iterable[str], message: str, author: str = _MOORAGE) -> str:
-        return write_commit(self.volume.repo, tree, parents, message, _identity(author))
+        return write_commit(self.volume.repo, tree, parents, message, author_and_committer(author))
 
     def _set_last(self, commit: str, tree: str, head: str) -> None:
         """Remember the checkpoint where `git gc` sees it, and where `status` compares with it."""
@@ -481,14 +477,6 @@ class RunWorktree:
         return replace(git, cwd=self.tree, env=env, config=config)
 
 
-def _no(out: Output) -> WorkspaceError:
-    """What a push that failed came to: the gateway's no to a ref, or no answer of its."""
-    words = [line.split("\t")[-1] for line in out.text.splitlines() if line.startswith("!")]
-    if words and not any("remote failure" in word for word in words):
-        return Refused("; ".join(words))
-    return classify(out.stderr or "; ".join(words))
-
-
 def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str:
     facts = f"Moorage-Run: {run}\nMoorage-Epoch: {epoch}\nMoorage-Iteration: {iteration}\nMoorage-Head: {head}\n"
     return f"{title}\n\n{facts}"
@@ -496,15 +484,6 @@ def _message(title: str, run: str, epoch: int, iteration: int, head: str) -> str
 
 def _lines(words: Iterable[str]) -> bytes:
     return "".join(f"{word}\n" for word in words).encode()
-
-
-def _identity(author: str) -> dict[str, str]:
-    """Git's author and committer for `Name <email>`."""
-    match = re.fullmatch(r"\s*([^<>\n\0]*?)\s*<([^<>\s\0]*)>\s*", author)
-    name, email = match.groups() if match else (re.sub(r"[<>\n\0]", "", author).strip(), "")
-    name, email = name or "Moorage", email or "noreply@moorage.dev"
-    committer = {"GIT_COMMITTER_NAME": "Moorage", "GIT_COMMITTER_EMAIL": "noreply@moorage.dev"}
-    return {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, **committer}
 
 
 async def _refs(git: Git) -> str:

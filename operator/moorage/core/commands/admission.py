@@ -30,11 +30,13 @@ class Abilities:
 @dataclass(frozen=True)
 class Accepted:
     """It is taken on. `done`: nothing is left to be done about it, and why. `about`: what exactly it was taken on for,
-    for people; decided for something else it is another decision.
+    for people; decided for something else it is another decision. `joins`: the id of an open command that has begun the
+    same, and whose end is this one's.
     """
 
     done: str = ""
     about: str = ""
+    joins: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from moorage.core.journal.record import BlobRef
 
 KEPT_CLOSED: Final = 32  # the last ones; the records of all of them stay in the journal
 MOST_OPEN: Final = 32  # of one type; messages count together
+MOST_JOINED: Final = 256  # open ones that ask for what another one has asked for
+JOINING: Final = frozenset({"Pause", "Resume", "Cancel"})
 MESSAGES: Final = frozenset({"Steer", "FollowUp"})
 WAY: Final = frozenset({"authority", "surface", "input_source"})  # how a request came in
 
@@ -19,7 +21,7 @@ WAY: Final = frozenset({"authority", "surface", "input_source"})  # how a reques
 @dataclass(frozen=True)
 class Command:
     """One command. `offset` is that of the record that admitted or rejected it, `digest` of what was asked, `text`
-    where the words of a message lie; `at` as recorded (ms).
+    where the words of a message lie; `at` as recorded (ms); `joins` the open one that had asked for the same.
     """
 
     command_id: str
@@ -32,6 +34,7 @@ class Command:
     reason: str = ""
     message: str = ""
     text: BlobRef | None = None
+    joins: str = ""
 
     @property
     def open(self) -> bool:
@@ -56,17 +59,33 @@ def known(commands: Iterable[Command], command_id: str) -> Command | None:
 
 def crowd(commands: Iterable[Command], kind: str) -> int:
     """How many open ones take up the room of that type. Messages share one, and every other type has its own: what the
-    agent hasn't heard keeps nobody from stopping the run.
+    agent hasn't heard keeps nobody from stopping the run. Those that join another one take up none.
     """
     shared = MESSAGES if kind in MESSAGES else {kind}
-    return sum(each.open and each.type in shared for each in commands)
+    return sum(each.open and each.type in shared and not each.joins for each in commands)
 
 
-def kept(commands: tuple[Command, ...]) -> tuple[Command, ...]:
-    """All open ones and the last closed ones."""
-    closed = [each.command_id for each in commands if not each.open]
-    dropped = frozenset(closed[:-KEPT_CLOSED])
+def leading(commands: Iterable[Command], kind: str) -> str:
+    """The id of the open command that one of that type joins, where it would begin nothing new: the same record closes
+    both. Empty where there is none.
+    """
+    if kind not in JOINING:
+        return ""
+    return next((each.command_id for each in commands if each.open and each.type == kind and not each.joins), "")
+
+
+def kept(commands: tuple[Command, ...], fresh: Collection[str]) -> tuple[Command, ...]:
+    """All open ones, the `fresh` that this record has closed, however many, and the last that were closed before: of
+    those that had joined another one that one's end tells.
+    """
+    older = sorted((each for each in commands if not each.open and each.command_id not in fresh), key=_leads)
+    room = max(0, KEPT_CLOSED - len(fresh))
+    dropped = frozenset(each.command_id for each in older[: max(0, len(older) - room)])
     return tuple(each for each in commands if each.command_id not in dropped) if dropped else commands
+
+
+def _leads(command: Command) -> bool:
+    return not command.joins
 
 
 def forgetful(commands: Iterable[Command]) -> bool:

@@ -42,8 +42,10 @@ def _admitted(s: RunState, r: Record, p: Mapping[str, Any], state: CommandState,
         reason=reason,
         message=p.get("message", ""),
         text=(r.attachments or {}).get("text"),
+        joins=p.get("joins", ""),
     )
-    return {"commands": kept((*s.commands, command))}
+    commands = (*s.commands, command)
+    return {"commands": commands if command.open else kept(commands, {command.command_id})}
 
 
 def delivered(s: RunState, _: Record, p: Mapping[str, Any]) -> Changes:
@@ -90,4 +92,4 @@ def _too_late(c: Command, phase: RunPhase, outrun: bool) -> Command | None:
 
 
 def _closing(commands: tuple[Command, ...], closed: Mapping[str, Command]) -> tuple[Command, ...]:
-    return kept(tuple(closed.get(each.command_id, each) for each in commands))
+    return kept(tuple(closed.get(each.command_id, each) for each in commands), closed)

@@ -23,6 +23,7 @@ from moorage.drivers.builtin.conversation import Conversation
 
 DOORS = "/model"
 REPLAYED_HEADER = "x-moorage-replayed"
+PAUSES = {"x-moorage-pauses": "1"}  # R8: it knows what a refusal means that begins with RunPausing
 NO_ROOM = "context_length_exceeded"  # OpenAI's code for what Anthropic says by a stop reason
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 READ_S = 630.0  # just above the gateway's own limit for silence, so that its word comes first
@@ -100,7 +101,7 @@ class ModelClient:
 
     async def _once(self, body: Mapping[str, Any], turn: int, attempt: int) -> Answer | _Failure:
         spoken = self._talk.spoken
-        headers = {**spoken.versioned, "x-moorage-turn": str(turn), "x-stainless-retry-count": str(attempt)}
+        headers = {**spoken.versioned, **PAUSES, "x-moorage-turn": str(turn), "x-stainless-retry-count": str(attempt)}
         try:
             response = await self._http.post(f"{DOORS}{spoken.path}", json=body, headers=headers)
         except httpx.TransportError as error:

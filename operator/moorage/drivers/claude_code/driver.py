@@ -72,7 +72,7 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=hello() + events.user(opening(task, resumed=session is not None)),
         dialect=events,
         remember=conversation.remember,
-        results=kept.results,
+        results=kept.reader().results,
         speech=Speech(message=events.user, steer=events.user),
         nested=True,
     )

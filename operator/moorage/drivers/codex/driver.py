@@ -66,7 +66,7 @@ def _launch(task: Task) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=CodexEvents(resumed=session is not None),
         remember=conversation.remember,
-        results=kept.results,
+        results=kept.reader().results,
     )
 
 

@@ -60,7 +60,7 @@ def _launch(task: Task, model: str) -> Launch:
         stdin=opening(task, resumed=session is not None).encode(errors="replace"),
         dialect=PiEvents(),
         remember=conversation.remember,
-        results=kept.results,
+        results=kept.reader().results,
     )
 
 

@@ -29,6 +29,9 @@ STUBBORN = {
     "floods": 'while True: sys.stdout.buffer.write(b"x" * 65536)',
     "floods stderr": 'while True: os.write(2, b"x" * 65536)',
     "floods with lines": 'while True: sys.stdout.buffer.write(b\'{"type":"noise"}\\n\' * 4096)',
+    "prints lines of 16 MiB": 'say("{" + "x" * 2**24); sys.stdout.buffer.write(b"{" * 2**24); for_ever()',
+    "prints what is no text": 'say(b"\\xff\\x00\\xfe{}"); say("a\\u2028{b"); for_ever()',
+    "says that all went well": "signal.signal(signal.SIGTERM, lambda *_: (end(), sys.exit(0))); for_ever()",
     "has closed its outputs": "sys.stdout.close(); os.close(1); os.close(2); for_ever()",
 }
 ENDS = {
