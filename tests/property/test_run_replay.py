@@ -129,6 +129,20 @@ def test_replay_refuses_what_reduce_refuses(
     assert replay(taken) == states[-1]
 
 
+@pytest.mark.rule("S1", "B1")
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [({"usage": {"human_approvals": 1}}, 1), ({}, 1), ({"by": "timeout"}, 0), ({"key": "other"}, 0)],
+)
+def test_a_persons_word_is_counted_once_however_it_is_replayed(said: dict[str, Any], counted: int) -> None:
+    question = {"key": "host:h", "name": "shop", "before": "Egress"}
+    answer = {"key": "host:h", "outcome": "approved", "by": "ada"} | said
+    told = [record(0, "APPROVAL_REQUESTED", question), record(1, "APPROVAL_DECIDED", answer)]
+    state = reduce(reduce(RunState(), told[0]), told[1])
+    assert state.usage.human_approvals == counted
+    assert replay(told) == state
+
+
 def test_a_state_has_the_fields_that_it_has_however_it_is_changed() -> None:
     for state in (RunState(), working(RunState())):
         with pytest.raises(AttributeError, match="no field later, more"):

@@ -14,11 +14,13 @@ import pytest
 from moorage.core.journal.chain import Intact
 from moorage.core.journal.export import parse_header, parse_record, read_lines, verify_export
 from moorage.core.journal.record import Record, decode
+from moorage.core.recovery.replays import state_hash
 from moorage.core.run.reducer import replay
 from moorage.core.run.state import RunState
 
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
+    "commands-and-constraints": ("Succeeded", 3, "f41e96da38d45bef13a1b32bee3f116e0a5812bf7460c6b67fb110e79326d754"),
     "last-release": ("Succeeded", 1, "59d321183c52e0bcff744d745d71a286a50745c4d12cfd1e37ce0cb96c7fc73f"),
     "local-command": ("Succeeded", 2, "af2b9ba43c49c6b607e44b8f938289e07c79ad1895284a2074d872a544bc647d"),
     "paused-and-raised": ("Succeeded", 4, "beef8197d3963854131992616ce20232009a2b17059d78d01c955e2d18b6086a"),
@@ -38,7 +40,16 @@ def records(path: Path) -> list[Record]:
     return [decode(parse_record(line)) for line in lines]
 
 
-def state_hash(state: object) -> str:
+OLDER = frozenset(STATES) - {"commands-and-constraints"}
+"""Whose hashes leave out defaults of the state alone, and not of what it consists of."""
+
+
+def hash_of(name: str, state: RunState) -> str:
+    """As it was taken when that journal was added."""
+    return older_hash(state) if name in OLDER else state_hash(state)
+
+
+def older_hash(state: object) -> str:
     """Fields at their default are left out, so that a new one changes nothing for journals that know nothing of it."""
     usual = asdict(RunState())
     told = asdict(state)  # type: ignore[call-overload]
@@ -60,5 +71,5 @@ def test_verifies_and_reduces_to_the_same_state(name: str):
     assert isinstance(verify_export([path.read_bytes()]).chain, Intact)
     state = replay(records(path))
     assert (state.phase, state.iteration) == (phase, iterations)
-    assert state_hash(state) == expected
+    assert hash_of(name, state) == expected
     assert replay(records(path)) == state

@@ -95,7 +95,9 @@ def iteration_over(s: RunState) -> Changes:
 
 
 def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
-    """Once nothing is pending any more, the run goes on where it stood."""
+    """Once nothing is pending any more, the run goes on where it stood. A person's word is counted here, unless the
+    record itself says what it used.
+    """
     consent = asked(s.consents, p["key"])
     if consent is None or not consent.pending:
         return NOTHING
@@ -103,8 +105,11 @@ def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         raise IllegalMove(s.phase, s.phase, f"an approval can't end {p['outcome']!r}")
     answered = replace(consent, status=p["outcome"], at=r.recorded_at, by=p.get("by", ""), reason=p.get("reason", ""))
     consents = _with(s.consents, answered)
-    usage = s.usage if answered.by == TIMEOUT else s.usage.plus("human_approvals")
+    uncounted = answered.by == TIMEOUT or p.get("usage")
+    changes: dict[str, Any] = {"consents": consents}
+    if not uncounted:
+        changes["usage"] = s.usage.plus("human_approvals")
     if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in consents):
-        return {"consents": consents, "usage": usage}
+        return changes
     back = RunPhase.RUNNING if s.proposal is None else RunPhase.VERIFYING
-    return to(s, back, r.type, consents=consents, usage=usage)
+    return to(s, back, r.type, **changes)
