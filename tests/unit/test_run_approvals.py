@@ -13,6 +13,7 @@ from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedCheck
 from moorage.core.approvals.consent import for_tool, unmet
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.run import actions as a
+from moorage.core.run.actions import Plan
 from moorage.core.run.approving import PARK_MS, due
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
@@ -377,18 +378,27 @@ def test_neither_is_a_question_whose_time_is_over_while_nothing_follows_from_it(
     assert due(world.state, world.now) is None
 
 
-def test_neither_is_an_attempt_that_is_silent_because_a_question_waits() -> None:
-    world = at_work()
-    asked_for_a_host(world)
-    world.now += HOUR
-    spec = world.observed().spec
-    assert spec is not None
+def in_silence(world: World) -> Plan:
+    """The plan for an attempt that lives, and of which nothing new has been seen for as long as that may last."""
     assert world.lease is not None
     world.lease = replace(world.lease, renewed_at=world.now)
-    silent = replace(world.observed(), progress_seen_at=world.now - spec.timeouts.no_progress_ms - 1)
-    plan = decide(silent, world.now)
+    since = world.now - world.spec.timeouts.no_progress_ms - 1
+    return decide(replace(world.observed(), progress_seen_at=since), world.now)
+
+
+def test_neither_is_an_attempt_that_is_silent_because_a_question_waits() -> None:
+    world = at_work()
+    asked(world)
+    plan = in_silence(world)
     assert (plan.actions, plan.reason) == ((), "AwaitingApproval")
     assert (plan.requeue_ms or 0) >= 100
+
+
+@pytest.mark.rule("T6")
+def test_an_agent_that_hangs_is_ended_whatever_host_it_has_asked_for() -> None:
+    world = at_work()
+    asked_for_a_host(world)
+    assert records(in_silence(world)) == [(T.ATTEMPT_ENDED, "NoProgress")]
 
 
 @pytest.mark.rule("T6", "R1")

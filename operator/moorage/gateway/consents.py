@@ -12,7 +12,16 @@ from uuid import uuid4
 from moorage.api.commands import ConsentAnswer, ConsentRequest
 from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedApproval
-from moorage.core.approvals.consent import APPROVED, Consent, asked, asked_in, for_cost, for_host, for_tool
+from moorage.core.approvals.consent import (
+    APPROVED,
+    Consent,
+    asked,
+    asked_in,
+    cost_key,
+    for_cost,
+    for_host,
+    for_tool,
+)
 from moorage.core.approvals.reducing import ended
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
@@ -74,7 +83,7 @@ class Consents:
             return
         approval, step = due
         subject = f"${dollars(spent)} are spent, and more is to be"
-        found, key = None, f"cost:{approval.name}:{step}"
+        found, key = None, cost_key(approval.name, step)
         while found is None and not _stands(caller.run):
             if ended(caller.run.state) or await gone():
                 raise not_at_work("nobody waits any more for what the model was to be asked")

@@ -106,6 +106,20 @@ def for_cost(approvals: Iterable[ResolvedApproval], spent_micros: int) -> tuple[
     return None
 
 
+def cost_key(name: str, step: int) -> str:
+    """Each step is another question."""
+    return f"cost:{name}:{step}"
+
+
+def refused_spending(
+    approvals: Iterable[ResolvedApproval], consents: Iterable[Consent], spent_micros: int
+) -> Consent | None:
+    """The answer that keeps the run from spending on, where that is one."""
+    due = for_cost(approvals, spent_micros)
+    found = asked(consents, cost_key(due[0].name, due[1])) if due is not None else None
+    return found if found is not None and found.status == REJECTED else None
+
+
 def _named(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 

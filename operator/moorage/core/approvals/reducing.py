@@ -12,6 +12,7 @@ from typing import Any
 
 from moorage.core.approvals.consent import (
     APPROVED,
+    COST,
     DELIVERY,
     EGRESS,
     PARKED,
@@ -27,7 +28,7 @@ from moorage.core.approvals.consent import (
 from moorage.core.journal.record import Record
 from moorage.core.run.changes import NOTHING, Changes, to
 from moorage.core.run.phases import IllegalMove, RunPhase
-from moorage.core.run.state import RunState
+from moorage.core.run.state import PauseReason, RunState
 
 ASKING = frozenset({RunPhase.RUNNING, RunPhase.VERIFYING})
 STOPPED = frozenset({"paused", "unknown"})  # outcomes of an agent whose next attempt comes to the same questions
@@ -86,6 +87,12 @@ def agent_ended(s: RunState, r: Record, outcome: str) -> Changes:
 def attempt_began(s: RunState) -> tuple[Consent, ...]:
     """The next attempt asks itself for the hosts that it needs, and proposes a result of its own."""
     return tuple(each for each in s.consents if not each.pending or each.before in PARKED)
+
+
+def gone_on(s: RunState, reason: str) -> Changes:
+    """Who lets a run go on that stands for want of budget has what was refused to it asked anew."""
+    left = tuple(c for c in s.consents if c.before != COST or c.status != REJECTED)
+    return {"consents": left} if reason == PauseReason.BUDGET and len(left) < len(s.consents) else NOTHING
 
 
 def iteration_over(s: RunState) -> Changes:

@@ -16,6 +16,7 @@ from moorage.core.approvals.consent import (
     delivery_key,
     for_delivery,
     parking,
+    refused_spending,
 )
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Plan, Report
@@ -71,6 +72,21 @@ def held_for(spec: ResolvedRun, pending: Consent) -> str:
     local = _is_local(spec)
     then = "; then run its manifest again" if local else ""
     return f"{parked_for(pending)}: {_to_answer(local, spec.name, pending)}{then}"
+
+
+def refused_to_spend(spec: ResolvedRun, s: RunState) -> str | None:
+    """Who has said that the run may not spend on, and why; None where nobody has, of the step that is due."""
+    found = refused_spending(spec.approvals, s.consents, s.usage.cost_micros)
+    if found is None:
+        return None
+    return f"spending on was refused by {found.by or 'somebody'}" + (f": {found.reason}" if found.reason else "")
+
+
+def asked_anew_by(spec: ResolvedRun) -> str:
+    """What to do about a refusal that isn't the last word."""
+    if _is_local(spec):
+        return "run its manifest again to be asked anew"
+    return f"to be asked anew: kubectl moorage resume {spec.name}; to end it: kubectl moorage cancel {spec.name}"
 
 
 def _given_up(pending: Consent) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.api.wire import ResolvedRun, Role
-from moorage.core.approvals.consent import foremost, waiting
+from moorage.core.approvals.consent import foremost, parking
 from moorage.core.run.actions import (
     Action,
     EnsureLease,
@@ -209,8 +209,8 @@ def _no_progress(o: Observed, spec: ResolvedRun, s: RunState, now: int) -> Plan 
 
 
 def _excused(s: RunState) -> bool:
-    """It may be silent for as long as somebody else has to do something."""
-    return _start_waits(s) is not None or waiting(s.consents) is not None
+    """It may be silent for as long as somebody else has to do something. Who waits for a host may do something else."""
+    return _start_waits(s) is not None or parking(s.consents, s.epoch) is not None
 
 
 def _progressed_at(o: Observed, s: RunState) -> int | None:

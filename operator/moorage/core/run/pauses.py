@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from moorage.core.approvals import reducing as approvals
 from moorage.core.constraints.judging import Action
 from moorage.core.journal.record import Record
 from moorage.core.run.changes import NOTHING, Changes, to
@@ -116,7 +117,8 @@ def resumed(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         raise IllegalMove(s.phase, RunPhase.RECOVERING, "the run is not paused")
     pause = changed(s.pause, stage=PauseStage.RESUMED, at=r.recorded_at)
     waived = {"violations": _waived(s, s.pause.constraint)} if s.pause.reason == PauseReason.CONSTRAINT else NOTHING
-    return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None, **waived)
+    anew = approvals.gone_on(s, s.pause.reason)
+    return to(s, RunPhase.RECOVERING, r.type, pause=pause, agent_end=None, **waived, **anew)
 
 
 def _waived(s: RunState, constraint: str | None) -> tuple[Violation, ...]:

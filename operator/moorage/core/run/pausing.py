@@ -16,7 +16,7 @@ from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
-from moorage.core.run.approving import held_for
+from moorage.core.run.approving import asked_anew_by, held_for, refused_to_spend
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
@@ -102,6 +102,8 @@ def _agent_exhausted(o: Observed, s: RunState, end: AgentEnd) -> Report | None:
     reached = spent(o.spec.limits, s, iterations=spoken) if o.spec else None
     if reached is not None:
         return _budget(s, reached)
+    if o.spec is not None and (refusal := refused_to_spend(o.spec, s)) is not None:
+        return ask_to_pause(s, PauseReason.BUDGET, refusal, by="approvals")
     if end.outcome == "failed":
         return None
     return ask_to_pause(s, PauseReason.BUDGET, end.message or EXHAUSTED, by="driver")
@@ -207,14 +209,18 @@ def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int
     if pause.reason == PauseReason.SUSPENDED:
         return None
     if pause.reason == PauseReason.BUDGET:
-        return None if pause.widened or pause.widened_by(higher) else _unraised(spec, pause)
+        return None if pause.widened or pause.widened_by(higher) else _unraised(spec, s, pause)
     if pause.reason == PauseReason.APPROVAL:
         pending = parking(s.consents, s.epoch)
         return Hold(pause.reason, held_for(spec, pending)) if pending is not None else None
     return Hold(pause.reason, pause.message)
 
 
-def _unraised(spec: ResolvedRun, pause: Pause) -> Hold:
-    """Something may be left, and less than was asked for: going on would stop at the same again."""
+def _unraised(spec: ResolvedRun, s: RunState, pause: Pause) -> Hold:
+    """Something may be left, and less than was asked for, or somebody has refused it: going on would stop at the same
+    again.
+    """
+    if (refusal := refused_to_spend(spec, s)) is not None:
+        return Hold(pause.reason, f"{refusal}; {asked_anew_by(spec)}")
     how = f"; {how_to_raise(spec, pause.limit)}" if pause.limit is not None else ""
     return Hold(pause.reason, pause.message + how)
