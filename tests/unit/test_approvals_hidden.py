@@ -29,6 +29,8 @@ def cost(name: str, step: str) -> dict[str, Any]:
         (call("b", "ba*"), call("shell", "bash"), True),
         (call("b", "bash"), call("shell", "bash", "write"), False),
         (call("b", "b*h"), call("shell", "b*"), False),
+        (call("b", "b*"), call("shell", "ba*h"), True),
+        (call("b", "*a*"), call("shell", "b*"), False),
         (call("shell", "bash"), call("any"), False),
         (call("any"), {"name": "out", "before": "Egress"}, False),
         ({"name": "out", "before": "Egress"}, {"name": "shop", "before": "Egress", "hosts": ["shop.example"]}, True),
@@ -41,3 +43,13 @@ def test_what_an_earlier_approval_hides_is_refused(first: dict[str, Any], second
     why = unenforceable([Approval.model_validate(each) for each in (first, second)], BUILTIN)
     assert (why is not None) is hidden, why
     assert why is None or f"spec.approvals {second['name']}: never asked" in why
+
+
+def test_several_may_hide_one_together() -> None:
+    parts = [call("read", "read"), cost("spend", "5"), call("write", "write*", "edit")]
+    whole = call("files", "read", "write_file", "edit")
+    why = unenforceable([Approval.model_validate(each) for each in (*parts, whole)], BUILTIN)
+    assert why is not None
+    assert "files: never asked: before it come read, write" in why
+    less = [Approval.model_validate(each) for each in (*parts[:2], whole)]
+    assert unenforceable(less, BUILTIN) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from itertools import combinations
 from typing import Final
 
 from moorage.api.approvals import Approval
@@ -23,26 +22,33 @@ def unenforceable(asked: Sequence[Approval], agent: ResolvedAgent) -> str | None
     costs = next((each.name for each in asked if each.before == COST), None)
     if costs is not None and agent.model is None:
         return f"spec.approvals {costs}: the run's agent names no model, so that nothing of its cost is known"
-    hidden = next(((a, b) for a, b in combinations(asked, 2) if _hides(a, b)), None)
-    if hidden is not None:
-        first, second = hidden
-        return f"spec.approvals {second.name}: never asked: {first.name} stands before it and fits all that it fits"
+    for at, each in enumerate(asked):
+        if hiding := _hiding(asked[:at], each):
+            return f"spec.approvals {each.name}: never asked: before it come {', '.join(hiding)} for all that it fits"
     return None
 
 
-def _hides(first: Approval, second: Approval) -> bool:
-    """Of a kind, the first that fits is asked, and no other; all those before Delivery are."""
-    if first.before != second.before or first.before == DELIVERY:
-        return False
-    if first.step is not None and second.step is not None:
-        return second.step.micros >= first.step.micros
-    wide, narrow = (first.tools, second.tools) if first.before == TOOL_CALL else (first.hosts, second.hosts)
-    return not wide or "*" in wide or (bool(narrow) and all(_within(each, wide) for each in narrow or ()))
+def _hiding(earlier: Sequence[Approval], approval: Approval) -> list[str]:
+    """Of a kind, the first that fits is asked, and no other; all those before Delivery are. The names of those because
+    of which this one never is.
+    """
+    if approval.before == DELIVERY:
+        return []
+    alike = [each for each in earlier if each.before == approval.before]
+    if approval.step is not None:
+        return [each.name for each in alike if each.step is not None and each.step.micros <= approval.step.micros][:1]
+    within = [_within(name, alike) for name in _patterns(approval)]
+    return list(dict.fromkeys(name for name in within if name)) if all(within) else []
 
 
-def _within(name: str, patterns: Sequence[str]) -> bool:
-    """Certainly so: of two patterns that differ, nothing is said."""
-    return name in patterns or (not set(name) & set("*?[") and any(fnmatchcase(name, each) for each in patterns))
+def _patterns(approval: Approval) -> tuple[str, ...]:
+    named = approval.tools if approval.before == TOOL_CALL else approval.hosts
+    return named or ("*",)
+
+
+def _within(name: str, approvals: Sequence[Approval]) -> str | None:
+    """The one of these that fits all that this name, or pattern, fits: its own `*` is taken by another `*` alone."""
+    return next((each.name for each in approvals if any(fnmatchcase(name, wide) for wide in _patterns(each))), None)
 
 
 def resolved(asked: Sequence[Approval]) -> tuple[ResolvedApproval, ...]:
