@@ -5,7 +5,7 @@ import gc
 import json
 import random
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx
@@ -15,6 +15,7 @@ from tests.model_place import ANTHROPIC, Place, last
 
 from moorage.app.inprocess import InProcess
 from moorage.gateway.kept import PIECE
+from moorage.gateway.providers import Coming, Outgoing
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
@@ -25,7 +26,7 @@ SECONDS, EVENT_BYTES = 3_600, 1_500
 WORDS = ["look", "at", "the", "file", "then", "change", "what", "fails", "and", "run", "tests", "again", "slowly"]
 
 
-class Dripping(httpx.AsyncBaseTransport):
+class Dripping:
     """A provider that says one thing a second for an hour, each once the one before has come to the agent, as `seen`
     counts. `grown`: bytes that are held more than at the start.
     """
@@ -35,10 +36,15 @@ class Dripping(httpx.AsyncBaseTransport):
         self.grown: list[int] = []
         self.seen = 0
 
-    async def handle_async_request(self, _: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Events(self._events()))
+    status, headers = 200, ((b"content-type", b"text/event-stream"),)
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def post(self, _: Outgoing) -> Coming:
+        return self
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         yield event("message_start", message={"usage": {"input_tokens": 7, "output_tokens": 1}})
         start = held()
         for second in range(SECONDS):
@@ -52,14 +58,6 @@ class Dripping(httpx.AsyncBaseTransport):
         self.grown.append(held() - start)
         yield event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9_000})
         yield event("message_stop")
-
-
-class Events(httpx.AsyncByteStream):
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        self._events = events
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._events
 
 
 def event(kind: str, **fields: object) -> bytes:
@@ -77,9 +75,7 @@ async def test_a_stream_that_drips_for_an_hour_comes_whole_and_fills_no_memory(
 ) -> None:
     provider = Dripping(clock)
     async with SqliteStore(tmp_path / "journal.db") as store, StandIn(Script(replies=(Reply(),))).serving() as model:
-        gateway = LocalGateway(
-            tmp_path, store=store, clock=clock, http=httpx.AsyncClient(transport=provider), lot=lambda: 0
-        )
+        gateway = LocalGateway(tmp_path, store=store, clock=clock, providers=provider, lot=lambda: 0)
         gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
         async with gateway:
             operator = await Place(gateway, upstream, model).run(ANTHROPIC)

@@ -155,7 +155,7 @@ async def test_the_key_is_added_on_the_way_out_and_both_directions_are_journaled
     assert answer.headers["request-id"] == "req_1"
     sent, body = provider.asked[0]
     assert sent["x-api-key"] == KEY
-    assert sent["x-client"] == "schön"
+    assert sent["x-client"].encode("latin-1").decode() == "schön", "bytes that are no UTF-8 leave as UTF-8"
     assert sent["anthropic-version"] == "2023-06-01"
     assert not {"authorization", "cookie", "x-moorage-turn"} & set(sent)
     records = await operator.records()

@@ -29,6 +29,7 @@ from moorage.gateway.auth import Authenticator
 from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
 from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.issuer import IssuerAuthenticator
+from moorage.gateway.providers import HttpProviders
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.bucket import Bucket
 from moorage.telemetry.logs import start_logging
@@ -143,6 +144,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
     async with (
         api_client(configuration) as api,
         httpx.AsyncClient(timeout=timeout, trust_env=False, limits=UNSHARED) as http,
+        HttpProviders() as providers,
         open_stores(env.data, clock, env.store_dsn, env.bucket) as kept,
         open_peers(
             env.store_dsn, clock, key := head_key(env.head_key) if env.head_key else kept.head_key, log
@@ -157,6 +159,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             secrets=ClusterSecrets(api),
             leases=ClusterLeases(api),
             http=http,
+            providers=providers,
             clock=clock,
             head_key=key,
             content_keys=content_keys(env.content_keys, key),

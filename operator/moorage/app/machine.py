@@ -40,6 +40,7 @@ from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.ledger import Appended
 from moorage.gateway.ports import NoLeases
+from moorage.gateway.providers import HttpProviders, Providers
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
 from moorage.sandbox.port import Unavailable
@@ -128,6 +129,7 @@ async def open_machine(
             open_stores(state / "gateway", clock, dsn) as kept,
             open_tracing(os.environ, kept.store, metrics, log) as appended,
             httpx.AsyncClient(trust_env=False) as outside,
+            HttpProviders() as providers,
             _listening(
                 gateway_of(
                     kept,
@@ -135,6 +137,7 @@ async def open_machine(
                     tokens,
                     given,
                     outside,
+                    providers=providers,
                     log=log,
                     peers=Alone(),
                     isolated=isolated,
@@ -157,6 +160,7 @@ def gateway_of(
     given: ManifestSecrets,
     outside: httpx.AsyncClient,
     *,
+    providers: Providers,
     log: Any,
     peers: Peers,
     isolated: bool,
@@ -174,6 +178,7 @@ def gateway_of(
             secrets=given,
             leases=NoLeases(),
             http=outside,
+            providers=providers,
             clock=clock,
             head_key=kept.head_key,
             metrics=metrics,

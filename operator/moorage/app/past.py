@@ -27,6 +27,7 @@ from moorage.cli.ports import InterruptedRun, ListedRun, LocalRun, LocalRuns, Ow
 from moorage.clock import SystemClock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session
 from moorage.core.run.attempts import INTERRUPTED
+from moorage.gateway.providers import HttpProviders
 from moorage.store.errors import SpecUnreadable, UnknownRun
 from moorage.store.port import Execution, ExecutionStatus
 from moorage.store.specs import stored_spec
@@ -48,12 +49,14 @@ async def open_local(state: Path) -> AsyncIterator[LocalRuns]:
         with machine_fit():
             kept = await stack.enter_async_context(open_stores(state / "gateway", clock))
         outside = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        providers = await stack.enter_async_context(HttpProviders())
         app = gateway_of(
             kept,
             clock,
             tokens,
             ManifestSecrets(()),
             outside,
+            providers=providers,
             log=quiet(),
             peers=Reading(),
             isolated=True,

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-import httpx
-
 from moorage.api.wire import ResolvedModel, ResolvedPrices
 from moorage.core.models.prices import Reserve
 from moorage.core.models.protocol import Protocol
 from moorage.gateway.ledger import Run
+from moorage.gateway.providers import Outgoing
 from moorage.gateway.settings import GatewaySettings
 
 RETRIES_HEADER = "x-moorage-retries"
@@ -55,19 +54,16 @@ class Ask:
 
     def outgoing(
         self, path: str, model: ResolvedModel, credential: Mapping[str, str], settings: GatewaySettings
-    ) -> dict[str, Any]:
-        """What `httpx.AsyncClient.build_request` takes, for a path of the provider's."""
-        base = model.base_url.rstrip("/").removesuffix("/v1")
-        connect = settings.model_connect_ms / 1000
-        # As bytes: agents may put into a header what HTTP takes and a library's text encoding doesn't.
-        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (self.headers | dict(credential)).items()]
-        return {
-            "method": "POST",
-            "url": f"{base}{path}" + (f"?{self.query}" if self.query else ""),
-            "content": self.sent,
-            "headers": headers,
-            "timeout": httpx.Timeout(settings.model_read_ms / 1000, connect=connect, pool=connect),
-        }
+    ) -> Outgoing:
+        """For a path of the provider's."""
+        return Outgoing(
+            url=model.base_url.rstrip("/").removesuffix("/v1") + path,
+            query=self.query,
+            headers=self.headers | dict(credential),
+            body=self.sent,
+            connect_s=settings.model_connect_ms / 1000,
+            read_s=settings.model_read_ms / 1000,
+        )
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Calls:
             await self._mean(caller, effect, demand.asked)
             heard = await self._answered(run, effect, watch)
             answer, credential = heard.answer, heard.credential
-            headers = returned(answer.headers, credential=credential) | {EFFECT_HEADER: effect.effect_id}
+            headers = returned(answer.headers.raw, credential=credential) | {EFFECT_HEADER: effect.effect_id}
             passing = until_read.enter_context(self._gate.judge.carrying(run))
             noted = partial(self._read_ended, run, effect, answer.status_code, until_read.pop_all())
             return Passing(answer, headers, watch, Toll(passing, noted), self._gate.deps.log)

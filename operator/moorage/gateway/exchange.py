@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import httpx
 from starlette.responses import Response
 
 from moorage.api.wire import ResolvedModel, ResolvedPrices
@@ -25,17 +24,18 @@ from moorage.gateway.breakers import Breakers
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
-from moorage.gateway.headers import budget_headers, returned
+from moorage.gateway.headers import budget_headers, content_type, returned
 from moorage.gateway.http import JSON, Cut, Piped, at_once
 from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
+from moorage.gateway.providers import SILENT, Coming, Unheard
 from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.turns import Turn, Turns
 from moorage.gateway.unread import Unread
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
 
-HOPELESS = frozenset({"TooLarge", "Stopped", "ReadTimeout", "WriteTimeout"})
+HOPELESS = frozenset({"TooLarge", "Stopped", SILENT})
 """Problems that sending the same again can't help."""
 OURS = {
     "TooLarge": ("the answer is longer than this gateway takes: ask for less at once", "AnswerTooLarge"),
@@ -44,7 +44,6 @@ OURS = {
 """Problems that are none of the provider's, and what the agent hears."""
 FAILED = "ProviderFailed"
 """The problem of an answer that begins, and ends, with an error: it costs nothing."""
-NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,12 @@ class Exchange:
         self._began = self._clock.monotonic_ms()
         try:
             answer = await self._send(model, credential)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            told = Answered(0, JSON, type(error).__name__, billed=not isinstance(error, NOT_SENT))
+        except Unheard as error:
+            told = Answered(0, JSON, error.problem, billed=error.left)
             await self._note_answer(told, Reading())
-            return self._unreached(told, hopeless=isinstance(error, httpx.TimeoutException) and told.billed)
+            return self._unreached(told, hopeless=error.problem in HOPELESS)
         self._metrics.model_first_byte.observe((self._clock.monotonic_ms() - self._began) / 1000)
-        told = Answered(answer.status_code, answer.headers.get("content-type", JSON), billed=answer.is_success)
+        told = Answered(answer.status, content_type(answer.headers, JSON), billed=200 <= answer.status < 300)
         headers = returned(answer.headers, decoded=True, credential=credential) | self._left(model)
         if told.good and told.content_type.startswith(EVENT_STREAM):
             return await self._streamed(answer, told, headers, credential)
@@ -169,10 +168,10 @@ class Exchange:
         model = self._caller.run.spec.agent.model
         return self._caller.run.tenant, model.provider if model else ""
 
-    async def _close(self, answer: httpx.Response) -> None:
+    async def _close(self, answer: Coming) -> None:
         """The provider has nothing under way for this any more."""
         try:
-            await answer.aclose()
+            await answer.close()
         finally:
             self._give_back()
 
@@ -186,16 +185,15 @@ class Exchange:
         if turn is not None:
             self._shared.turns.give_back(turn, self._used, left=self._has_left)
 
-    async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> httpx.Response:
-        http, settings = self._gate.deps.http, self._gate.deps.settings
+    async def _send(self, model: ResolvedModel, credential: Mapping[str, str]) -> Coming:
+        deps = self._gate.deps
         self._has_left = True
-        request = self._ask.outgoing(self._protocol.path, model, credential, settings)
-        return await http.send(http.build_request(**request), stream=True)
+        return await deps.providers.post(self._ask.outgoing(self._protocol.path, model, credential, deps.settings))
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _streamed(
-        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
+        self, answer: Coming, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
     ) -> Response | Unanswered:
         """Once its first event is there: until then another try may follow this one, and nobody knows of either."""
         unread = Unread(self._limit)
@@ -232,9 +230,7 @@ class Exchange:
         finally:
             await _stopped_reading(reading)
 
-    async def _read(
-        self, answer: httpx.Response, told: Answered, unread: Unread, credential: Mapping[str, str]
-    ) -> None:
+    async def _read(self, answer: Coming, told: Answered, unread: Unread, credential: Mapping[str, str]) -> None:
         """Read events as they come; what ends the answer waits for its record. Raise Cut where it has no end, and where
         it begins with a refusal, from which the credential is left out.
         """
@@ -256,8 +252,8 @@ class Exchange:
                     if unread.over or (not noted and (passing.over or stopped(self._caller.run))):
                         problem = "TooLarge" if unread.over or passing.over else "Stopped"
                         break
-        except httpx.HTTPError as error:
-            problem = type(error).__name__
+        except Unheard as error:
+            problem = error.problem
         finally:
             cut = Answered(told.status, told.content_type, problem, billed=problem != FAILED)
             if not noted:
@@ -269,15 +265,15 @@ class Exchange:
             raise Cut(problem)
 
     async def _whole(
-        self, answer: httpx.Response, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
+        self, answer: Coming, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
     ) -> Response | Unanswered:
         """An answer in one piece: read, noted, then passed on. A refusal is passed on without the credential."""
         problem = None
         try:
-            async for chunk in answer.aiter_bytes():
-                self._kept.add(chunk)
-        except httpx.HTTPError as error:
-            problem = type(error).__name__
+            async for piece in answer.pieces():
+                self._kept.add(piece)
+        except Unheard as error:
+            problem = error.problem
         finally:
             if not told.good:
                 self._kept = self._kept.without(credential)
@@ -294,7 +290,7 @@ class Exchange:
         response = Piped(at_once(content), told.status, headers, told.content_type, log, heard=self._heard)
         if told.good:
             return response
-        lower = {name.lower(): value for name, value in answer.headers.items()}
+        lower = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
         return Unanswered(refused(told.status, lower, content, self._clock.now_ms()), response)
 
     async def _heard(self) -> None:
@@ -414,11 +410,11 @@ def priced(usage: Mapping[str, int], prices: ResolvedPrices | None) -> dict[str,
     return {**usage, **cost}
 
 
-async def _pieces(answer: httpx.Response, passing: Passing) -> AsyncGenerator[bytes, None]:
+async def _pieces(answer: Coming, passing: Passing) -> AsyncGenerator[bytes, None]:
     """What may go on, piece by piece; an empty one is a moment to look up."""
-    encoded = "content-encoding" in answer.headers  # it was asked for as it is
-    async for chunk in answer.aiter_bytes() if encoded else answer.aiter_raw():
-        yield passing.feed(chunk)
+    async with contextlib.aclosing(answer.pieces()) as pieces:
+        async for piece in pieces:
+            yield passing.feed(piece)
     yield passing.close()
 
 

@@ -29,6 +29,7 @@ from moorage.gateway.heartbeat import Heartbeats
 from moorage.gateway.ledger import Appended, Ledger, Run
 from moorage.gateway.mirroring import BASE_PIN, PROPOSAL_PIN, OwnRefs, RunRefs, SharedRefs, base_of, mirror_key
 from moorage.gateway.ports import LeaseRenewer, Secrets
+from moorage.gateway.providers import Providers
 from moorage.gateway.room import Room
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.snapshots import Snapshots
@@ -65,6 +66,7 @@ class GatewayDeps:
     secrets: Secrets
     leases: LeaseRenewer
     http: httpx.AsyncClient
+    providers: Providers
     clock: Clock
     head_key: SigningKey
     metrics: GatewayMetrics

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from urllib.parse import quote
 
-import httpx
 import orjson
 
 from moorage.api.budget import Budget
@@ -79,14 +78,20 @@ def _goes_on(name: str) -> bool:
 
 
 def returned(
-    headers: httpx.Headers, *, decoded: bool = False, credential: Mapping[str, str] = NOTHING
+    raw: Iterable[tuple[bytes, bytes]], *, decoded: bool = False, credential: Mapping[str, str] = NOTHING
 ) -> dict[str, str]:
     """What goes back to the agent, as it came but for the credential that had gone out; its type is told apart.
     `decoded`: the body's encoding was undone.
     """
     kept_back = NOT_RETURNED | {"content-type"} | ({"content-encoding"} if decoded else frozenset())
-    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
+    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw)
     return {name: plainly(value, credential) for name, value in told if name not in kept_back}
+
+
+def content_type(raw: Iterable[tuple[bytes, bytes]], otherwise: str) -> str:
+    """What an answer says that its body is."""
+    told = (value.decode("latin-1") for name, value in raw if name.lower() == b"content-type")
+    return next(told, otherwise)
 
 
 def without(content: bytes, credential: Mapping[str, str]) -> bytes:

@@ -17,7 +17,6 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,12 +44,13 @@ from moorage.gateway.exchange import Shared
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
-from moorage.gateway.headers import forwarded, returned
+from moorage.gateway.headers import content_type, forwarded, returned
 from moorage.gateway.http import JSON, Piped, at_once, read_body
 from moorage.gateway.kept import Kept
 from moorage.gateway.ledger import Run
 from moorage.gateway.pausing import Pauses
 from moorage.gateway.ports import SecretMissing
+from moorage.gateway.providers import Unheard
 from moorage.gateway.questions import Questions
 from moorage.gateway.room import Held
 from moorage.gateway.tries import Tries
@@ -163,21 +163,21 @@ class ModelRoom:
         return await self._counted(ask, model, credential)
 
     async def _counted(self, ask: Ask, model: ResolvedModel, credential: Mapping[str, str]) -> Response:
-        http, kept = self._gate.deps.http, Kept(self._settings.max_content_bytes)
+        kept = Kept(self._settings.max_content_bytes)
         asking = ask.outgoing(ask.protocol.counting or "", model, credential, self._settings)
         try:
-            answer = await http.send(http.build_request(**asking), stream=True)
+            answer = await self._gate.deps.providers.post(asking)
             try:
-                async for chunk in answer.aiter_bytes():
-                    kept.add(chunk)
+                async for piece in answer.pieces():
+                    kept.add(piece)
             finally:
-                await answer.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = f"the model provider can't be reached ({type(error).__name__})"
+                await answer.close()
+        except Unheard as error:
+            why = f"the model provider can't be reached ({error.problem})"
             raise Refusal(why, status=502, reason="ProviderUnreachable") from None
-        kind = answer.headers.get("content-type", JSON)
+        kind = content_type(answer.headers, JSON)
         headers = returned(answer.headers, decoded=True, credential=credential)
-        return Response(kept.without(credential).content(), answer.status_code, headers, kind)
+        return Response(kept.without(credential).content(), answer.status, headers, kind)
 
     async def models(self, request: Request) -> Response:
         """The models that the run may use, as its provider would list them."""

@@ -135,7 +135,7 @@ class Sending:
             http.outcome(answer.status_code, effect.level),
             f"status {answer.status_code}{problem}",
             answer.status_code,
-            returned(answer.headers, credential=heard.credential),
+            returned(answer.headers.raw, credential=heard.credential),
             answer.headers.get("content-type", ""),
             b"" if kept.over else kept.content(),
             whole=not problem and not kept.over,

@@ -35,6 +35,7 @@ from moorage.gateway.app import GatewayDeps, app_of
 from moorage.gateway.auth import Identity, Kind, StaticAuthenticator
 from moorage.gateway.gate import Gate, drawn
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
+from moorage.gateway.providers import HttpProviders, Providers
 from moorage.gateway.settings import GatewaySettings
 from moorage.store.blobs import BlobStore, MemoryBlobs
 from moorage.store.memory import MemoryStore
@@ -95,6 +96,7 @@ class LocalGateway:
         log: Any = None,
         hosts: Mapping[str, str] | None = None,
         http: httpx.AsyncClient | None = None,
+        providers: Providers | None = None,
         peers: Peers | None = None,
         lot: Callable[[], int] = drawn,
         content_keys: ContentKeys | None = None,
@@ -111,6 +113,7 @@ class LocalGateway:
             secrets=self.secrets,
             leases=leases or NoLeases(),
             http=http or httpx.AsyncClient(),
+            providers=providers or HttpProviders(),
             clock=clock,
             head_key=head_key or SigningKey.new(),
             metrics=GatewayMetrics(CollectorRegistry()),
@@ -135,6 +138,7 @@ class LocalGateway:
         for client in self._clients:
             await client.aclose()
         await self.deps.http.aclose()
+        await self.deps.providers.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI, to whichever application is the current one."""

@@ -149,7 +149,7 @@ _FAILS = {
     "follow/": _STORE,
     "egress/before": "moorage.gateway.outward:Unreached",
     "egress/": _STORE,
-    "model/stream": "httpx:ReadError",
+    "model/stream": "moorage.gateway.providers:Unheard",
     "stream/": _STORE,
     "spawn/": _STORE,
     "share/": _STORE,
