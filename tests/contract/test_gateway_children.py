@@ -26,6 +26,7 @@ from tests.gateway_script import (
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedDelivery, ResolvedParent
 from moorage.core.journal.record import RecordType
+from moorage.gateway import spawning
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.trees import git as _git
@@ -244,6 +245,43 @@ async def test_an_agent_that_may_have_none_starts_none(gateway: LocalGateway, up
     await agent_at_work(gateway, Operator(gateway, resolved(upstream)))
     answer = await gateway.sandbox("p1", "team-a").post("/v1/self/children", json=asked())
     refused(answer, 403, "Forbidden")
+
+
+@pytest.mark.rule("O2")
+async def test_what_was_asked_is_found_however_long_the_journal_is(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawning, "PAGE", 3)
+    first, second = await agent.spawn(), await agent.spawn("4.0", goal="test the printer")
+    for call in range(5):
+        await _call(agent.runner, str(call))
+    assert (await ok(await agent.order(first["name"])))["goal"] == "test the parser"
+    assert (await ok(await agent.order(second["name"])))["goal"] == "test the printer"
+
+
+@pytest.mark.rule("O2")
+async def test_a_child_that_is_asked_for_late_in_a_long_journal_is_made(agent: Agent) -> None:
+    ledger = agent.family.gateway.gate.ledger
+    run = await ledger.open("u1")
+    notes = [ledger.observed(RecordType.AGENT_OUTPUT, {}, f"said-{n}") for n in range(1_001)]
+    await ledger.append(run, None, notes)
+    name = (await agent.spawn())["name"]
+    assert (await ok(await agent.order(name)))["goal"] == "test the parser"
+
+
+@pytest.mark.rule("C3", "Q5")
+async def test_a_run_that_is_about_to_pause_starts_no_child(agent: Agent) -> None:
+    asked_for = {"reason": "Command", "message": "", "by": "somebody", "kill": False, "limit": None}
+    await ok(await agent.family.parent.report(1, "PAUSE_REQUESTED", asked_for))
+    refused(await agent.runner.post("/v1/self/children", json=asked()), 403, "ParentPaused")
+    assert await agent.family.kinds() == []
+
+
+@pytest.mark.rule("N3")
+async def test_what_an_ended_agent_left_behind_starts_no_child(agent: Agent) -> None:
+    await ok(await agent.runner.post("/v1/self/result", json=result(None, outcome="failed", reason="AgentFailed")))
+    refused(await agent.runner.post("/v1/self/children", json=asked()), 403, "ParentEnded")
+    assert await agent.family.kinds() == []
 
 
 @pytest.mark.rule("F3")

@@ -15,7 +15,13 @@ SPEC: dict[str, Any] = {
     "delivery": {"branch": "fix"},
     "sandbox": {"runtimeClassName": "kata"},
     "approvals": [{"name": "shell", "before": "ToolCall", "tools": ["bash"]}, {"name": "push", "before": "Delivery"}],
-    "constraints": {"tokens": {"hard": "9k"}, "custom": [{"name": "few", "cel": "iterations < 9"}]},
+    "constraints": {
+        "tokens": {"soft": "8k", "hard": "9k"},
+        "wallClock": "1h",
+        "disk": {"hard": "1Gi"},
+        "custom": [{"name": "few", "cel": "iterations < 9"}],
+    },
+    "scheduling": {"class": "background", "deadline": "4h"},
     "cancel": True,
     "suspend": True,
 }
@@ -57,10 +63,18 @@ def test_what_a_person_must_allow_its_parent_they_must_allow_the_child() -> None
     assert [each.name for each in child().spec.approvals or ()] == ["shell"]
 
 
+def test_it_waits_for_its_turn_as_its_parent_does() -> None:
+    assert child().spec.scheduling.class_ == "background"
+    assert child().spec.scheduling.deadline is None
+    alone = {**PARENT, "spec": {name: value for name, value in SPEC.items() if name != "scheduling"}}
+    assert "scheduling" not in child_body(alone, ORDER)["spec"]
+
+
 def test_its_share_and_its_parents_own_constraints_are_its_limits() -> None:
     found = limits(child().spec.constraints, None)
     assert (found.tokens_hard, found.cost_hard_micros, found.max_iterations) == (300, 1_500_000, 4)
     assert [each.name for each in found.custom] == ["few"]
+    assert (found.wall_clock_ms, found.disk_hard_bytes) == (3_600_000, 2**30)
     every = {"tool_calls": 5, "effects": 6, "egress_bytes": 7}
     found = limits(child(**every).spec.constraints, None)
     assert (found.tool_calls_hard, found.effects_hard, found.egress_hard_bytes) == (5, 6, 7)

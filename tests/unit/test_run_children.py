@@ -120,6 +120,17 @@ def test_more_than_is_left_waits_for_a_sibling(asked: int | None) -> None:
     assert (found.reason, found.stalled) == ("ParentBudget", False)
 
 
+@pytest.mark.rule("B3")
+def test_a_child_does_without_what_there_is_too_little_of_to_halve() -> None:
+    limits = ResolvedLimits(tokens_hard=1_000, effects_hard=1, egress_hard_bytes=0)
+    assert accepted(a_parent(limits=limits)).limits == ResolvedLimits(
+        tokens_hard=500, effects_hard=0, egress_hard_bytes=0
+    )
+    found = child(a_parent(limits=limits), limits=ResolvedLimits(effects_hard=2))
+    assert isinstance(found, Problem)
+    assert found.reason == "ParentBudget"
+
+
 @pytest.mark.rule("B2", "O6")
 def test_what_was_reserved_for_it_is_its_limit_whatever_is_left_now() -> None:
     state = replace(STATE, children=(Child("u-1", "fix", Share(tokens=250)),), children_used=Share(tokens=740))

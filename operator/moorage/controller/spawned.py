@@ -11,6 +11,8 @@ from moorage.api.names import API_VERSION
 from moorage.api.quantity import dollars
 from moorage.controller.ports import Body
 
+LIMITED = ("wallClock", "disk", "custom")
+"""Which of its parent's constraints hold for the child as well; the others are its share."""
 TAKEN = ("workspaceRef", "workspace", "agentRef", "agent", "sandbox", "timeouts", "retention")
 """What a child takes from its parent's spec as it stands."""
 LIMITS: Mapping[str, Callable[[int], dict[str, Any]]] = MappingProxyType(
@@ -35,6 +37,8 @@ def child_body(parent: Body, order: ChildOrder) -> dict[str, Any]:
         "constraints": _constraints(order.reserve, spec),
         "approvals": [each for each in spec.get("approvals") or () if each.get("before") != "Delivery"],
     }
+    if turn := (spec.get("scheduling") or {}).get("class"):  # its deadline is its parent's anyway
+        own["scheduling"] = {"class": turn}
     return {
         "apiVersion": API_VERSION,
         "kind": "AgentRun",
@@ -51,5 +55,5 @@ def _constraints(reserve: Mapping[str, int], spec: Mapping[str, Any]) -> dict[st
     found: dict[str, Any] = {}
     for name, amount in reserve.items():
         found |= LIMITS[name](amount) if amount else {}
-    custom = (spec.get("constraints") or {}).get("custom")
-    return found | ({"custom": custom} if custom else {})
+    theirs = spec.get("constraints") or {}
+    return found | {name: theirs[name] for name in LIMITED if theirs.get(name)}

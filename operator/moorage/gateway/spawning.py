@@ -31,6 +31,7 @@ from moorage.points import Point, reached
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
 TRIES = 8
+PAGE = 500  # records
 MAX_SUMMARY = 8_192
 
 
@@ -155,10 +156,14 @@ class SpawningRoom:
         return answer(ChildOrder(name=name, goal=asked.goal, start=asked.start, reserve=told(child.reserve)))
 
     async def _requested(self, run: Run, name: str) -> BlobRef:
-        """What its record names."""
-        for record in reversed(list(await self._ledger.store.read(run.uid))):
-            if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
-                return (record.attachments or {})["request"]
+        """What its record names; it is looked for from the head on, page by page: it is among the newest."""
+        after = run.state.offset + 1
+        while after > 0:
+            first = max(0, after - PAGE)
+            for record in reversed(await self._ledger.store.read(run.uid, first, after - first)):
+                if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
+                    return (record.attachments or {})["request"]
+            after = first
         raise NotFound(f"no record asks for child {name}")
 
 
@@ -175,6 +180,10 @@ def _demand_allowed(run: Run) -> None:
         raise Forbidden("this run's agent may start no children: agent.children doesn't say so")
     if closed_to_children(s):
         raise Refusal("the run's children are to end: it starts no others", status=403, reason="ParentEnded")
+    if s.agent_end is not None:  # what it has left behind asks on, and no agents are to begin for that
+        raise Refusal("the agent has ended: it starts no children any more", status=403, reason="ParentEnded")
+    if s.pausing:
+        raise Refusal("the run is about to pause: ask again once it goes on", status=403, reason="ParentPaused")
     if s.children_asked >= allowed.max:
         raise Refusal(f"all {allowed.max} children were started", status=403, reason="TooManyChildren")
     if len(s.open_children) >= allowed.concurrent:

@@ -14,7 +14,7 @@ from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context
-from moorage.core.constraints.limits import METERED, Dimension
+from moorage.core.constraints.limits import EFFECTS, EGRESS, METERED, Dimension
 from moorage.core.run.family import Child, Share
 from moorage.core.run.observed import Problem
 from moorage.core.run.state import RunState
@@ -22,6 +22,8 @@ from moorage.core.run.state import RunState
 MAX_DEPTH = 3
 SHARED: tuple[Dimension, ...] = tuple(each for each in METERED if each.kind == "used")
 """The dimensions that a parent divides among its children and itself."""
+DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS)
+"""Those that a child can work without: where half of what is left is nothing, it gets nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> Re
         if left is None:
             continue
         share = left // 2 if asked is None else asked
-        if share > left or (share == 0 and asked is None):
+        if share > left or (share == 0 and asked is None and each not in DISPENSABLE):
             said = (
                 f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use and its children's"
             )
