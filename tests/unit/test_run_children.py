@@ -131,6 +131,15 @@ def test_a_child_does_without_what_there_is_too_little_of_to_halve() -> None:
     assert found.reason == "ParentBudget"
 
 
+@pytest.mark.rule("B2", "B3")
+def test_what_requests_under_way_may_come_to_is_not_divided() -> None:
+    parent = replace(a_parent(limits=ResolvedLimits(tokens_hard=1_000)), reserved=Share(tokens=900))
+    assert accepted(parent, limits=ResolvedLimits()).limits.tokens_hard == 50
+    found = child(parent, limits=ResolvedLimits(tokens_hard=101))
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("ParentBudget", False)
+
+
 @pytest.mark.rule("B2", "O6")
 def test_what_was_reserved_for_it_is_its_limit_whatever_is_left_now() -> None:
     state = replace(STATE, children=(Child("u-1", "fix", Share(tokens=250)),), children_used=Share(tokens=740))
@@ -256,6 +265,66 @@ def test_children_that_were_seen_to_have_ended_are_settled_beside_whatever_else_
     assert plan.actions[0] == a.SettleChildren(("u-9",))
     assert plan.requeue_ms is not None
     assert plan.requeue_ms <= 2_000
+
+
+def exhausted(world: World, **pause: Any) -> World:
+    """Its agent has spent all that it hadn't given away, and its pause has come to its end."""
+    asked = {"reason": "BudgetExhausted", "by": "limits", "message": "all is used up", "limit": "tokens_hard"} | pause
+    world.report("pause", T.PAUSE_REQUESTED, asked)
+    world.report("over", T.ATTEMPT_ENDED, {"epoch": 1, "role": "runner", "reason": "Paused", "message": ""})
+    world.pods.clear()
+    world.report("paused", T.PAUSED, {"reason": asked["reason"], "message": ""})
+    return world
+
+
+@pytest.mark.rule("B3", "C3")
+@pytest.mark.parametrize(
+    ("pause", "goes_on"),
+    [
+        ({}, True),
+        ({"by": "driver", "limit": None}, True),
+        ({"limit": "effects_hard"}, True),
+        ({"limit": "wall_clock_ms"}, False),
+        ({"by": "approvals", "limit": None}, False),
+        ({"by": "user", "reason": "PauseRequested", "limit": None}, False),
+    ],
+)
+def test_a_parent_that_gave_all_away_goes_on_once_a_child_gives_something_back(
+    pause: dict[str, Any], goes_on: bool
+) -> None:
+    world = exhausted(with_child(running(limits=ResolvedLimits(tokens_hard=500, effects_hard=1))), **pause)
+    assert "RESUMED" not in [kind for kind, _ in records(world.plan())]
+    child_ends(world)
+    assert ("RESUMED" in [kind for kind, _ in records(world.plan())]) is goes_on
+    assert restored(RunState, plain(world.state)) == world.state
+
+
+@pytest.mark.rule("B3", "C3")
+def test_a_child_that_used_all_of_its_share_lets_nobody_go_on() -> None:
+    world = exhausted(with_child(running(limits=ResolvedLimits(tokens_hard=600))))
+    payload = {"uid": "u-9", "name": "run-u-9", "outcome": "Failed", "used": RESERVE, "commit": None}
+    world.report("over u-9", T.CHILD_ENDED, payload)
+    assert "RESUMED" not in [kind for kind, _ in records(world.plan())]
+
+
+@pytest.mark.rule("I5")
+def test_a_child_begins_while_its_parent_is_paused_where_it_was_asked_for_before() -> None:
+    world = running()
+    world.report("asked", T.CHILD_REQUESTED, {"key": "1.0", "name": "mine", "reserve": RESERVE})
+    exhausted(world)
+    with pytest.raises(IllegalMove):
+        world.gateway.append("other", T.CHILD_STARTED, {"uid": "u-8", "name": "n", "reserve": {}}, 1, world.now)
+    world.report("mine", T.CHILD_STARTED, {"uid": "u-9", "name": "mine", "reserve": RESERVE})
+    assert [(each.uid, each.key) for each in world.state.children] == [("u-9", "1.0")]
+
+
+@pytest.mark.rule("I5")
+def test_no_child_begins_while_its_parent_is_cancelled() -> None:
+    world = running()
+    world.report("asked", T.CHILD_REQUESTED, {"key": "1.0", "name": "mine", "reserve": RESERVE})
+    world.report("cancel", T.CANCEL_REQUESTED, {"reason": "user"})
+    with pytest.raises(IllegalMove):
+        world.gateway.append("mine", T.CHILD_STARTED, {"uid": "u-9", "name": "mine", "reserve": {}}, 1, world.now)
 
 
 # --- the child's plan -------------------------------------------------------------------------------------------------

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from moorage.api.wirebase import Wire
 
+
+def _said(goal: str) -> str:
+    """As an AgentRun demands."""
+    if not goal.strip():
+        raise ValueError("the goal must not be empty: say what the child is to do")
+    return goal
+
+
+ChildGoal = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_said)]
 Amount = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
@@ -18,7 +27,7 @@ class SpawnRequest(Wire):
 
     epoch: int
     key: str = Field(min_length=1, max_length=128)
-    goal: str = Field(min_length=1, max_length=65_536)
+    goal: ChildGoal
     start: Literal["Checkpoint", "Base"] = "Checkpoint"
     iterations: Amount | None = None
     tokens: Amount | None = None

@@ -9,7 +9,7 @@ from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, Standing, key_of, parent_of
-from moorage.core.run.family import Child
+from moorage.core.run.family import Child, Share
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children
 from moorage.core.run.status import ENDS
@@ -48,7 +48,7 @@ class Relatives:
             return None
         spec = view.spec.model_copy(update={"limits": in_force(view.spec.limits, view.state.raised)})
         created = parse_time(str((body.get("metadata") or {}).get("creationTimestamp")))
-        return Parent(spec, view.state, created, view.iterations or 0)
+        return Parent(spec, view.state, created, view.iterations or 0, view.reserved or Share())
 
     async def _body(self, tenant: str, name: str) -> Body | None:
         key = self._roll.find(tenant, name)

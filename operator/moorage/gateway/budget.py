@@ -11,6 +11,7 @@ from moorage.api.budget import ResolvedLimits
 from moorage.core.constraints.judging import Context, evaluate
 from moorage.core.constraints.limits import metered, with_more
 from moorage.core.models.prices import Reserve
+from moorage.core.run.family import Share
 from moorage.gateway.facts import KEPT_ANSWERS, Facts
 
 
@@ -28,10 +29,20 @@ def reserved(facts: Facts) -> Reserve:
     )
 
 
+def share_reserved(facts: Facts) -> Share | None:
+    """The same as part of the budget; None where nothing is under way."""
+    held = reserved(facts)
+    return Share(tokens=held.tokens, cost_micros=held.cost_micros) if facts.asked else None
+
+
+def beside(context: Context, facts: Facts) -> Context:
+    """The context, with all that is reserved counted as used."""
+    held = reserved(facts)
+    return with_more(context, tokens=held.tokens, cost_micros=held.cost_micros)
+
+
 def demand_free(limits: ResolvedLimits, context: Context, facts: Facts) -> None:
     """Raise AllReserved where nothing is left beside what is reserved. `context` asks for what a model takes."""
-    held = reserved(facts)
     full = len(facts.asked) >= KEPT_ANSWERS
-    fuller = with_more(context, tokens=held.tokens, cost_micros=held.cost_micros)
-    if full or evaluate(metered(limits), fuller).action.stops:
+    if full or evaluate(metered(limits), beside(context, facts)).action.stops:
         raise AllReserved

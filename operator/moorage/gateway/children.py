@@ -11,13 +11,16 @@ import contextlib
 from dataclasses import asdict
 
 from moorage.api.wire import ResolvedParent, ResolvedRun
+from moorage.core.constraints.judging import evaluate
+from moorage.core.constraints.limits import metered
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.family import Child, Share
-from moorage.core.run.parents import asking, closed_to_children, reserve_of
+from moorage.core.run.parents import as_limits, asking, closed_to_children, reserve_of
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
-from moorage.gateway.constraints import Asking
-from moorage.gateway.errors import Refusal, UnknownRun
+from moorage.gateway.budget import beside
+from moorage.gateway.constraints import Asking, Judge
+from moorage.gateway.errors import Refusal, SpecConflict, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
 from moorage.gateway.questions import Questions
@@ -40,7 +43,8 @@ class Shares:
     async def reserve(self, spec: ResolvedRun) -> None:
         """What the child may use, out of its parent's budget: durable when this returns. A run of its own needs none.
 
-        Raise Refusal: ParentNotFound, ParentEnded, ParentPaused, ParentBudget; and what the ledger raises.
+        Raise Refusal: ParentNotFound, ParentEnded, ParentPaused, ParentBudget; SpecConflict where another amount is
+        reserved for it; and what the ledger raises.
         """
         if spec.parent is None:
             return
@@ -50,10 +54,14 @@ class Shares:
             """By the very state that the record follows."""
             known = run.state.child(spec.uid, spec.name)
             if known is not None and known.open:
+                _demand_same(run, known, share)
                 raise _Known
-            _demand_open(run, known)
-            if run.state.child("", spec.name) is None:  # what its agent asked for was judged then
-                self._demand_left(run, share)
+            asked = run.state.child("", spec.name)
+            _demand_open(run, known, asked)
+            if asked is not None:  # it was judged then
+                _demand_same(run, asked, share)
+            elif (why := lacking(self._judge, run, share)) is not None:
+                raise Refusal(f"parent {run.spec.name} can't give so much: {why}", status=403, reason="ParentBudget")
 
         reached(Point.SHARE_BEFORE)
         with contextlib.suppress(_Known):
@@ -65,12 +73,6 @@ class Shares:
             return await self._ledger.open(parent.uid)
         except (UnknownRun, store_errors.UnknownRun):
             raise Refusal(f"parent {parent.name} isn't known here", status=403, reason="ParentNotFound") from None
-
-    def _demand_left(self, run: Run, share: Share) -> None:
-        worst = self._judge.verdict(run, Asking(asking(share))).worst
-        if worst is not None and worst.action.stops:
-            why = f"parent {run.spec.name} can't give so much: {worst.validation.message}"
-            raise Refusal(why, status=403, reason="ParentBudget")
 
     def _started(self, spec: ResolvedRun, run: Run, share: Share) -> Draft:
         payload = {"uid": spec.uid, "name": spec.name, "reserve": told(share)}
@@ -121,12 +123,30 @@ def child_pin(uid: str) -> str:
     return f"child-{uid}"
 
 
-def _demand_open(run: Run, known: Child | None) -> None:
+def lacking(judge: Judge, run: Run, share: Share) -> str | None:
+    """Why so much can't be given away by the run's state as it is; None where it can: it is left beside what was used,
+    what children have, and all that requests under way may come to.
+    """
+    ask = Asking(asking(share))
+    verdict = judge.verdict(run, ask)
+    if not verdict.action.stops:
+        verdict = evaluate(metered(run.limits), beside(judge.context(run, ask), run.facts))
+    worst = verdict.worst
+    return worst.validation.message if worst is not None and worst.action.stops else None
+
+
+def _demand_same(run: Run, known: Child, share: Share) -> None:
+    """O6: its limits are what is reserved for it. Two operators may have divided by different views."""
+    if as_limits(share, run.limits) != as_limits(known.reserve, run.limits):
+        raise SpecConflict(f"another amount is reserved for {known.name} at its parent {run.spec.name}: look again")
+
+
+def _demand_open(run: Run, known: Child | None, asked: Child | None) -> None:
     s = run.state
     if closed_to_children(s) or known is not None:
         why = f"parent {run.spec.name} takes no children any more: it has ended, or is about to"
         raise Refusal(why, status=403, reason="ParentEnded")
-    if s.phase is RunPhase.PAUSED:
+    if asked is None and (s.pausing or s.phase is RunPhase.PAUSED):
         raise Refusal(f"parent {run.spec.name} is paused", status=403, reason="ParentPaused")
 
 

@@ -24,6 +24,7 @@ from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunList, RunView
 from moorage.gateway.bases import Bases
+from moorage.gateway.budget import share_reserved
 from moorage.gateway.children import Shares
 from moorage.gateway.credentials import demand_credentials
 from moorage.gateway.delivery import Delivery
@@ -208,6 +209,7 @@ class RunsRoom:
             released=run.now.row.sealed,
             signature=signed.signature if signed else None,
             iterations=run.facts.completed,
+            reserved=share_reserved(run.facts),
         )
         return Response(RUN_VIEW.dump_json(view), media_type=JSON)
 

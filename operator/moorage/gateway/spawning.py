@@ -19,8 +19,9 @@ from moorage.api.wire import Role
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.run.family import Child
 from moorage.core.run.observed import Problem
-from moorage.core.run.parents import closed_to_children, divided, reserve_of
-from moorage.gateway.children import told
+from moorage.core.run.parents import MAX_DEPTH, closed_to_children, divided, reserve_of
+from moorage.gateway.budget import beside
+from moorage.gateway.children import lacking, told
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Forbidden, NotFound, Refusal
 from moorage.gateway.gate import Caller, Gate
@@ -36,7 +37,7 @@ MAX_SUMMARY = 8_192
 
 
 class _Moved(Exception):
-    """Another child was asked for at this moment."""
+    """The run isn't any more as it was when the share was computed."""
 
 
 class SpawningRoom:
@@ -84,7 +85,8 @@ class SpawningRoom:
             if run.state.children_asked + 1 != number or _by_key(run, body.key) is not None:
                 raise _Moved
             _demand_allowed(run)
-            self._share(run, body)
+            if lacking(self._gate.judge, run, reserve_of(share)) is not None:
+                raise _Moved
 
         reached(Point.SPAWN_BEFORE)
         await self._ledger.append(run, caller.epoch, [draft], fits)
@@ -113,7 +115,7 @@ class SpawningRoom:
             cost_hard_micros=body.cost_micros,
             tool_calls_hard=body.tool_calls,
         )
-        found = divided(own, run.limits, self._gate.judge.context(run, Asking()))
+        found = divided(own, run.limits, beside(self._gate.judge.context(run, Asking()), run.facts))
         if isinstance(found, Problem):
             raise Refusal(found.message, status=403, reason=found.reason)
         return found
@@ -184,6 +186,9 @@ def _demand_allowed(run: Run) -> None:
         raise Refusal("the agent has ended: it starts no children any more", status=403, reason="ParentEnded")
     if s.pausing:
         raise Refusal("the run is about to pause: ask again once it goes on", status=403, reason="ParentPaused")
+    if run.spec.parent is not None and run.spec.parent.depth >= MAX_DEPTH:
+        why = f"{MAX_DEPTH} runs are above this one already, and children go no deeper: do it yourself"
+        raise Refusal(why, status=403, reason="ParentTooDeep")
     if s.children_asked >= allowed.max:
         raise Refusal(f"all {allowed.max} children were started", status=403, reason="TooManyChildren")
     if len(s.open_children) >= allowed.concurrent:

@@ -140,6 +140,9 @@ WALL_CLOCK = Dimension(
 METERED = (ITERATIONS, TOKENS, COST, TOOL_CALLS, EFFECTS, EGRESS, DISK)
 """In the order in which they are judged. Time is judged by who sees it pass: the operator's plan."""
 
+SHARED: tuple[Dimension, ...] = tuple(each for each in METERED if each.kind == "used")
+"""The dimensions that a parent divides among its children and itself."""
+
 DIMENSIONS: Mapping[str, Dimension] = MappingProxyType({each.name: each for each in (*METERED, WALL_CLOCK)})
 DECISION: Mapping[str, int] = MappingProxyType({"iterations": 1, "tokens": 1, "cost": 1})
 """What a request to a model asks for: a token and a micro-dollar at least; the rest of it is reserved apart."""

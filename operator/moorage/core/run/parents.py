@@ -7,37 +7,40 @@ journal says of a child that was started already counts before anything else: a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moorage.api.agentrun import ParentRef
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context
-from moorage.core.constraints.limits import EFFECTS, EGRESS, METERED, Dimension
+from moorage.core.constraints.limits import EFFECTS, EGRESS, SHARED, Dimension, with_more
 from moorage.core.run.family import Child, Share
 from moorage.core.run.observed import Problem
 from moorage.core.run.state import RunState
 
 MAX_DEPTH = 3
-SHARED: tuple[Dimension, ...] = tuple(each for each in METERED if each.kind == "used")
-"""The dimensions that a parent divides among its children and itself."""
 DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS)
 """Those that a child can work without: where half of what is left is nothing, it gets nothing of it."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A run that another one names as its parent, as the gateway knows it. `spec` has the limits that are in force."""
+    """A run that another one names as its parent, as the gateway knows it.
+
+    `spec` has the limits that are in force; `reserved` is what its requests under way may come to.
+    """
 
     spec: ResolvedRun
     state: RunState
     created_at: int
     iterations: int
+    reserved: Share = field(default_factory=Share)
 
     def context(self) -> Context:
-        """What it has used and given away."""
-        return used(self.state, iterations=self.iterations, wall_ms=0, asking={})
+        """What it has used and given away, and may still use for what is under way."""
+        context = used(self.state, iterations=self.iterations, wall_ms=0, asking={})
+        return with_more(context, tokens=self.reserved.tokens, cost_micros=self.reserved.cost_micros)
 
 
 def closed_to_children(s: RunState) -> bool:
@@ -130,7 +133,8 @@ def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> Re
         share = left // 2 if asked is None else asked
         if share > left or (share == 0 and asked is None and each not in DISPENSABLE):
             said = (
-                f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use and its children's"
+                f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use, what its requests"
+                " under way may come to, and its children's shares"
             )
             return _waits("ParentBudget", f"{said}: ask for less, or wait until one of them ends")
         found[each.limit] = share

@@ -139,12 +139,11 @@ NEW_WORK = frozenset(
         RecordType.RUN_ADMITTED,
         RecordType.EPOCH_RAISED,
         RecordType.CHILD_REQUESTED,
-        RecordType.CHILD_STARTED,
         RecordType.MODEL_REQUEST,
         RecordType.EFFECT_INTENT,
         RecordType.EFFECT_DISPATCHED,
     }
-)  # I5: what a cancelling or paused run refuses; facts about work already begun are kept
+)  # I5: what a cancelling or paused run refuses; facts about work already begun are kept. CHILD_STARTED sees to itself
 AFTER_END = frozenset(
     {
         RecordType.TOMBSTONE,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from moorage.api.wire import ResolvedRun
+from moorage.core.run.family import Share
 from moorage.core.run.observed import Heartbeat
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
@@ -20,8 +21,8 @@ from moorage.core.run.state import RunState
 class RunView:
     """One run as its gateway knows it. `heartbeat` is None when none was heard; `up_since` is the gateway's own start
     (ms), from which on it could have heard one (F4). `spec` is what was admitted, whatever the object says now (O6).
-    `signature` is the gateway's word for the state's offset and head (J6); `iterations` is how many are complete, which
-    an older gateway doesn't tell.
+    `signature` is the gateway's word for the state's offset and head (J6). An older gateway doesn't tell how many
+    `iterations` are complete, and what requests under way have `reserved` (B2).
     """
 
     spec: ResolvedRun
@@ -31,6 +32,7 @@ class RunView:
     released: bool = False
     signature: str | None = None
     iterations: int | None = None
+    reserved: Share | None = None
 
 
 @dataclass(frozen=True)

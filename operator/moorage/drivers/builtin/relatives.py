@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from moorage.api.budget import Budget
-from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.api.children import ChildAnswer, ChildGoal, SpawnRequest
 from moorage.drivers.port import ChildRefused, ChildRuns
 from moorage.drivers.telling import ToolResult
 
@@ -24,7 +24,7 @@ class SpawnArguments(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    goal: str = Field(min_length=1, max_length=65_536, description="all that it needs to know: it has no other context")
+    goal: ChildGoal = Field(description="all that it needs to know: it has no other context")
     start: Literal["Checkpoint", "Base"] = Field("Checkpoint", description="your last checkpoint, or where you began")
     iterations: int | None = Field(None, ge=1, description="at most so many; left out: half of what you have left")
     tokens: int | None = Field(None, ge=1, description="at most so many; left out: half of what you have left")
