@@ -27,6 +27,7 @@ from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedDelivery, ResolvedParent
 from moorage.core.journal.record import RecordType
 from moorage.gateway import spawning
+from moorage.gateway.gate import mirror_key
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.trees import git as _git
@@ -162,8 +163,11 @@ async def test_a_child_starts_at_its_parents_checkpoint_on_a_branch_of_its_own(f
     child = family.child(delivery=ResolvedDelivery(branch="moorage/fix-u2", push=False))
     runner = await child.start(pod="p2")
     git = (await ok(await runner.get("/v1/self")))["git"]
-    assert (git["base"], git["branch"]) == (family.point, "moorage/fix-u2")
-    assert family.point != family.base
+    assert git["branch"] == "moorage/fix-u2"
+    assert git["base"] not in {family.point, family.base}
+    mirror = family.gateway.deps.mirrors.path(mirror_key(await family.gateway.gate.ledger.open("u2")))
+    assert _git(mirror, "rev-parse", f"{git['base']}^") == family.base
+    assert _git(mirror, "diff-tree", git["base"], family.point) == ""
 
 
 @pytest.mark.rule("B2", "C2")
@@ -335,4 +339,5 @@ async def test_what_a_child_proposes_is_its_parents_to_fetch(agent: Agent, tmp_p
     await ok(await agent.family.gateway.operator.post(f"{child.door}/release"))
     elder = tmp_path / "tree"
     await asyncio.to_thread(_git, elder, "fetch", "-q", "origin", head)
-    assert _git(elder, "rev-parse", "FETCH_HEAD^") == agent.family.point
+    assert _git(elder, "rev-parse", "FETCH_HEAD^") == heard["base"] == git["base"]
+    assert _git(elder, "diff-tree", heard["base"], agent.family.point) == ""

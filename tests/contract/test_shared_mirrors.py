@@ -742,11 +742,11 @@ async def test_a_child_and_its_parent_have_each_others_commits_at_any_gateway(
     child = Operator(two, resolved(upstream, "u2", name="kid", parent=above, delivery=None, acceptance=()))
     theirs = await child.start(pod="p2")
     told_git = (await ok(await theirs.get("/v1/self")))["git"]
-    assert told_git["base"] == point
+    base = told_git["base"]
     tree = await worktree(two, tmp_path, "p2", "kid")
-    await asyncio.to_thread(git, tree, "fetch", "-q", "origin", point)
-    await asyncio.to_thread(git, tree, "checkout", "-q", point)
-    for kind, said in (("WORKSPACE_READY", {"base": point, "branch": told_git["branch"]}), ("AGENT_STARTED", {})):
+    await asyncio.to_thread(git, tree, "fetch", "-q", "origin", base)
+    await asyncio.to_thread(git, tree, "checkout", "-q", base)
+    for kind, said in (("WORKSPACE_READY", {"base": base, "branch": told_git["branch"]}), ("AGENT_STARTED", {})):
         await ok(await theirs.post("/v1/self/records", json=told(kind, said)))
     head = await write(tree, "kid.txt")
     await push(tree, f"HEAD:refs/heads/{told_git['branch']}")
@@ -760,4 +760,5 @@ async def test_a_child_and_its_parent_have_each_others_commits_at_any_gateway(
     elder = tmp_path / "tree"
     await by_way_of(three, elder)
     await asyncio.to_thread(git, elder, "fetch", "-q", "origin", head)
-    assert git(elder, "rev-parse", "FETCH_HEAD^") == point
+    assert git(elder, "rev-parse", "FETCH_HEAD^") == base
+    assert git(elder, "diff-tree", base, point) == ""

@@ -45,8 +45,8 @@ class ChildOrder(Wire):
 
 
 class ChildAnswer(Wire):
-    """How far a child is. Once it has `ended`: its last phase, what it said, the commit that it proposes, and what it
-    used.
+    """How far a child is. Once it has `ended`: its last phase, what it said, the commit that it proposes, the
+    one that it started from, and what it used.
     """
 
     name: str
@@ -54,6 +54,7 @@ class ChildAnswer(Wire):
     outcome: str = ""
     summary: str = ""
     commit: str | None = None
+    base: str | None = None
     used: dict[str, int] = {}
 
 

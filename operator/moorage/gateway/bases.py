@@ -122,9 +122,9 @@ class Bases:
         return base
 
     async def _of_parent(self, run: Run, parent: ResolvedParent) -> str:
-        """O2: a commit of its parent's, which this mirror has once it says of that run what was acknowledged."""
+        """O2: its parent's work, which this mirror has once it says of that run what was acknowledged."""
         await self._gate.refs.current(run)
-        base = await self._fixed(run, parent.commit)
+        base = await self._fixed(run, await self._gate.refs.beginning(run, parent))
         if not await there(self._mirrors, run, base):
             why = f"the commit {base} of its parent {parent.name} isn't kept any more"
             raise UpstreamRefused(why, reason="GitRefNotFound")

@@ -23,6 +23,7 @@ from moorage.gateway.constraints import Asking, Judge
 from moorage.gateway.errors import Refusal, SpecConflict, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
+from moorage.gateway.mirroring import fixed_base
 from moorage.gateway.questions import Questions
 from moorage.points import Point, reached
 from moorage.store import errors as store_errors
@@ -106,15 +107,17 @@ class Shares:
         commit = kid.state.end.commit if kid.state.phase is RunPhase.SUCCEEDED else None
         if commit is not None:
             await self._keep(run, kid, commit)
-        return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit)
+        base = fixed_base(kid) if commit else None
+        return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit, base)
 
     async def _keep(self, run: Run, kid: Run, commit: str) -> None:
         """W7: what the child proposes is its parent's to fetch, also when the child is long released."""
         await self._gate.refs.current(kid)
         await self._gate.refs.pin(run, run.state.epoch, child_pin(kid.uid), commit)
 
-    def _draft(self, child: Child, used: Share, outcome: str, commit: str | None) -> Draft:
-        payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used), "commit": commit}
+    def _draft(self, child: Child, used: Share, outcome: str, commit: str | None, base: str | None = None) -> Draft:
+        known = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used)}
+        payload = known | {"commit": commit, "base": base}
         return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.ref)
 
 

@@ -1,27 +1,45 @@
-"""W3, O2: a child starts from a commit of its parent's, which a mirror has once it follows the parent."""
+"""W3, O2: a child starts from a commit that is made of its parent's work, by any gateway that follows the parent.
+
+A checkpoint itself has the conversation of the parent's agent for an ancestor. The child would bring it upstream, and
+could read it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Collection
 
+from moorage.api.wire import ResolvedParent
+from moorage.gateway.errors import UpstreamRefused
 from moorage.gateway.ledger import Ledger
-from moorage.gateway.mirroring import RunRefs
+from moorage.gateway.mirroring import RunRefs, base_of, fixed_base, mirror_key, there
 from moorage.gateway.reduced import Run
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
-from moorage.workspace.mirror import MirrorKey
+from moorage.workspace.mirror import MirrorKey, Mirrors
 
 
 class EldersFirst:
     """Implements RunRefs: those of `inner`, which follows a run's parents before the run itself."""
 
-    def __init__(self, inner: RunRefs, ledger: Ledger) -> None:
-        self.inner, self._ledger = inner, ledger
+    def __init__(self, inner: RunRefs, ledger: Ledger, mirrors: Mirrors) -> None:
+        self.inner, self._ledger, self._mirrors = inner, ledger, mirrors
 
     async def current(self, run: Run) -> None:
         """See the port. A run has few above it (MAX_DEPTH)."""
-        if run.spec.parent is not None:
-            await self.current(await self._ledger.open(run.spec.parent.uid))
+        if (above := run.spec.parent) is not None:
+            await self.current(await self._ledger.open(above.uid))
+            fixed = fixed_base(run)
+            if fixed is not None and not run.now.row.sealed and not await there(self._mirrors, run, fixed):
+                await self.beginning(run, above)
         await self.inner.current(run)
+
+    async def beginning(self, run: Run, above: ResolvedParent) -> str:
+        """The commit that a child starts from, made where it isn't there yet. Raise UpstreamRefused, WorkspaceError."""
+        elder = await self._ledger.open(above.uid)
+        base = await base_of(self._mirrors, elder)
+        if base is None or not await there(self._mirrors, run, above.commit):
+            why = f"the commit {above.commit} of its parent {above.name} isn't kept any more"
+            raise UpstreamRefused(why, reason="GitRefNotFound")
+        return await self._mirrors.begin(mirror_key(run), above.commit, base, above.name)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
         """See the port."""

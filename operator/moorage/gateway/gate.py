@@ -128,7 +128,7 @@ class Gate:
             if shared
             else OwnRefs(deps.mirrors)
         )
-        self.refs = EldersFirst(refs, self.ledger)
+        self.refs = EldersFirst(refs, self.ledger, deps.mirrors)
         self.contents = Contents(deps.blobs, deps.content_keys, deps.log)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(

@@ -171,7 +171,12 @@ class SpawningRoom:
 
 def _briefly(child: Child) -> ChildAnswer:
     return ChildAnswer(
-        name=child.name, status=child.status, outcome=child.outcome, commit=child.commit, used=told(child.used)
+        name=child.name,
+        status=child.status,
+        outcome=child.outcome,
+        commit=child.commit,
+        base=child.base,
+        used=told(child.used),
     )
 
 

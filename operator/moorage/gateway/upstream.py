@@ -16,6 +16,7 @@ from moorage.workspace.errors import (
     BadRef,
     BadUrl,
     FormatUnsupported,
+    HoldsConversation,
     NotFound,
     ProtectedBranch,
     RefMissing,
@@ -44,7 +45,7 @@ PASSING = {"GitUnreachable", "LockHeld", "DiskFull"}
 """Reasons that waiting may mend."""
 
 
-REFUSALS = (AuthFailed, NotFound, BadUrl, BadRef, FormatUnsupported, ProtectedBranch, RefMissing)
+REFUSALS = (AuthFailed, NotFound, BadUrl, BadRef, FormatUnsupported, HoldsConversation, ProtectedBranch, RefMissing)
 
 
 def reason_of(error: WorkspaceError | str) -> str:

@@ -29,7 +29,7 @@ class RunnerChildren:
         epoch: int,
         leaving: Callable[[], bool],
         progressed: Callable[[], None],
-        merge: Callable[[str], Awaitable[Merged]],
+        merge: Callable[[str, str], Awaitable[Merged]],
     ) -> None:
         self._client, self._epoch, self._leaving, self._progressed = client, epoch, leaving, progressed
         self._merge = merge
@@ -63,10 +63,10 @@ class RunnerChildren:
     async def merge(self, name: str) -> int:
         """See the port."""
         found = await self.wait(name, 0)
-        if found.status != ENDED or found.commit is None:
+        commit, base = found.commit, found.base
+        if found.status != ENDED or commit is None or base is None:
             raise ChildRefused(f"{name} is {found.outcome or found.status} and has no commit to merge")
-        commit = found.commit
-        merged = await self._client.patiently(lambda: self._merge(commit))
+        merged = await self._client.patiently(lambda: self._merge(commit, base))
         if not merged.ok:
             raise ChildRefused(_unmerged(name, merged))
         return merged.files

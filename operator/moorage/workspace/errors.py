@@ -92,6 +92,13 @@ class ProtectedBranch(WorkspaceError):
     advice = "the remote protects this branch or a hook of its own declined; deliver to another branch"
 
 
+class HoldsConversation(WorkspaceError):
+    """The history of what is to be pushed has the conversation of a checkpoint in it (P2)."""
+
+    reason = "HoldsConversation"
+    advice = "what an agent was told and said would be delivered; its commits must build on the base"
+
+
 class DeliveryRejected(WorkspaceError):
     """The remote could not make or move the branch, for a reason of its own."""
 

@@ -24,13 +24,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.workspace import doors, staging
+from moorage.workspace import beginnings, doors, staging
 from moorage.workspace import upstream as far
 from moorage.workspace.bundle import packed
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.errors import (
     BadUrl,
     BranchExists,
+    HoldsConversation,
     LockHeld,
     NonFastForward,
     NotFound,
@@ -65,14 +66,6 @@ _STORE = (
     ("core.bigFileThreshold", "16m"),
     ("pack.windowMemory", "64m"),
 )
-_AUTHOR = {
-    "GIT_AUTHOR_NAME": "Moorage",
-    "GIT_AUTHOR_EMAIL": "noreply@moorage.dev",
-    "GIT_AUTHOR_DATE": "@0 +0000",
-    "GIT_COMMITTER_NAME": "Moorage",
-    "GIT_COMMITTER_EMAIL": "noreply@moorage.dev",
-    "GIT_COMMITTER_DATE": "@0 +0000",
-}
 _LOCK_WAIT_SECONDS = 300.0
 _PUSHES = ".pushes"
 _SCRATCH = ".scratch-"
@@ -137,12 +130,17 @@ class Mirrors:
             begun()
             git = await self._created(key, inherit)
             if upstream is None:
-                await _seed(git)
+                await beginnings.seed(git)
             else:
                 await _fetch(git, upstream)
             revision = await _resolve(git, upstream.ref if upstream else None)
             head = await git.text("symbolic-ref", "HEAD")
             return MirrorState(self.path(key), revision, head, self._now_ms(), await _size(git))
+
+    async def begin(self, key: MirrorKey, point: str, base: str, run: str) -> str:
+        """O2: the commit for a child of that run to start from, at its checkpoint `point`. Raises RefMissing."""
+        async with self._beside(key) as git:
+            return await beginnings.begun(git, point, base, run)
 
     async def resolve(self, key: MirrorKey, ref: str | None) -> str:
         """The commit of an upstream branch or tag, a full commit id, or the default branch. Raises RefMissing."""
@@ -314,6 +312,8 @@ class Mirrors:
         if expected_old and not await _builds_on(git, expected_old, commit):
             words = f"{commit} does not build on {expected_old}"
             return PushOutcome(PushKind.CONFLICT, branch, expected_old, commit, NonFastForward.reason, words)
+        if await beginnings.tells(git, commit):
+            raise HoldsConversation(f"{commit} builds on a checkpoint")
         return await far.push(git, upstream, commit, branch, expected_old)
 
     async def look_upstream(self, upstream: AnyUpstream, branch: str) -> Seen:
@@ -393,16 +393,6 @@ class Mirrors:
             os.close(held)
 
 
-async def _seed(git: Git) -> None:
-    """The empty root commit of an ephemeral workspace; the same id each time."""
-    if await _exists(git, f"{UPSTREAM}heads/main"):
-        return
-    tree = await git.text("hash-object", "-w", "-t", "tree", "--stdin")
-    commit = await git.with_(**_AUTHOR).text("commit-tree", "-m", "Empty workspace", tree)
-    await git.run("update-ref", f"{UPSTREAM}heads/main", commit)
-    await git.run("symbolic-ref", "HEAD", f"{UPSTREAM}heads/main")
-
-
 async def _fetch(git: Git, upstream: AnyUpstream) -> None:
     branch = await far.default_branch(git, upstream)
     tags = () if upstream.depth else (f"+refs/tags/*:{UPSTREAM}tags/*",)
@@ -469,10 +459,6 @@ async def _found(git: Git, ref: str | None) -> str | None:
         if out.code == 0:
             return out.text
     return None
-
-
-async def _exists(git: Git, ref: str) -> bool:
-    return await git.test("show-ref", "--verify", "--quiet", ref)
 
 
 async def _is_commit(git: Git, commit: str) -> bool:

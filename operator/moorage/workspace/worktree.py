@@ -49,7 +49,8 @@ __all__ = ["Checkpoint", "Drift", "LeftOut", "Proposal", "RunWorktree", "Worktre
 
 _LOCK_WAIT_SECONDS = 30.0
 _DEFAULTS = WorktreeOptions()
-_BASE, _LAST, _HEAD, _STATE, _MERGED = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state", "merged"))
+_BASE, _LAST, _HEAD, _STATE = (f"refs/moorage/{name}" for name in ("base", "last", "head", "state"))
+_MERGED, _MERGED_BASE = "refs/moorage/merged", "refs/moorage/merged-base"
 _MOORAGE = "Moorage <noreply@moorage.dev>"
 
 
@@ -216,14 +217,16 @@ class RunWorktree:
             return self.state if tree else None
         return self._commit(tree, (), TITLE)
 
-    async def merge(self, commit: str) -> Merged:
-        """W7: what that commit has changed, into the tree. Raises WorkspaceError where it can't be fetched."""
+    async def merge(self, commit: str, base: str) -> Merged:
+        """W7: what was changed from `base` to that commit, into the tree. Raises WorkspaceError where they can't be
+        fetched.
+        """
         async with self._busy:
             await self._stage(None)
             tree = await self.shadow.write_tree()
-            await self._fetch({_MERGED: commit})
-            ours = self._commit(tree, [self.last], "The tree before a merge")
-            return await merge_into(self.shadow.git, ours, commit)
+            await self._fetch({_MERGED: commit, _MERGED_BASE: base})
+            trees = [await self._tree(each) for each in (base, commit)]
+            return await merge_into(self.shadow.git, self._commit, base=trees[0], ours=tree, theirs=trees[1])
 
     async def push_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Bring a checkpoint to the gateway; when this returns it is synced there (P5). Raises Refused, …"""

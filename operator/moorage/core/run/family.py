@@ -62,7 +62,7 @@ class Child:
     """A run that was started by this one, or in its name. `reserve` counts until it has ended, `used` from then on. One
     that was only asked for has no `uid` yet; `key` is then the tool call that did.
 
-    `outcome`: its last phase, or NeverStarted; `commit`: what it proposed.
+    `outcome`: its last phase, or NeverStarted; `commit`: what it proposed; `base`: where that began.
     """
 
     uid: str
@@ -72,6 +72,7 @@ class Child:
     used: Share = field(default_factory=Share)
     outcome: str = ""
     commit: str | None = None
+    base: str | None = None
     key: str = ""
 
     @property
@@ -84,9 +85,9 @@ class Child:
         """Its share is not settled yet."""
         return self.status != ChildStatus.ENDED
 
-    def ended(self, used: Share, outcome: str, commit: str | None) -> Child:
+    def ended(self, used: Share, outcome: str, commit: str | None, base: str | None = None) -> Child:
         """The same, settled."""
-        return replace(self, status=ChildStatus.ENDED, used=used, outcome=outcome, commit=commit)
+        return replace(self, status=ChildStatus.ENDED, used=used, outcome=outcome, commit=commit, base=base)
 
 
 def kept(children: tuple[Child, ...]) -> tuple[Child, ...]:
