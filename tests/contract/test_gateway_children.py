@@ -51,8 +51,8 @@ class Family:
         mine = {"name": f"fix-{uid}", "limits": limits, "parent": above, "delivery": None, "acceptance": ()}
         return Operator(self.gateway, resolved(self.upstream, uid, **mine | changes))
 
-    async def settle(self, *gone: str) -> dict[str, Any]:
-        body = {"gone": list(gone)}
+    async def settle(self, *gone: str, over: tuple[str, ...] = ()) -> dict[str, Any]:
+        body = {"gone": list(gone), "over": list(over)}
         return (await ok(await self.gateway.operator.post("/v1/runs/u1/children", json=body)))["state"]
 
     async def kinds(self) -> list[str]:
@@ -61,6 +61,11 @@ class Family:
 
 @pytest.fixture
 async def family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path) -> Family:
+    return await a_family(gateway, upstream, tmp_path)
+
+
+async def a_family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path) -> Family:
+    """With the runner of its parent in pod p1."""
     agent = ResolvedAgent(driver="command", command=("true",), children=ResolvedChildren(max=3, concurrent=2))
     parent = Operator(gateway, resolved(upstream, limits=ROOM, agent=agent))
     runner = await agent_at_work(gateway, parent)
@@ -321,23 +326,30 @@ async def test_one_that_was_asked_for_and_that_nobody_makes_gives_its_share_back
 @pytest.mark.rule("W7", "P5")
 async def test_what_a_child_proposes_is_its_parents_to_fetch(agent: Agent, tmp_path: Path) -> None:
     name = (await agent.spawn())["name"]
-    child = agent.family.child(tokens=300, name=name)
-    runner = await child.start(pod="p2")
-    git = (await ok(await runner.get("/v1/self")))["git"]
-    for kind, said in (("WORKSPACE_READY", {"base": git["base"], "branch": git["branch"]}), ("AGENT_STARTED", {})):
-        await ok(await runner.post("/v1/self/records", json=told(kind, said)))
-    tree = await worktree(agent.family.gateway, tmp_path, "p2", "kid")
-    await asyncio.to_thread(_git, tree, "fetch", "-q", "origin", git["base"])
-    await asyncio.to_thread(_git, tree, "checkout", "-q", git["base"])
-    head = await asyncio.to_thread(commit, tree, "c.txt", "three\n")
-    await push(tree, f"HEAD:refs/heads/{git['branch']}")
-    await ok(await runner.post("/v1/self/result", json=result(head, summary="it parses")))
-    await ok(await child.report(1, "RUN_SUCCEEDED", {"reason": "Completed", "message": "", "commit": head}))
+    child, head = await proposing(agent.family, tmp_path, name)
     await agent.family.settle()
     heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))
     assert (heard["outcome"], heard["commit"], heard["summary"]) == ("Succeeded", head, "it parses")
     await ok(await agent.family.gateway.operator.post(f"{child.door}/release"))
     elder = tmp_path / "tree"
     await asyncio.to_thread(_git, elder, "fetch", "-q", "origin", head)
-    assert _git(elder, "rev-parse", "FETCH_HEAD^") == heard["base"] == git["base"]
-    assert _git(elder, "diff-tree", heard["base"], agent.family.point) == ""
+    base = heard["base"]
+    assert _git(elder, "rev-parse", "FETCH_HEAD^") == base
+    assert _git(elder, "diff-tree", base, agent.family.point) == ""
+
+
+async def proposing(family: Family, tmp_path: Path, name: str) -> tuple[Operator, str]:
+    """A child that has succeeded with a commit, in pod p2."""
+    child = family.child(tokens=300, name=name)
+    runner = await child.start(pod="p2")
+    git = (await ok(await runner.get("/v1/self")))["git"]
+    for kind, said in (("WORKSPACE_READY", {"base": git["base"], "branch": git["branch"]}), ("AGENT_STARTED", {})):
+        await ok(await runner.post("/v1/self/records", json=told(kind, said)))
+    tree = await worktree(family.gateway, tmp_path, "p2", "kid")
+    await asyncio.to_thread(_git, tree, "fetch", "-q", "origin", git["base"])
+    await asyncio.to_thread(_git, tree, "checkout", "-q", git["base"])
+    head = await asyncio.to_thread(commit, tree, "c.txt", "three\n")
+    await push(tree, f"HEAD:refs/heads/{git['branch']}")
+    await ok(await runner.post("/v1/self/result", json=result(head, summary="it parses")))
+    await ok(await child.report(1, "RUN_SUCCEEDED", {"reason": "Completed", "message": "", "commit": head}))
+    return child, head

@@ -10,10 +10,18 @@ from tests.run_plans import kinds, observed, proposed, records, running
 from moorage.api.agentrun import AgentRun, ParentRef
 from moorage.api.budget import ResolvedLimits
 from moorage.api.modelprovider import ModelProvider
-from moorage.api.wire import ResolvedChildren, ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
+from moorage.api.wire import (
+    ResolvedChildren,
+    ResolvedParent,
+    ResolvedRetention,
+    ResolvedRun,
+    ResolvedTimeouts,
+    ResolvedWorkspace,
+)
 from moorage.core.constraints.context import used
 from moorage.core.journal.plain import plain, restored
 from moorage.core.run import actions as a
+from moorage.core.run.ending import OWED_MS, STOP_POLL_MS
 from moorage.core.run.family import KEPT_ENDED, Child, Share, kept, share_of
 from moorage.core.run.observed import Problem
 from moorage.core.run.parenthood import PATIENCE_MS
@@ -260,9 +268,9 @@ def test_children_that_were_seen_to_have_ended_are_settled_beside_whatever_else_
     world = with_child(running())
     plan = world.plan()
     assert not any(isinstance(each, a.SettleChildren) for each in plan.actions)
-    seen = observed(world, children_over=True, children_gone=("u-9",))
+    seen = observed(world, children_over=("u-9", "u-8"), children_gone=("u-9",))
     plan = decide(seen, world.now)
-    assert plan.actions[0] == a.SettleChildren(("u-9",))
+    assert a.SettleChildren(("u-9",), ("u-9", "u-8")) in plan.actions
     assert plan.requeue_ms is not None
     assert plan.requeue_ms <= 2_000
 
@@ -327,6 +335,16 @@ def test_no_child_begins_while_its_parent_is_cancelled() -> None:
         world.gateway.append("mine", T.CHILD_STARTED, {"uid": "u-9", "name": "mine", "reserve": {}}, 1, world.now)
 
 
+@pytest.mark.rule("X1", "X2")
+def test_a_child_that_cannot_be_settled_keeps_nothing_that_is_due_to_its_parent() -> None:
+    """The first action that fails ends a pass."""
+    world = with_child(running())
+    world.cancel = True
+    plan = decide(observed(world, children_over=("u-9",)), world.now)
+    assert kinds(plan) == ["Report", "SettleChildren"]
+    assert records(plan) == [("CANCEL_REQUESTED", "user")]
+
+
 # --- the child's plan -------------------------------------------------------------------------------------------------
 
 PARENT = ResolvedParent(uid="u-0", name="elder", commit=BASE)
@@ -350,6 +368,21 @@ def test_a_child_whose_share_is_used_up_has_ended() -> None:
     assert records(decide(observed(world, journal=state), world.now)) == [("RUN_FAILED", "BudgetExhausted")]
     alone = observed(world, journal=state, spec=a_spec())
     assert ("RUN_FAILED", "BudgetExhausted") not in records(decide(alone, world.now))
+
+
+@pytest.mark.rule("B2", "W7")
+def test_an_ended_child_is_kept_until_its_parent_has_settled_it_or_for_a_while() -> None:
+    world = running(parent=PARENT, retention=ResolvedRetention(ttl_ms=0))
+    world.report("end", T.RUN_FAILED, {"reason": "AgentFailed", "message": "", "commit": None})
+    runner = world.sandbox("runner")
+    assert runner
+    del world.pods[runner.name]
+    assert "ReleaseRun" in kinds(decide(observed(world), world.now))
+    for gone in (False, True):
+        held = decide(observed(world, owed=True, gone=gone), world.now)
+        assert "ReleaseRun" not in kinds(held)
+        assert held.requeue_ms == STOP_POLL_MS
+    assert "ReleaseRun" in kinds(decide(observed(world, owed=True), world.now + OWED_MS))
 
 
 def test_a_parent_that_has_proposed_before_its_child_ends_is_judged_after_it() -> None:

@@ -66,7 +66,9 @@ class ChildList(Wire):
 
 class SettleRequest(Wire):
     """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
-    admit any more: what the gateway hasn't heard of among them has used nothing.
+    admit any more: what the gateway hasn't heard of among them has used nothing. `over`: those whose objects say that
+    they have ended: what can't be read of them any more has used its whole share.
     """
 
     gone: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()

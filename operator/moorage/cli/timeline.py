@@ -339,7 +339,8 @@ def _raised(p: Payload) -> str:
 def _child(word: str) -> Callable[[Payload], str]:
     def describe(p: Payload) -> str:
         outcome = f" ({p['outcome']})" if p.get("outcome") else ""
-        return f"child {p.get('name', 'run')} {word}{outcome}"
+        problem = f": {p['problem']}" if p.get("problem") else ""
+        return f"child {p.get('name', 'run')} {word}{outcome}{problem}"
 
     return describe
 

@@ -142,8 +142,8 @@ class Applier:
             case a.RegisterSandbox(name, uid, epoch, role, commit):
                 pod = PodRegistration(pod_uid=uid, pod_name=name, epoch=epoch, role=role, commit=commit)
                 return known.heard(await self._gateway.register(run.uid, pod))
-            case a.SettleChildren(gone):
-                return known.heard(await self._gateway.settle(run.uid, SettleRequest(gone=gone)))
+            case a.SettleChildren(gone, over):
+                return known.heard(await self._gateway.settle(run.uid, SettleRequest(gone=gone, over=over)))
             case a.Deliver(commit):
                 request = DeliverRequest(epoch=_epoch(known), commit=commit)
                 answer = await self._deliveries.deliver(run, known.spec.workspace, request)

@@ -190,6 +190,7 @@ class Gatherer:
             gateway_trouble=journal.trouble or "",
             untouched=untouched,
             orphaned=kin.orphaned,
+            owed=kin.owed,
             children_over=kin.over,
             children_gone=kin.gone,
             children_wanted=kin.wanted,

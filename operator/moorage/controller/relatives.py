@@ -22,7 +22,8 @@ class Kin:
     """What follows from a run's relatives; the names are those of Observed."""
 
     orphaned: bool = False
-    over: bool = False
+    owed: bool = False
+    over: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
 
@@ -36,7 +37,7 @@ class Relatives:
     async def of(self, key: RunKey, body: Body | None, view: RunView | None) -> Kin:
         """Of a run without relatives nothing is read. Raises Unavailable."""
         below = await self._below(key, view)
-        return replace(below, orphaned=await self._above(body, view))
+        return replace(below, orphaned=await self._above(body, view), owed=await self._owed(view))
 
     async def parent(self, tenant: str, name: str | None) -> Parent | None:
         """The run of that name, once the gateway knows it. Raises Unavailable."""
@@ -66,6 +67,14 @@ class Relatives:
         found = await self._view(view.spec.parent.uid)
         return found is not None and closed_to_children(found.state)
 
+    async def _owed(self, view: RunView | None) -> bool:
+        """Whether it has ended and its parent has still to hear what it used, and to keep its commit."""
+        if view is None or view.spec.parent is None or view.state.end is None or view.released:
+            return False
+        found = await self._view(view.spec.parent.uid)
+        child = found.state.child(view.spec.uid, view.spec.name) if found is not None else None
+        return found is not None and found.state.end is None and child is not None and child.open
+
     async def _below(self, key: RunKey, view: RunView | None) -> Kin:
         """Which of the open children have ended, won't be admitted any more, or are still to be made."""
         found = Kin()
@@ -77,7 +86,8 @@ class Relatives:
             if body is None and not child.uid and view is not None and not closed_to_children(view.state):
                 found = replace(found, wanted=(*found.wanted, child.name))
             elif (fate := _fate(body, child, key)) is not None:
-                found = replace(found, over=True, gone=(*found.gone, *([child.ref] if fate == "gone" else [])))
+                gone = (child.ref,) if fate == "gone" else ()
+                found = replace(found, over=(*found.over, child.ref), gone=(*found.gone, *gone))
         return found
 
     async def _view(self, uid: str) -> RunView | None:

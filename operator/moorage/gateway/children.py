@@ -8,27 +8,36 @@ request of it is under way. Both may be asked for again at any time: what died i
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
 
 from moorage.api.wire import ResolvedParent, ResolvedRun
 from moorage.core.constraints.judging import evaluate
 from moorage.core.constraints.limits import metered
+from moorage.core.journal.errors import JournalError, UnknownCritical
 from moorage.core.journal.record import Draft, RecordType
+from moorage.core.run.ending import OWED_MS
 from moorage.core.run.family import Child, Share
 from moorage.core.run.parents import as_limits, asking, closed_to_children, reserve_of
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 from moorage.gateway.budget import beside
 from moorage.gateway.constraints import Asking, Judge
-from moorage.gateway.errors import Refusal, SpecConflict, UnknownRun
+from moorage.gateway.errors import Refusal, SpecConflict, StillFetching, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
-from moorage.gateway.mirroring import fixed_base
+from moorage.gateway.mirroring import fixed_base, there
 from moorage.gateway.questions import Questions
 from moorage.points import Point, reached
 from moorage.store import errors as store_errors
+from moorage.store.errors import SpecUnreadable
+from moorage.workspace.errors import WorkspaceError
 
 NEVER_STARTED = "NeverStarted"
+UNREADABLE = "Unreadable"
+MAX_PROBLEM = 1_024
 
 
 class _Known(Exception):
@@ -40,6 +49,7 @@ class Shares:
 
     def __init__(self, gate: Gate, questions: Questions) -> None:
         self._ledger, self._judge, self._questions, self._gate = gate.ledger, gate.judge, questions, gate
+        self._log = gate.deps.log
 
     async def reserve(self, spec: ResolvedRun) -> None:
         """What the child may use, out of its parent's budget: durable when this returns. A run of its own needs none.
@@ -80,10 +90,12 @@ class Shares:
         attempt = run.state.attempt or None
         return self._ledger.observed(RecordType.CHILD_STARTED, payload, spec.uid, attempt=attempt)
 
-    async def settle(self, run: Run, gone: frozenset[str]) -> None:
-        """Settle the share of each child that has ended. `gone`: UIDs of those that nobody will admit any more."""
+    async def settle(self, run: Run, gone: frozenset[str], over: frozenset[str] = frozenset()) -> None:
+        """Settle the share of each child that has ended, whatever keeps another one. `gone`, `over`: see SettleRequest;
+        by Child.ref.
+        """
         for child in run.state.open_children:
-            ended = await self._ended(run, child, child.ref in gone)
+            ended = await self._ended(run, child, gone, over)
             if ended is None:
                 continue
             reached(Point.SETTLE_BEFORE)
@@ -91,33 +103,62 @@ class Shares:
                 await self._ledger.append(run, None, [ended], _still_open(child))
             reached(Point.SETTLE_AFTER)
 
-    async def _ended(self, run: Run, child: Child, gone: bool) -> Draft | None:
+    async def _ended(self, run: Run, child: Child, gone: frozenset[str], over: frozenset[str]) -> Draft | None:
         """What to note of its end; None while there is something left to come."""
-        if not child.uid:
-            return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
         try:
-            kid = await self._ledger.open(child.uid)
+            kid = await self._ledger.open(child.uid) if child.uid else None
         except (UnknownRun, store_errors.UnknownRun):
-            return self._draft(child, Share(), NEVER_STARTED, None) if gone else None
-        if kid.state.end is None:
+            kid = None
+        except (JournalError, SpecUnreadable) as error:
+            return self._unreadable(child, error, gone, over)
+        if kid is None:
+            return self._draft(child, Share(), NEVER_STARTED) if child.ref in gone else None
+        return await self._settled(run, child, kid)
+
+    def _unreadable(self, child: Child, error: Exception, gone: frozenset[str], over: frozenset[str]) -> Draft | None:
+        """What nobody can read any more has used its share. Another version may read what this one is too old for."""
+        self._log.warning("child_unreadable", child=child.uid, reason=type(error).__name__, why=str(error))
+        lasting = not isinstance(error, UnknownCritical | SpecUnreadable)
+        if child.ref in gone or (lasting and child.ref in over):
+            return self._draft(child, child.reserve, UNREADABLE, problem=str(error))
+        return None
+
+    async def _settled(self, run: Run, child: Child, kid: Run) -> Draft | None:
+        s = kid.state
+        if s.end is None:
             return None
         await self._questions.settle(kid)
         if kid.facts.asked:
             return None
-        commit = kid.state.end.commit if kid.state.phase is RunPhase.SUCCEEDED else None
+        commit, problem = s.end.commit if s.phase is RunPhase.SUCCEEDED else None, ""
         if commit is not None:
-            await self._keep(run, kid, commit)
-        base = fixed_base(kid) if commit else None
-        return self._draft(child, used_by(kid.state, kid.facts.completed), kid.state.phase.value, commit, base)
+            try:
+                problem = await self._keep(run, kid, commit)
+            except (WorkspaceError, StillFetching) as error:
+                self._log.warning("child_not_kept", child=kid.uid, commit=commit, why=str(error))
+                if isinstance(error, StillFetching) or self._gate.deps.clock.now_ms() < s.end.at + OWED_MS:
+                    return None
+                problem = str(error)
+        used = used_by(s, kid.facts.completed)
+        kept = {"commit": commit, "base": fixed_base(kid)} if commit and not problem else {}
+        return self._draft(child, used, s.phase.value, kept, problem)
 
-    async def _keep(self, run: Run, kid: Run, commit: str) -> None:
-        """W7: what the child proposes is its parent's to fetch, also when the child is long released."""
+    async def _keep(self, run: Run, kid: Run, commit: str) -> str:
+        """W7: what the child proposes is its parent's to fetch, also when the child is long released. Say what is lost
+        for good. Raise WorkspaceError, StillFetching.
+        """
         await self._gate.refs.current(kid)
+        if not await there(self._gate.deps.mirrors, kid, commit):
+            return f"its commit {commit} isn't kept any more"
         await self._gate.refs.pin(run, run.state.epoch, child_pin(kid.uid), commit)
+        return ""
 
-    def _draft(self, child: Child, used: Share, outcome: str, commit: str | None, base: str | None = None) -> Draft:
-        known = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used)}
-        payload = known | {"commit": commit, "base": base}
+    def _draft(
+        self, child: Child, used: Share, outcome: str, kept: Mapping[str, Any] = MappingProxyType({}), problem: str = ""
+    ) -> Draft:
+        """`kept`: its commit, and the base of that, where there is one."""
+        payload = {"uid": child.uid, "name": child.name, "outcome": outcome, "used": told(used)}
+        payload |= {"commit": None, "base": None, **kept} | ({"problem": problem[:MAX_PROBLEM]} if problem else {})
         return self._ledger.observed(RecordType.CHILD_ENDED, payload, child.ref)
 
 

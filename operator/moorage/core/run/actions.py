@@ -120,10 +120,12 @@ class DeleteObject:
 @dataclass(frozen=True)
 class SettleChildren:
     """B2: have the gateway settle the shares of children that ended. `gone`: those, by Child.ref, that nobody will
-    admit any more: what the gateway hasn't heard of among them has used nothing.
+    admit any more: what the gateway hasn't heard of among them has used nothing. `over`: those that have ended, as
+    their objects say.
     """
 
     gone: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from moorage.core.run.words import report
 CANCEL_GRACE_MS = 30_000
 CANCEL_PATIENCE_MS = 35_000  # an agent has its grace, and its runner a moment more for the last checkpoint
 STOP_POLL_MS = 2_000
+OWED_MS = 600_000  # so long an ended child is kept for a parent that has still to settle it
 STOP_PATIENCE_MS = 30_000  # a removal this far behind its time: the node's kubelet is gone
 DELIVERY_RETRY_MS = 5_000  # while a push is under way: its receipt wakes the run, this is for one that got lost
 UNASKED = 5  # times the patience of a cancel, for a gateway that can't even try to ask
@@ -29,6 +30,8 @@ def ended(o: Observed, s: RunState, now: int) -> Plan | None:
     retention = o.spec.retention if o.spec else ResolvedRetention()
     stops = tuple(stop for v in o.live_sandboxes if not _hands_over(v, s, now) for stop in _stop(v, now, s))
     left = 0 if o.gone else _left(retention, s, now)
+    if left == 0 and o.owed and now < s.end.at + OWED_MS:
+        left = STOP_POLL_MS
     if left == 0:
         return Plan(actions=(*stops, *_release_all(o, s, retention)), requeue_ms=STOP_POLL_MS if stops else None)
     waiting = any(_hands_over(v, s, now) for v in o.live_sandboxes if v.role == Role.RUNNER)

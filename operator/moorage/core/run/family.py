@@ -62,7 +62,7 @@ class Child:
     """A run that was started by this one, or in its name. `reserve` counts until it has ended, `used` from then on. One
     that was only asked for has no `uid` yet; `key` is then the tool call that did.
 
-    `outcome`: its last phase, or NeverStarted; `commit`: what it proposed; `base`: where that began.
+    `outcome`: its last phase, NeverStarted or Unreadable; `commit`: what it proposed; `base`: where that began.
     """
 
     uid: str

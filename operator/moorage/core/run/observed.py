@@ -132,7 +132,8 @@ class Observed:
     wanted: ResolvedLimits | None = None  # the limits as the author writes them now; those in force are in `spec`
     iterations: int | None = None  # how many are complete, by the gateway's count
     orphaned: bool = False  # X2: its parent has ended, or tells its children to end
-    children_over: bool = False  # some of its open children have ended, as their objects say
+    owed: bool = False  # B2, W7: it has ended, and its parent has still to settle its share and to keep its commit
+    children_over: tuple[str, ...] = ()  # by Child.ref: open children that have ended, as their objects say
     children_gone: tuple[str, ...] = ()  # by Child.ref: open children that nobody will admit any more
     children_wanted: tuple[str, ...] = ()  # names of those that were asked for and have no object yet
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence

@@ -46,17 +46,19 @@ def share_spent(o: Observed, s: RunState, now: int) -> Plan | None:
 
 def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     """The plan, with the settlement of children that were seen to have ended; an end of the run waits for all of them.
+    What is due to the run itself comes first: a child that can't be settled or made keeps nothing else.
 
     Whatever keeps it waiting, nothing of the run's own goes on meanwhile where it didn't end by itself.
     """
     if not s.open_children:
         return plan
-    settle: tuple[Action, ...] = (SettleChildren(o.children_gone),) if o.children_over else ()
+    settle: tuple[Action, ...] = (SettleChildren(o.children_gone, o.children_over),) if o.children_over else ()
     if any(isinstance(each, Report) and each.type in ENDS for each in plan.actions):
         plan = _closing(s, () if s.agent_end else _stops(o, now))
     create = tuple(CreateChild(name) for name in o.children_wanted)
     waits = [SETTLE_MS if o.children_over else RECHECK_MS, *([plan.requeue_ms] if plan.requeue_ms else [])]
-    return replace(plan, actions=(*settle, *plan.actions, *create), requeue_ms=min(waits))
+    own = (*settle, *plan.actions) if s.end else (*plan.actions, *settle)  # a sealed journal takes no settlement
+    return replace(plan, actions=(*own, *create), requeue_ms=min(waits))
 
 
 def _stops(o: Observed, now: int) -> tuple[Action, ...]:

@@ -1,0 +1,61 @@
+"""B2: a child of which something is lost for good is settled all the same, and so is whoever comes after it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.contract.test_gateway_children import Agent, Family, a_family, agent, family, proposing
+from tests.gateway_script import PASSWORD, ok
+
+from moorage.gateway.gate import mirror_key
+from moorage.store.memory import MemoryStore
+from moorage.testing.clock import StepClock
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
+from moorage.testing.trees import git
+
+__all__ = ["agent", "family"]
+FAILED = {"reason": "AgentFailed", "message": "", "commit": None}
+
+
+@pytest.mark.rule("B2", "W7")
+async def test_a_child_whose_commit_is_gone_is_settled_without_it(agent: Agent, tmp_path: Path) -> None:
+    name = (await agent.spawn())["name"]
+    child, _ = await proposing(agent.family, tmp_path, name)
+    second = agent.family.child("u3", calls=1)
+    await second.start(pod="p3")
+    await ok(await second.report(1, "RUN_FAILED", FAILED))
+    gateway = agent.family.gateway
+    await ok(await gateway.operator.post(f"{child.door}/release"))
+    run = await gateway.gate.ledger.open("u1")
+    mirror = gateway.gate.deps.mirrors.path(mirror_key(run))
+    await asyncio.to_thread(git, mirror, "gc", "-q", "--prune=now")
+    settled = await agent.family.settle()
+    assert [(each["outcome"], each["commit"]) for each in settled["children"]] == [
+        ("Succeeded", None),
+        ("Failed", None),
+    ]
+    said = [each.payload or {} for each in await agent.family.parent.records() if each.type == "CHILD_ENDED"]
+    assert "isn't kept any more" in said[0]["problem"]
+
+
+@pytest.mark.rule("B2", "J5")
+async def test_a_child_whose_journal_is_broken_has_used_its_share_once_its_object_has_ended(
+    tmp_path: Path, upstream: GitServer, clock: StepClock
+) -> None:
+    store = MemoryStore()
+    gateway = LocalGateway(tmp_path, store=store, clock=clock)
+    async with gateway.serving():
+        gateway.secrets.give("team-a", "git", username="ada", password=PASSWORD)
+        family: Family = await a_family(gateway, upstream, tmp_path)
+        await family.child().admit()
+        second = family.child("u3", tokens=100)
+        await second.start(pod="p3")
+        await ok(await second.report(1, "RUN_FAILED", FAILED))
+        events = store._runs["u2"].events
+        events[0] = events[0]._replace(body=events[0].body.replace(b"RUN_ADMITTED", b"RUN_ADMITTEE"))
+        gateway.restart()
+        settled = await family.settle(over=("u3",))
+        assert [each["status"] for each in settled["children"]] == ["started", "ended"], "one keeps no other"
+        settled = await family.settle(over=("u2",))
+        assert (settled["children"][0]["outcome"], settled["children_used"]["tokens"]) == ("Unreadable", 400)
