@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from moorage.api.agentrun import AgentRun
 from moorage.api.children import ChildOrder
+from moorage.controller.roll import Roll, Standing
 from moorage.controller.spawned import child_body
 from moorage.core.run.resolve import limits, read_run
+from moorage.sandbox.port import RunKey
 
 SPEC: dict[str, Any] = {
     "workspaceRef": {"name": "web"},
@@ -78,3 +82,25 @@ def test_its_share_and_its_parents_own_constraints_are_its_limits() -> None:
     every = {"tool_calls": 5, "effects": 6, "egress_bytes": 7}
     found = limits(child(**every).spec.constraints, None)
     assert (found.tool_calls_hard, found.effects_hard, found.egress_hard_bytes) == (5, 6, 7)
+
+
+# --- its turn --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("N3")
+def test_runs_that_hold_all_slots_never_wait_for_their_children_for_ever() -> None:
+    roll = Roll(limit=1)
+    for at, name in enumerate(["elder", "other", "first", "second"]):
+        spec = {"parentRef": {"name": "elder"}} if name in {"first", "second"} else {}
+        meta = {"name": name, "namespace": "t", "uid": f"uid-{name}", "resourceVersion": "1"}
+        meta["creationTimestamp"] = f"2026-01-01T00:00:0{at}Z"
+        roll.saw({"metadata": meta, "spec": spec})
+    elder, other, first, second = (RunKey(f"uid-{n}", "t", n) for n in ("elder", "other", "first", "second"))
+    assert not roll.slots(first).free, "its parent holds no slot itself"
+    roll.note(elder, Standing.LIVE)
+    assert [roll.slots(each).free for each in (other, first, second)] == [False, True, False]
+    assert roll.next_waiting(1) == [other, first]
+    roll.note(first, Standing.LIVE)
+    assert [roll.slots(each).free for each in (other, first, second)] == [False, True, False]
+    assert roll.note(first, Standing.ENDED)
+    assert roll.slots(second).free

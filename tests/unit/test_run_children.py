@@ -370,6 +370,34 @@ def test_a_child_whose_share_is_used_up_has_ended() -> None:
     assert ("RUN_FAILED", "BudgetExhausted") not in records(decide(alone, world.now))
 
 
+@pytest.mark.rule("B3", "C3")
+def test_a_child_that_gave_its_share_away_waits_for_its_own_children() -> None:
+    world = exhausted(with_child(running(parent=PARENT, limits=ResolvedLimits(tokens_hard=500))))
+    assert records(world.plan()) == []
+    assert world.plan().reason == "BudgetExhausted"
+    child_ends(world)
+    assert "RESUMED" in [kind for kind, _ in records(world.plan())]
+    world = exhausted(with_child(running(parent=PARENT, limits=ResolvedLimits(tokens_hard=500))))
+    payload = {"uid": "u-9", "name": "run-u-9", "outcome": "Failed", "used": RESERVE, "commit": None}
+    world.report("over u-9", T.CHILD_ENDED, payload)
+    assert records(world.plan()) == [("RUN_FAILED", "BudgetExhausted")]
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize(
+    ("pause", "fails", "why"),
+    [
+        ({"limit": "wall_clock_ms"}, True, "a child's limits aren't raised"),
+        ({"by": "driver", "limit": None}, True, "its share of the budget"),
+        ({"by": "approvals", "limit": None}, False, ""),
+    ],
+)
+def test_a_child_ends_only_where_nothing_could_make_it_go_on(pause: dict[str, Any], fails: bool, why: str) -> None:
+    world = exhausted(running(parent=PARENT), **pause)
+    ends = [each for each in world.plan().actions if isinstance(each, a.Report) and each.type == "RUN_FAILED"]
+    assert [each.payload["message"].startswith(why) for each in ends] == ([True] if fails else [])
+
+
 @pytest.mark.rule("B2", "W7")
 def test_an_ended_child_is_kept_until_its_parent_has_settled_it_or_for_a_while() -> None:
     world = running(parent=PARENT, retention=ResolvedRetention(ttl_ms=0))

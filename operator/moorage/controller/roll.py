@@ -148,12 +148,24 @@ class Roll:
                 live += 1
             elif other.standing is Standing.WAITING and _order(other) < mine:
                 ahead += 1
-        return Slots(self.limit, live, ahead)
+        return Slots(self.limit, live, ahead, beside=entry is not None and self._beside(entry))
+
+    def _beside(self, entry: Entry) -> bool:
+        """See Slots: its parent is live, and no sibling is live or comes earlier."""
+        parent = self._entries.get(entry.parent) if entry.parent is not None else None
+        if parent is None or parent.standing is not Standing.LIVE:
+            return False
+        siblings = [self._entries.get((key.tenant, key.name)) for key in self.children(parent.key) if key != entry.key]
+        return not any(
+            each.standing is Standing.LIVE or (each.standing is Standing.WAITING and _order(each) < _order(entry))
+            for each in siblings
+            if each is not None
+        )
 
     def next_waiting(self, count: int) -> list[RunKey]:
-        """The first in the queue."""
+        """The first in the queue, and those that the cap doesn't keep."""
         waiting = sorted((e for e in self._entries.values() if e.standing is Standing.WAITING), key=_order)
-        return [e.key for e in waiting[:count]]
+        return [e.key for n, e in enumerate(waiting) if n < count or self._beside(e)]
 
     def blocked(self, tenant: str | None = None) -> Iterator[RunKey]:
         """Runs that wait for something else than a slot, of one tenant or of all."""

@@ -84,16 +84,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Slots:
-    """Admission by a plain concurrency cap: how many live runs there may be, and how many are ahead of this one."""
+    """Admission by a plain concurrency cap: how many live runs there may be, and how many are ahead of this one.
+
+    `beside`: the cap doesn't keep it, since a live run may be waiting for it: it is the only one of that run's children
+    that is live or next. Else runs that hold all slots could wait for their children for ever.
+    """
 
     limit: int
     live: int
     ahead: int
+    beside: bool = False
 
     @property
     def free(self) -> bool:
         """There is a slot for this run now."""
-        return self.live + self.ahead < self.limit
+        return self.beside or self.live + self.ahead < self.limit
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moorage.api.wire import ResolvedRun
+from moorage.core.constraints.context import lived_ms
+from moorage.core.constraints.limits import SHARED
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, CreateChild, Plan, Report, SettleChildren
 from moorage.core.run.ending import stop
+from moorage.core.run.limits import spent
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import PauseReason, RunState
+from moorage.core.run.state import Pause, PauseReason, RunState
 from moorage.core.run.waiting import classified
 from moorage.core.run.words import fail, report
 
@@ -34,14 +38,31 @@ def awaiting_children(o: Observed, s: RunState, now: int) -> Plan | None:
 
 
 def share_spent(o: Observed, s: RunState, now: int) -> Plan | None:
-    """B3: a child whose share is used up has ended: a share isn't raised, so nothing could make it go on."""
-    pause = s.pause
-    if o.spec is None or o.spec.parent is None or s.phase is not RunPhase.PAUSED or pause is None:
+    """B3: a child that is stopped for want of budget has ended: its limits aren't raised, so nothing makes it go on.
+    One that gave its share to children of its own waits for what they give back, as any run does; and so does one
+    whose spending somebody has refused, until it is asked anew.
+    """
+    pause, spec = s.pause, o.spec
+    if spec is None or spec.parent is None or s.phase is not RunPhase.PAUSED or pause is None:
         return None
-    if pause.reason != PauseReason.BUDGET:
+    if pause.reason != PauseReason.BUDGET or pause.by == "approvals" or _may_come_back(s, pause):
         return None
-    why = f"its share of the budget of {o.spec.parent.name} is used up: {pause.message}"
-    return Plan(actions=(*classified(s.effects), fail(pause.reason, why)), requeue_ms=1)
+    if (pause.widened or pause.released) and not _spent(spec, s, pause, o):
+        return None
+    shared = pause.limit in {None, *(each.limit for each in SHARED)}
+    what = f"its share of the budget of {spec.parent.name} is used up" if shared else "a child's limits aren't raised"
+    return Plan(actions=(*classified(s.effects), fail(pause.reason, f"{what}: {pause.message}")), requeue_ms=1)
+
+
+def _may_come_back(s: RunState, pause: Pause) -> bool:
+    """Whether a child of its own holds some of what it was stopped for."""
+    concerned = [each.uses for each in SHARED if pause.limit in {None, each.limit}]
+    return any(getattr(child.reserve, uses) for child in s.open_children for uses in concerned)
+
+
+def _spent(spec: ResolvedRun, s: RunState, pause: Pause, o: Observed) -> bool:
+    lived = lived_ms(s, s.idle_since or pause.at)
+    return spent(spec.limits, s, iterations=o.iterations, lived_ms=lived) is not None
 
 
 def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
