@@ -209,6 +209,39 @@ async def test_the_run_goes_on_with_ids_iterations_usage_and_effects_of_what_was
     assert (await Gateway(store).ledger.open("u1")).state == run.state == replay(await store.read("u1"))
 
 
+@pytest.mark.rule("I1", "B3", "X2", "I4")
+async def test_children_that_dropped_records_tell_of_keep_their_shares_until_they_are_settled_again(
+    damaged: Damaged,
+) -> None:
+    """Whatever those records say of their ends; and no number of a child is used twice."""
+    made = await worked(damaged.store, turns=2)
+    run = await made.ledger.open("u1")
+    ask = {"key": "call-1", "name": "u1-1", "start": "Base", "reserve": {"tokens": 100}}
+    over = {"uid": "c1", "name": "u1-1", "outcome": "Succeeded", "used": {"tokens": 7}, "commit": None}
+    told: list[tuple[RecordType, dict[str, Any]]] = [
+        (RecordType.CHILD_STARTED, {"uid": "c1", "name": "u1-1", "reserve": {"tokens": 100}}),
+        (RecordType.CHILD_ENDED, over),
+        (RecordType.CHILD_STARTED, {"uid": "c2", "name": "by-hand", "reserve": {"tokens": 30}}),
+        (RecordType.CHILD_REQUESTED, ask | {"key": "call-2", "name": "u1-2", "reserve": {"tokens": 5}}),
+    ]
+    await made.ledger.append(run, None, [made.ledger.observed(RecordType.CHILD_REQUESTED, ask, "first")])
+    await made.ledger.append(run, 1, [draft_of("late", 3)])
+    bad = run.state.offset
+    for number, (kind, said) in enumerate(told):
+        await made.ledger.append(run, None, [made.ledger.observed(kind, said, f"child-{number}")])
+    await damaged.change(lambda events: events.update({bad: Stored(events[bad].hash, b"\0" * 40)}))
+    after = Gateway(damaged.store)
+    await after.ledger.repair("u1", "power cut", "ann")
+    s = (await after.ledger.open("u1")).state
+    assert [(c.uid, c.name, c.key, c.status, c.reserve.tokens) for c in s.children] == [
+        ("c1", "u1-1", "call-1", "started", 100),
+        ("c2", "by-hand", "", "started", 30),
+        ("", "u1-2", "call-2", "requested", 5),
+    ]
+    assert (s.given_away.tokens, s.children_asked) == (135, 3)
+    assert s == replay(await damaged.store.read("u1"))
+
+
 PUSHED = {"effect_id": "e-1", "kind": "http", "key": "k", "target": "https://x.example", "level": "opaque"}
 
 

@@ -2,7 +2,8 @@
 
 Nothing is skipped in silence: everything from the first bad record on is dropped, counted and hashed. What was dropped
 and can still be read isn't believed, but it is feared: its effects are `unknown` from now on, its usage stays spent,
-its iterations aren't numbered again. For what can't be read there is one more unknown effect, which asks for a person.
+its iterations aren't numbered again, its children may live. For what can't be read there is one more unknown effect,
+which asks for a person.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from moorage.core.journal.chain import EMPTY, Broken, ChainVerifier, Head, head_
 from moorage.core.journal.errors import Malformed
 from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.record import Record, RecordType, Stored, decode
+from moorage.core.recovery.kin import FearedChildren
 
 KEPT_EFFECTS = 64
 """Effects that are named one by one: a payload has 64 KiB, and an effect some hundred bytes."""
@@ -46,6 +48,7 @@ class Survey:
         self._turn = self._readable = self._unreadable = 0
         self._usage = dict.fromkeys((*_USAGE, "model_requests", "tool_calls", "model_retries"), 0)
         self._effects: dict[str, dict[str, Any]] = {}
+        self._children = FearedChildren()
         self.good = EMPTY
         self.broken: Broken | None = None
 
@@ -97,6 +100,7 @@ class Survey:
             "status": status,
             "usage": {name: value for name, value in self._usage.items() if value},
             "effects": self._feared(),
+            **self._children.told(self._lost),
         }
 
     def drop(self, stored: Stored) -> None:
@@ -112,6 +116,7 @@ class Survey:
     def _remember(self, record: Record) -> None:
         said = record.payload or {}
         self._turn = max(self._turn, record.turn or 0)
+        self._children.remember(record)
         match record.type:
             case RecordType.MODEL_REQUEST:
                 self._usage["model_retries" if "retry_of" in said else "model_requests"] += 1

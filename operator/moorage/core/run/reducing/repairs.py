@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moorage.core.effects.levels import level_of
 from moorage.core.journal.record import Record
 from moorage.core.run import pauses
 from moorage.core.run.changes import Changes
+from moorage.core.run.family import Child, ChildStatus, share_of
 from moorage.core.run.phases import LIVE, TERMINAL, RunPhase, move
 from moorage.core.run.reducing.effects import kept
 from moorage.core.run.reducing.usage import add_usage
@@ -31,6 +32,9 @@ def repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         "usage": add_usage(s.usage, p["usage"]),
         "effects": kept((*s.effects, *feared)),
         "last_loss": AttemptEnd(s.epoch, REPAIRED, p["why"], r.recorded_at),
+        "children": _with_feared(s.children, p.get("children", ())),
+        "children_used": s.children_used.plus(share_of(p.get("children_used", {}))),
+        "children_asked": s.children_asked + p.get("children_asked", 0),
     }
     if s.phase in TERMINAL:
         return doubts
@@ -49,3 +53,17 @@ def _feared(e: Mapping[str, Any], r: Record) -> Effect:
     return Effect(
         e["effect_id"], e["kind"], e["key"], e["target"], "unknown", e.get("detail", ""), level=level, at=r.recorded_at
     )
+
+
+def _with_feared(children: tuple[Child, ...], told: Iterable[Mapping[str, Any]]) -> tuple[Child, ...]:
+    """Those that dropped records tell of may live: their shares stay reserved until they are settled (again)."""
+    for each in told:
+        uid, name = each["uid"], each["name"]
+        asked = next((c for c in children if c.open and not c.uid and c.name == name), None)
+        if any(c.uid == uid for c in children) if uid else asked is not None:
+            continue
+        key = each.get("key") or (asked.key if asked else "")
+        status = ChildStatus.STARTED if uid else ChildStatus.REQUESTED
+        new = Child(uid, name, share_of(each["reserve"]), status, key=key)
+        children = (*(c for c in children if c is not asked), new)
+    return children
