@@ -69,7 +69,8 @@ class Operator:
         return self.gateway.operator
 
     async def admit(self) -> Any:
-        return await ok(await self.http.put(self.door, content=self.spec.model_dump_json()))
+        door = f"{self.door}/as-child" if self.spec.parent else self.door
+        return await ok(await self.http.put(door, content=self.spec.model_dump_json()))
 
     async def fence(self, epoch: int, attempt: int | None = None) -> httpx.Response:
         body = {"epoch": epoch, "attempt": attempt or epoch, "holder": f"attempt-{epoch}", "lease": "lease-1"}

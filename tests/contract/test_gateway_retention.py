@@ -164,8 +164,9 @@ async def test_a_broken_journal_is_kept(damaged: Damaged, clock: StepClock) -> N
 
 @pytest.mark.rule("J7")
 @pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("known", [True, False], ids=["in-memory", "read-anew"])
 async def test_what_was_pruned_in_part_is_finished_behind_a_tombstone_of_ours(
-    tmp_path: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch, *, ours: bool
+    tmp_path: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch, *, known: bool, ours: bool
 ) -> None:
     def away(*_: object) -> bool:
         raise StoreUnavailable("the disk is full")
@@ -177,7 +178,7 @@ async def test_what_was_pruned_in_part_is_finished_behind_a_tombstone_of_ours(
             broken.setattr("moorage.store.sqlite_rows.prune_some", away)
             with pytest.raises(StoreUnavailable):
                 await store.prune(gone if ours else replace(gone, pruned_at=gone.pruned_at + 1))
-        kept = retention(Gateway(store), clock)
+        kept = retention(made if known else Gateway(store), clock)
         (row,) = await kept.sealed()
         assert await kept.due(row), "whenever it was sealed"
         if ours:

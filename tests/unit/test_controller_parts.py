@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from tests.property.run_world import START, T, World, a_spec, drive
 
 from moorage.api.runstatus import AgentRunStatus
-from moorage.api.wire import ErrorBody, FenceRequest
+from moorage.api.wire import ErrorBody, FenceRequest, ResolvedParent
 from moorage.controller.events import told
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused, session, token_file
 from moorage.controller.gather import status_of
@@ -185,11 +185,11 @@ def test_a_status_that_cannot_be_read_counts_as_none(status: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def answering(status: int, text: str | bytes) -> AsyncIterator[tuple[GatewayClient, list[Any]]]:
-    """A client of a server that has one answer for everything, and the headers of what was asked."""
+    """A client of a server that has one answer for everything, and what it was asked."""
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.headers)
+        asked.append(request)
         return web.Response(status=status, body=text)
 
     app = web.Application()
@@ -210,7 +210,7 @@ async def test_a_view_comes_back_as_it_was_sent() -> None:
     view = RunView(spec=a_spec(), state=world.state, up_since=START)
     async with answering(200, RUN_VIEW.dump_json(view)) as (client, asked):
         assert await client.view("u-1") == view
-    assert asked[0]["authorization"] == "Bearer t0ken"
+    assert asked[0].headers["authorization"] == "Bearer t0ken"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503])
@@ -245,6 +245,19 @@ async def test_an_unknown_run_is_none_and_its_release_is_harmless() -> None:
     async with refusing(404) as client:
         assert await client.view("u") is None
         await client.release("u")
+
+
+@pytest.mark.rule("R8", "B3")
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_gateway_that_knows_no_children_admits_none(status: int) -> None:
+    """It would take what it doesn't know of the spec for nothing, and reserve nothing."""
+    child = a_spec().model_copy(update={"parent": ResolvedParent(uid="u-0", name="fix", commit="c" * 40)})
+    async with answering(status, "Not Found") as (client, asked):
+        with pytest.raises(GatewayAway, match="earlier release"):
+            await client.admit(child)
+        with pytest.raises(GatewayRefused):
+            await client.admit(a_spec())
+    assert [each.path for each in asked] == ["/v1/runs/u-1/as-child", "/v1/runs/u-1"]
 
 
 async def test_no_connection_is_away() -> None:

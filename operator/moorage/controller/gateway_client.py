@@ -34,6 +34,7 @@ DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
 KEPT_S = 60.0  # less than the gateway's server does
 BROKEN = frozenset({"JournalCorrupted", "UnknownCritical"})
 """Reasons of a 500 that no asking again mends: people must hear of the run's journal, not of an absent gateway."""
+NO_DOOR = frozenset({404, 405})
 FEED_SILENCE_S = 15.0  # the feed says something every 10 s
 READY_TIMEOUT_S = 2.0
 
@@ -93,9 +94,20 @@ class GatewayClient:
             raise
 
     async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None) -> RunView:
-        """O6: idempotent on the spec's hash. F2: with its first fence in one step, where the Lease needs no look."""
+        """O6: idempotent on the spec's hash. F2: with its first fence in one step, where the Lease needs no look.
+
+        R8: children have a door of their own. A gateway of a release before them would admit one without its share.
+        """
         body = Admission.model_construct(**spec.__dict__, fence=fence)
-        return await self._view("PUT", f"/v1/runs/{spec.uid}", body)
+        if spec.parent is None:
+            return await self._view("PUT", f"/v1/runs/{spec.uid}", body)
+        try:
+            return await self._view("PUT", f"/v1/runs/{spec.uid}/as-child", body)
+        except GatewayRefused as e:
+            if e.status in NO_DOOR:
+                why = "a gateway of an earlier release answers, which knows no children: replace it"
+                raise GatewayAway(why) from e
+            raise
 
     async def fence(self, uid: str, request: FenceRequest) -> RunView:
         """F2: raise the epoch."""

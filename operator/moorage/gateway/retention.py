@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from moorage.clock import Clock
-from moorage.core.journal.errors import JournalCorrupted
-from moorage.core.journal.heads import SigningKey
+from moorage.core.journal.errors import JournalCorrupted, JournalPruned
+from moorage.core.journal.heads import HeadRefused, SigningKey
 from moorage.core.journal.plain import plain
 from moorage.core.journal.pruning import KIND_OF_STATEMENT, Pruned
 from moorage.core.journal.record import Record
@@ -48,12 +48,20 @@ class Retention:
         """
         await self._ledger.store.recover(row.run_uid)
         run = await self._ledger.open(row.run_uid)
-        begun = await self._ledger.store.pruned(row.run_uid)
+        if (begun := await self._ledger.store.pruned(row.run_uid)) is not None:
+            self._demand_ours(begun)
         gone = begun or self._tombstone(run, await self._last(row))
         await self._ledger.store.prune(gone)
         run.at = None
         self._log.info("journal_pruned", run_uid=row.run_uid, offset=gone.last, sealed_at=gone.sealed_at)
         return gone
+
+    def _demand_ours(self, gone: Pruned) -> None:
+        """Whoever may write the database can put a tombstone there, and gets nobody to remove evidence behind it."""
+        try:
+            self._key.verifying.check_said(KIND_OF_STATEMENT, gone.said(), gone.signature, of="the tombstone")
+        except HeadRefused:
+            raise JournalPruned(gone.run_uid, gone.last) from None
 
     def _tombstone(self, run: Run, last: Record) -> Pruned:
         gone = Pruned(

@@ -59,6 +59,7 @@ class RunsRoom:
         return [
             Route("/v1/runs", self.index, methods=["GET"], name="runs"),
             Route(run, self.admit, methods=["PUT"], name="admit"),
+            Route(f"{run}/as-child", self.admit, methods=["PUT"], name="admit-child"),  # R8: who lacks it refuses
             Route(run, self.look, methods=["GET"], name="run"),
             Route(f"{run}/fence", self.fence, methods=["POST"], name="fence"),
             Route(f"{run}/pods", self.register, methods=["POST"], name="pods"),
