@@ -230,6 +230,13 @@ async def test_a_child_that_an_agent_asks_for_is_one_whoever_asks_again(agent: A
     assert await agent.family.kinds() == ["CHILD_REQUESTED", "CHILD_REQUESTED"]
 
 
+async def test_who_asks_of_a_child_says_how_long_he_waits(agent: Agent) -> None:
+    """The test's clock stands still: a wait of the gateway's own length would have no end."""
+    name = (await agent.spawn())["name"]
+    heard = await ok(await agent.runner.get(f"/v1/self/children/{name}?within_ms=0"))
+    assert heard["status"] == "requested"
+
+
 @pytest.mark.rule("B2", "B3")
 async def test_its_share_is_reserved_once_on_its_way_from_the_request_to_the_run(agent: Agent) -> None:
     name = (await agent.spawn(tokens=900))["name"]

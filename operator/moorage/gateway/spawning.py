@@ -25,7 +25,7 @@ from moorage.gateway.children import lacking, told
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Forbidden, NotFound, Refusal
 from moorage.gateway.gate import Caller, Gate
-from moorage.gateway.http import answer, read_model
+from moorage.gateway.http import answer, query_int, read_model
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.signals import rung_within
 from moorage.points import Point, reached
@@ -121,10 +121,13 @@ class SpawningRoom:
         return found
 
     async def wait(self, request: Request) -> Response:
-        """GET ChildAnswer: as soon as it has ended, or as it is when the wait is over."""
+        """GET ChildAnswer: as soon as it has ended, or as it is when the wait is over: after `within_ms`, or our own
+        limit.
+        """
         caller = await self._gate.sandbox(request, "children", Role.RUNNER)
         run, name, clock = caller.run, request.path_params["name"], self._gate.deps.clock
-        deadline = clock.monotonic_ms() + self._settings.orders_wait_ms
+        longest = self._settings.orders_wait_ms
+        deadline = clock.monotonic_ms() + min(longest, query_int(request, "within_ms", longest))
         while True:
             bell = run.bell.arm()
             await self._ledger.refresh(run)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from moorage.api.children import ChildAnswer, SpawnRequest
+from moorage.drivers.builtin.relatives import SPARE_S
 from moorage.drivers.port import ChildRefused
 from moorage.runner.client import Fenced, GatewayClient, GatewayError, NotWanted
 from moorage.workspace.merging import Merged
@@ -20,7 +21,7 @@ PAUSE_S = 0.1  # after a gateway that won't hold a question open
 
 class RunnerChildren:
     """`progressed` is told of each answer: waiting for a child is no standing still. `leaving`: the attempt is to end,
-    so nobody waits any more.
+    so nobody waits any more. `spare_s`: how much longer than asked for a wait may take, where the gateway is away.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class RunnerChildren:
         leaving: Callable[[], bool],
         progressed: Callable[[], None],
         merge: Callable[[str, str], Awaitable[Merged]],
+        *,
+        spare_s: float = SPARE_S,
     ) -> None:
         self._client, self._epoch, self._leaving, self._progressed = client, epoch, leaving, progressed
-        self._merge = merge
+        self._merge, self._spare_s = merge, spare_s
 
     async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
         """See the port."""
@@ -47,14 +50,20 @@ class RunnerChildren:
             raise ChildRefused(f"{name[:64]!r} is no name of a run")
         deadline = time.monotonic() + within_s
         while True:
-            try:
-                found = await self._client.child(name)
-            except GatewayError as error:
-                raise _refused(error) from error
+            found = await self._look(name, max(0.0, deadline - time.monotonic()))
             self._progressed()
             if found.status == ENDED or self._leaving() or time.monotonic() >= deadline:
                 return found
             await asyncio.sleep(PAUSE_S)
+
+    async def _look(self, name: str, within_s: float) -> ChildAnswer:
+        try:
+            async with asyncio.timeout(within_s + self._spare_s):
+                return await self._client.child(name, within_s)
+        except GatewayError as error:
+            raise _refused(error) from error
+        except TimeoutError:
+            raise ChildRefused(f"how far {name} is can't be told at this moment: ask again") from None
 
     async def living(self) -> tuple[str, ...]:
         """See the port."""

@@ -40,7 +40,7 @@ class _Failed(Exception):
 
 
 class ChildTools:
-    """One per attempt. `budget`: what the gateway told last. `call_s`: no call takes longer than that."""
+    """One per attempt. `budget`: what the gateway told last. `call_s`: no wait takes longer than that."""
 
     def __init__(self, children: ChildRuns, budget: Callable[[], Budget], *, call_s: int = relatives.LONGEST_S) -> None:
         self._children, self._budget, self._call_s = children, budget, call_s
@@ -94,7 +94,7 @@ class ChildTools:
         return await relatives.spawned(self._children, f"mcp:{key}", asked)
 
     async def _wait(self, asked: relatives.WaitArguments) -> ToolResult:
-        within_s = min(asked.timeout_s, self._call_s)
+        within_s = min(asked.timeout_s, max(0, self._call_s - relatives.SPARE_S))
         return await relatives.waited(self._children, asked.model_copy(update={"timeout_s": within_s}))
 
     async def _merge(self, asked: relatives.MergeArguments) -> ToolResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Literal
@@ -15,6 +16,8 @@ from moorage.drivers.telling import ToolResult
 
 PENDING = "PendingBackgroundTask"
 WAIT_S, LONGEST_S = 600, 3_600
+SPARE_S = 5
+"""How much longer than asked for a wait may take, where the gateway is away."""
 PATIENCE_S = 300  # N3
 
 
@@ -106,8 +109,9 @@ async def pending(children: ChildRuns, within_s: float = PATIENCE_S) -> str | No
     if not names:
         return None
     for name in names:
-        child = await children.wait(name, max(0.0, deadline - time.monotonic()))
-        ended += [f"{name} ({child.outcome})"] if child.status == "ended" else []
+        with contextlib.suppress(ChildRefused):  # who can't be told of now is told of below
+            child = await children.wait(name, max(0.0, deadline - time.monotonic()))
+            ended += [f"{name} ({child.outcome})"] if child.status == "ended" else []
     left = await children.living()
     told = [f"Children of yours have ended meanwhile: {', '.join(ended)}."] if ended else []
     told += [f"These still work: {', '.join(left)}; what lives when you end is told to end."] if left else []
