@@ -21,7 +21,7 @@ import aiohttp
 
 from e2e.bench.figures import Aim, Figure, Report
 from e2e.bench.leases import Meter
-from e2e.bench.loopback import free_port, listens, told
+from e2e.bench.loopback import answers, listening, told
 from e2e.bench.proxy_servers import POD, TENANT
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
@@ -95,11 +95,12 @@ async def _places() -> AsyncIterator[dict[str, Place]]:
 
 @contextlib.asynccontextmanager
 async def _server(folder: Path, kind: str, *argv: str) -> AsyncIterator[Place]:
-    port = free_port()
-    command = (sys.executable, "-m", "e2e.bench.proxy_servers", argv[0], str(port), *argv[1:])
-    process = await asyncio.create_subprocess_exec(*command, cwd=CHECKOUT)
+    with listening() as taken:
+        port, fd = taken.getsockname()[1], taken.fileno()
+        command = (sys.executable, "-m", "e2e.bench.proxy_servers", argv[0], str(fd), *argv[1:])
+        process = await asyncio.create_subprocess_exec(*command, cwd=CHECKOUT, pass_fds=(fd,))
     try:
-        await listens(port)
+        await answers(port)
         entry = identify(process.pid)
         if entry is None:
             raise HarnessError(f"the server {kind} has ended")

@@ -1,12 +1,14 @@
-"""What the part `proxy` measures, as processes: `python -m e2e.bench.proxy_servers model|bare|ours PORT [PLACE]`.
+"""What the part `proxy` measures, as processes: `python -m e2e.bench.proxy_servers model|bare|ours FD [PLACE]`.
 
 `model` answers as a provider does, at once or as events, so many a second, each with the time of its sending. `bare` is
 the least that a reverse proxy can be: aiohttp that passes on what it is asked and each chunk of the answer (PLACE is
 the model's URL). `ours` is the real gateway over SQLite, with blobs in files and answers encrypted (PLACE is a folder).
+FD is the inherited socket that each serves at.
 """
 
 import asyncio
 import json
+import socket
 import sys
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ import aiohttp
 import uvicorn
 from aiohttp import web
 
+from e2e.bench.loopback import inherited
 from moorage.clock import SystemClock
 from moorage.core.journal.ciphers import ContentKeys
 from moorage.gateway.app import create_app
@@ -69,43 +72,43 @@ class Bare:
             return answer
 
 
-async def listen(path: str, door: object, port: int) -> None:
+async def listen(path: str, door: object, at: socket.socket) -> None:
     """Until SIGTERM."""
     app = web.Application(client_max_size=1 << 26)
     app.add_routes([web.post(path, door)])
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.SockSite(runner, at).start()
     await asyncio.Event().wait()
 
 
-async def bare(port: int, model: str) -> None:
+async def bare(at: socket.socket, model: str) -> None:
     """Until SIGTERM."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        await listen("/model/v1/messages", Bare(model, http).messages, port)
+        await listen("/model/v1/messages", Bare(model, http).messages, at)
 
 
-async def ours(port: int, folder: Path) -> None:
+async def ours(at: socket.socket, folder: Path) -> None:
     """Until SIGTERM."""
     async with SqliteStore(folder / "moorage.db") as store:
         blobs = FileBlobs(folder / "blobs", SystemClock().now_ms)
         gateway = LocalGateway(folder, store=store, blobs=blobs, content_keys=ContentKeys.of([b"k" * 32]))
         gateway.secrets.give(TENANT, "model", key="k")
         gateway.token_for_pod(POD, TENANT)
-        config = uvicorn.Config(create_app(gateway.deps), port=port, log_level="critical", ws="none")
+        config = uvicorn.Config(create_app(gateway.deps), log_level="critical", ws="none")
         async with gateway:
-            await uvicorn.Server(config).serve()
+            await uvicorn.Server(config).serve(sockets=[at])
 
 
-def main(kind: str, port: int, place: str) -> None:
+def main(kind: str, at: socket.socket, place: str) -> None:
     match kind:
         case "model":
-            asyncio.run(listen("/v1/messages", messages, port))
+            asyncio.run(listen("/v1/messages", messages, at))
         case "bare":
-            asyncio.run(bare(port, place))
+            asyncio.run(bare(at, place))
         case _:
-            asyncio.run(ours(port, Path(place)))
+            asyncio.run(ours(at, Path(place)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+    main(sys.argv[1], inherited(int(sys.argv[2])), sys.argv[3] if len(sys.argv) > 3 else "")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from e2e.bench.loopback import free_port, listens
+from e2e.bench.loopback import answers, listening
 from e2e.cluster.console import duration
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import CHECKOUT
@@ -68,18 +68,26 @@ async def processes() -> AsyncIterator[tuple[Process, str, str]]:
     """The gateway and the model, each in a process: the gateway's, and the addresses of both."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-soak-"))
-        model, ours = free_port(), free_port()
-        await stack.enter_async_context(_started("e2e.bench.proxy_servers", "model", str(model)))
-        gateway = await stack.enter_async_context(_started("e2e.soak.gateway", folder, str(ours)))
-        for port in (model, ours):
-            await listens(port)
-        yield gateway, f"http://127.0.0.1:{ours}", f"http://127.0.0.1:{model}"
+        _, model = await stack.enter_async_context(_serving("e2e.bench.proxy_servers", "model"))
+        gateway, ours = await stack.enter_async_context(_serving("e2e.soak.gateway", folder))
+        yield gateway, ours, model
 
 
 @contextlib.asynccontextmanager
-async def _started(module: str, *argv: str) -> AsyncIterator[Process]:
+async def _serving(module: str, *argv: str) -> AsyncIterator[tuple[Process, str]]:
+    """A process that serves at a port of its own, and the address. Who asks before it is up waits for it."""
+    async with contextlib.AsyncExitStack() as stack:
+        with listening() as taken:
+            port, fd = taken.getsockname()[1], taken.fileno()
+            process = await stack.enter_async_context(_started(module, *argv, str(fd), fds=(fd,)))
+        await answers(port)
+        yield process, f"http://127.0.0.1:{port}"
+
+
+@contextlib.asynccontextmanager
+async def _started(module: str, *argv: str, fds: tuple[int, ...] = ()) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *argv), cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", module, *argv), cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE, pass_fds=fds
     )
     try:
         yield process

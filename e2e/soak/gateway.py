@@ -1,10 +1,11 @@
-"""The soaked gateway as a process: `python -m e2e.soak.gateway FOLDER PORT`.
+"""The soaked gateway as a process: `python -m e2e.soak.gateway FOLDER FD`, the inherited socket that it is to serve at.
 
 It is the real one over SQLite, with blobs in files and answers encrypted. Each second it prints the worst lag of its
 loop in milliseconds. It keeps few runs in memory, so that this cache is full long before memory is looked at.
 """
 
 import asyncio
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from e2e.bench.gateway_process import NamedTokens
+from e2e.bench.loopback import inherited
 from e2e.soak.lag import tell_lag
 from e2e.soak.world import SECRET, TENANT
 from moorage.clock import SystemClock
@@ -25,7 +27,7 @@ from moorage.testing.gateway import LocalGateway
 CACHED_RUNS = 16
 
 
-async def serve(folder: Path, port: int) -> None:
+async def serve(folder: Path, at: socket.socket) -> None:
     """Until SIGTERM."""
     async with SqliteStore(folder / "moorage.db") as store:
         gateway = LocalGateway(
@@ -37,12 +39,12 @@ async def serve(folder: Path, port: int) -> None:
         )
         gateway.secrets.give(TENANT, SECRET, key="k")
         app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
-        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
         async with gateway, asyncio.TaskGroup() as group:
             lagging = group.create_task(tell_lag())
-            await server.serve()
+            await server.serve(sockets=[at])
             lagging.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1]), inherited(int(sys.argv[2]))))

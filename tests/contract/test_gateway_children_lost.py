@@ -7,6 +7,7 @@ import pytest
 from tests.contract.test_gateway_children import Agent, Family, a_family, agent, family, proposing
 from tests.gateway_script import PASSWORD, ok
 
+from moorage.core.journal.record import RecordType
 from moorage.gateway.gate import mirror_key
 from moorage.store.memory import MemoryStore
 from moorage.testing.clock import StepClock
@@ -37,6 +38,23 @@ async def test_a_child_whose_commit_is_gone_is_settled_without_it(agent: Agent, 
     ]
     said = [each.payload or {} for each in await agent.family.parent.records() if each.type == "CHILD_ENDED"]
     assert "isn't kept any more" in said[0]["problem"]
+
+
+@pytest.mark.rule("B2", "R8")
+async def test_a_request_that_a_gateway_of_an_earlier_release_left_keeps_no_share(family: Family) -> None:
+    """It reserved nothing, and didn't say whose it is: nobody can tell whether somebody is still at it."""
+    child = family.child()
+    runner = await child.start(pod="p2")
+    await ok(await runner.get("/v1/self"))
+    ledger = family.gateway.gate.ledger
+    kid = await ledger.open("u2")
+    asked = ledger.observed(RecordType.MODEL_REQUEST, {"bytes_hash": "b"}, "q-1", request_id="q-1", turn=1)
+    await ledger.append(kid, 1, [asked])
+    assert (await family.settle())["children"][0]["status"] == "started"
+    assert list((await ledger.open("u2")).facts.asked) == ["q-1"], "the child is at work: so may be the other gateway"
+    await ok(await child.report(1, "RUN_FAILED", FAILED))
+    settled = (await family.settle())["children"][0]
+    assert (settled["status"], settled["used"]["tokens"]) == ("ended", 0)
 
 
 @pytest.mark.rule("B2", "J5")

@@ -85,16 +85,18 @@ class Questions:
     async def settle(self, run: Run) -> None:
         """B2: what was asked by a gateway that is gone is charged at its worst case. Raise as the store does."""
         others = {key: each for key, each in run.facts.asked.items() if key not in self._here}
-        lost = {name for name in {each.gateway for each in others.values()} if await self._lost(name)}
+        lost = {name for name in {each.gateway for each in others.values()} if await self._lost(run, name)}
         for request_id, question in others.items():
             if question.gateway in lost:
                 await self._charge(run, request_id, question.reserve)
 
-    async def _lost(self, gateway: str | None) -> bool:
+    async def _lost(self, run: Run, gateway: str | None) -> bool:
         """Whether nobody is at what that gateway asked, which isn't here. Older versions didn't say whose it is, and
-        reserved nothing.
+        reserved nothing: that is given up once the run has ended, since its parent waits for it.
         """
-        return gateway is not None and (gateway == self._peers.me or await self._peers.gone(gateway))
+        if gateway is None:
+            return run.state.end is not None
+        return gateway == self._peers.me or await self._peers.gone(gateway)
 
     async def _charge(self, run: Run, request_id: str, reserve: Reserve) -> None:
         said = {"status": 0, "usage": reserve.charged, "complete": False, "estimated": True, "problem": LOST}
