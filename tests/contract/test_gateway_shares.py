@@ -140,3 +140,25 @@ async def test_at_the_last_depth_nobody_starts_any(family: Family) -> None:
     await ok(await runner.get("/v1/self"))
     refused(await runner.post("/v1/self/children", json=asked()), 403, "ParentTooDeep")
     assert "CHILD_REQUESTED" not in await deepest.types()
+
+
+@pytest.mark.rule("B2")
+async def test_who_waits_hears_why_a_child_was_never_made(agent: Agent) -> None:
+    name = (await agent.spawn())["name"]
+    body = {"gone": [name], "problem": "Invalid: the goal isn't one"}
+    await ok(await agent.family.gateway.operator.post("/v1/runs/u1/children", json=body))
+    agent.family.gateway.restart()
+    heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))
+    assert (heard["outcome"], heard["summary"]) == ("NeverStarted", "Invalid: the goal isn't one")
+    assert await agent.spawn() == heard
+
+
+@pytest.mark.rule("B2")
+async def test_who_waits_hears_of_a_child_that_was_started_and_never_admitted(agent: Agent) -> None:
+    name = (await agent.spawn())["name"]
+    ledger = agent.family.gateway.gate.ledger
+    told = {"uid": "u2", "name": name, "reserve": {"tokens": 300, "tool_calls": 2}}
+    await ledger.append(await ledger.open("u1"), None, [ledger.observed(RecordType.CHILD_STARTED, told, "u2")])
+    await agent.family.settle("u2")
+    heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))
+    assert (heard["outcome"], heard["summary"]) == ("NeverStarted", "")

@@ -1,15 +1,19 @@
 """O2: the object of a child that an agent asked for."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
 from moorage.api.agentrun import AgentRun
-from moorage.api.children import ChildOrder
+from moorage.api.children import ChildOrder, SettleRequest
+from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.objects import KubeObjects
 from moorage.controller.roll import Roll, Standing
-from moorage.controller.spawned import child_body
+from moorage.controller.spawned import child_body, make_child
 from moorage.core.run.resolve import limits, read_run
-from moorage.sandbox.port import RunKey
+from moorage.sandbox.kube import ApiUnavailable, Exists, KubeApi, KubeError
+from moorage.sandbox.port import Refused, RunKey, Unavailable
 
 SPEC: dict[str, Any] = {
     "workspaceRef": {"name": "web"},
@@ -82,6 +86,65 @@ def test_its_share_and_its_parents_own_constraints_are_its_limits() -> None:
     every = {"tool_calls": 5, "effects": 6, "egress_bytes": 7}
     found = limits(child(**every).spec.constraints, None)
     assert (found.tool_calls_hard, found.effects_hard, found.egress_hard_bytes) == (5, 6, 7)
+
+
+RUN = RunKey("u-1", "team-a", "fix")
+
+
+@dataclass
+class Making:
+    """An API server that has the parent and refuses the child, and a gateway that is told of that."""
+
+    error: KubeError
+    settled: list[SettleRequest] = field(default_factory=list)
+
+    async def get(self, _path: str) -> Any:
+        return PARENT
+
+    async def create(self, _path: str, _body: Any) -> None:
+        raise self.error
+
+    async def child_order(self, _uid: str, _name: str) -> ChildOrder:
+        return ORDER
+
+    async def settle(self, _uid: str, request: SettleRequest) -> None:
+        self.settled.append(request)
+
+    async def make(self) -> None:
+        await make_child(RUN, ORDER.name, KubeObjects(cast("KubeApi", self)), cast("GatewayClient", self))
+
+
+@pytest.mark.rule("B2")
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_child_that_will_never_be_taken_gives_its_share_back(status: int) -> None:
+    making = Making(KubeError(status, "Invalid", "spec.goal: goal must not be empty"))
+    await making.make()
+    problem = "Invalid: spec.goal: goal must not be empty"
+    assert making.settled == [SettleRequest(gone=(ORDER.name,), problem=problem)]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (KubeError(403, "Forbidden", "exceeded quota: runs"), Refused, "QuotaExceeded"),
+        (KubeError(403, "Forbidden", "user may not create"), Refused, "AdmissionRefused"),
+        (ApiUnavailable(503, "", "not now"), Unavailable, None),
+    ],
+)
+async def test_a_child_that_is_not_taken_now_is_waited_for(
+    error: KubeError, kind: type[Exception], reason: str | None
+) -> None:
+    making = Making(error)
+    with pytest.raises(kind) as caught:
+        await making.make()
+    assert getattr(caught.value, "reason", None) == reason
+    assert making.settled == []
+
+
+async def test_a_child_that_somebody_made_already_is_made() -> None:
+    making = Making(Exists(409, "AlreadyExists", ""))
+    await making.make()
+    assert making.settled == []
 
 
 # --- its turn --------------------------------------------------------------------------------------------------------

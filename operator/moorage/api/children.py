@@ -8,6 +8,8 @@ from pydantic import AfterValidator, Field
 
 from moorage.api.wirebase import Wire
 
+MAX_PROBLEM = 1_024
+
 
 def _said(goal: str) -> str:
     """As an AgentRun demands."""
@@ -67,8 +69,10 @@ class ChildList(Wire):
 class SettleRequest(Wire):
     """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
     admit any more: what the gateway hasn't heard of among them has used nothing. `over`: those whose objects say that
-    they have ended: what can't be read of them any more has used its whole share.
+    they have ended: what can't be read of them any more has used its whole share. `problem`: why those
+    that are gone won't be admitted.
     """
 
     gone: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
+    problem: str = Field(default="", max_length=MAX_PROBLEM)

@@ -21,8 +21,7 @@ from moorage.clock import Clock
 from moorage.controller.deliveries import Deliveries
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.ports import Objects
-from moorage.controller.roll import key_of
-from moorage.controller.spawned import child_body
+from moorage.controller.spawned import make_child
 from moorage.core.run import actions as a
 from moorage.core.run.attempts import LEASE_MS
 from moorage.core.run.observed import LeaseView, Observed, SandboxView
@@ -169,13 +168,7 @@ class Applier:
             case a.DeleteObject():
                 await self._objects.delete(run)
             case a.CreateChild(name):
-                await self._create_child(run, name)
-
-    async def _create_child(self, run: RunKey, name: str) -> None:
-        """Once, by its name; whose it is, the next look tells."""
-        parent = await self._objects.run(run.tenant, run.name)
-        if parent is not None and key_of(parent) == run:
-            await self._objects.create_run(child_body(parent, await self._gateway.child_order(run.uid, name)))
+                await make_child(run, name, self._objects, self._gateway)
 
     async def _raise(self, run: RunKey, action: a.RaiseEpoch, known: Known) -> Known:
         """F2: the Lease first, then the fence."""

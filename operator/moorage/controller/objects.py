@@ -10,7 +10,8 @@ from moorage.api.names import API_VERSION
 from moorage.controller.ports import Body, Unwritable
 from moorage.controller.roll import key_of
 from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, Exists, KubeApi, KubeError, Missing, Stale, path_of
-from moorage.sandbox.port import Conflict, RunKey, Unavailable
+from moorage.sandbox.pods import refusal
+from moorage.sandbox.port import Conflict, Refused, RunKey, Unavailable
 
 PLACES = {
     "AgentRun": (API_VERSION, "agentruns"),
@@ -21,6 +22,8 @@ PLACES = {
     "ConfigMap": ("v1", "configmaps"),
 }
 INVALID = 422
+UNTAKEN = frozenset({400, 413, INVALID})
+"""Statuses of what the API server will never take as it is."""
 
 
 class KubeObjects:
@@ -95,7 +98,7 @@ class KubeObjects:
     async def create_run(self, body: Body) -> None:
         """By its name."""
         path = path_of(*PLACES["AgentRun"], str(body["metadata"]["namespace"]))
-        with _away(), suppress(Exists):
+        with _away(), _refused(), suppress(Exists):
             await self._api.create(path, body)
 
     async def runs(self) -> frozenset[RunKey]:
@@ -108,6 +111,19 @@ class KubeObjects:
 
 
 _LIST = METADATA_ONLY.replace("PartialObjectMetadata", "PartialObjectMetadataList")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Not taken: as it is by its words, or not now."""
+    try:
+        yield
+    except ApiUnavailable:
+        raise
+    except KubeError as e:
+        if e.status in UNTAKEN:
+            raise Refused("ChildInvalid", str(e), permanent=True) from e
+        raise refusal(e) from e
 
 
 @contextmanager

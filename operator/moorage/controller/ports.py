@@ -41,7 +41,7 @@ class Objects(Protocol):
         """The AgentRun itself away; harmless when it is gone."""
 
     async def create_run(self, body: Body) -> None:
-        """Make an AgentRun; harmless where its name is taken already."""
+        """Make an AgentRun; harmless where its name is taken already. Raises Refused."""
 
     async def runs(self) -> frozenset[RunKey]:
         """Every AgentRun that exists."""

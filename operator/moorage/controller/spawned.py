@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from moorage.api.children import ChildOrder
+from moorage.api.children import MAX_PROBLEM, ChildOrder, SettleRequest
 from moorage.api.names import API_VERSION
 from moorage.api.quantity import dollars
-from moorage.controller.ports import Body
+from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.ports import Body, Objects
+from moorage.controller.roll import key_of
+from moorage.sandbox.port import Refused, RunKey
 
 LIMITED = ("wallClock", "disk", "custom")
 """Which of its parent's constraints hold for the child as well; the others are its share."""
@@ -25,6 +28,22 @@ LIMITS: Mapping[str, Callable[[int], dict[str, Any]]] = MappingProxyType(
         "egress_bytes": lambda amount: {"egress": {"hard": str(amount)}},
     }
 )
+
+
+async def make_child(run: RunKey, name: str, objects: Objects, gateway: GatewayClient) -> None:
+    """Once, by its name; whose it is, the next look tells. One that will never be taken has its share given back, and
+    its agent hears why. Raises Refused for one that isn't taken now.
+    """
+    parent = await objects.run(run.tenant, run.name)
+    if parent is None or key_of(parent) != run:
+        return
+    body = child_body(parent, await gateway.child_order(run.uid, name))
+    try:
+        await objects.create_run(body)
+    except Refused as error:
+        if not error.permanent:
+            raise
+        await gateway.settle(run.uid, SettleRequest(gone=(name,), problem=str(error)[:MAX_PROBLEM]))
 
 
 def child_body(parent: Body, order: ChildOrder) -> dict[str, Any]:

@@ -41,8 +41,14 @@ def beside(context: Context, facts: Facts) -> Context:
     return with_more(context, tokens=held.tokens, cost_micros=held.cost_micros)
 
 
+def lacking(limits: ResolvedLimits, context: Context, facts: Facts) -> str | None:
+    """Why what the context asks for isn't left beside all that is reserved; None where it is."""
+    worst = evaluate(metered(limits), beside(context, facts)).worst
+    return worst.validation.message if worst is not None and worst.action.stops else None
+
+
 def demand_free(limits: ResolvedLimits, context: Context, facts: Facts) -> None:
     """Raise AllReserved where nothing is left beside what is reserved. `context` asks for what a model takes."""
     full = len(facts.asked) >= KEPT_ANSWERS
-    if full or evaluate(metered(limits), beside(context, facts)).action.stops:
+    if full or lacking(limits, context, facts) is not None:
         raise AllReserved

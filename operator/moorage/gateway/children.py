@@ -13,17 +13,16 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from moorage.api.children import MAX_PROBLEM, SettleRequest
 from moorage.api.wire import ResolvedParent, ResolvedRun
-from moorage.core.constraints.judging import evaluate
-from moorage.core.constraints.limits import metered
 from moorage.core.journal.errors import JournalError, UnknownCritical
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.ending import OWED_MS
 from moorage.core.run.family import Child, Share
-from moorage.core.run.parents import as_limits, asking, closed_to_children, reserve_of
+from moorage.core.run.parents import asking, closed_to_children, reserve_of, same_share
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
-from moorage.gateway.budget import beside
+from moorage.gateway.budget import lacking
 from moorage.gateway.constraints import Asking, Judge
 from moorage.gateway.errors import Refusal, SpecConflict, StillFetching, UnknownRun
 from moorage.gateway.gate import Gate
@@ -37,7 +36,6 @@ from moorage.workspace.errors import WorkspaceError
 
 NEVER_STARTED = "NeverStarted"
 UNREADABLE = "Unreadable"
-MAX_PROBLEM = 1_024
 
 
 class _Known(Exception):
@@ -71,7 +69,7 @@ class Shares:
             _demand_open(run, known, asked)
             if asked is not None:  # it was judged then
                 _demand_same(run, asked, share)
-            elif (why := lacking(self._judge, run, share)) is not None:
+            elif (why := ungivable(self._judge, run, share)) is not None:
                 raise Refusal(f"parent {run.spec.name} can't give so much: {why}", status=403, reason="ParentBudget")
 
         reached(Point.SHARE_BEFORE)
@@ -90,12 +88,10 @@ class Shares:
         attempt = run.state.attempt or None
         return self._ledger.observed(RecordType.CHILD_STARTED, payload, spec.uid, attempt=attempt)
 
-    async def settle(self, run: Run, gone: frozenset[str], over: frozenset[str] = frozenset()) -> None:
-        """Settle the share of each child that has ended, whatever keeps another one. `gone`, `over`: see SettleRequest;
-        by Child.ref.
-        """
+    async def settle(self, run: Run, asked: SettleRequest) -> None:
+        """Settle the share of each child that has ended, whatever keeps another one."""
         for child in run.state.open_children:
-            ended = await self._ended(run, child, gone, over)
+            ended = await self._ended(run, child, asked)
             if ended is None:
                 continue
             reached(Point.SETTLE_BEFORE)
@@ -103,23 +99,24 @@ class Shares:
                 await self._ledger.append(run, None, [ended], _still_open(child))
             reached(Point.SETTLE_AFTER)
 
-    async def _ended(self, run: Run, child: Child, gone: frozenset[str], over: frozenset[str]) -> Draft | None:
+    async def _ended(self, run: Run, child: Child, asked: SettleRequest) -> Draft | None:
         """What to note of its end; None while there is something left to come."""
         try:
             kid = await self._ledger.open(child.uid) if child.uid else None
         except (UnknownRun, store_errors.UnknownRun):
             kid = None
         except (JournalError, SpecUnreadable) as error:
-            return self._unreadable(child, error, gone, over)
+            return self._unreadable(child, error, asked)
         if kid is None:
-            return self._draft(child, Share(), NEVER_STARTED) if child.ref in gone else None
+            gone = child.ref in asked.gone
+            return self._draft(child, Share(), NEVER_STARTED, problem=asked.problem) if gone else None
         return await self._settled(run, child, kid)
 
-    def _unreadable(self, child: Child, error: Exception, gone: frozenset[str], over: frozenset[str]) -> Draft | None:
+    def _unreadable(self, child: Child, error: Exception, asked: SettleRequest) -> Draft | None:
         """What nobody can read any more has used its share. Another version may read what this one is too old for."""
         self._log.warning("child_unreadable", child=child.uid, reason=type(error).__name__, why=str(error))
         lasting = not isinstance(error, UnknownCritical | SpecUnreadable)
-        if child.ref in gone or (lasting and child.ref in over):
+        if child.ref in asked.gone or (lasting and child.ref in asked.over):
             return self._draft(child, child.reserve, UNREADABLE, problem=str(error))
         return None
 
@@ -167,21 +164,20 @@ def child_pin(uid: str) -> str:
     return f"child-{uid}"
 
 
-def lacking(judge: Judge, run: Run, share: Share) -> str | None:
+def ungivable(judge: Judge, run: Run, share: Share) -> str | None:
     """Why so much can't be given away by the run's state as it is; None where it can: it is left beside what was used,
     what children have, and all that requests under way may come to.
     """
     ask = Asking(asking(share))
-    verdict = judge.verdict(run, ask)
-    if not verdict.action.stops:
-        verdict = evaluate(metered(run.limits), beside(judge.context(run, ask), run.facts))
-    worst = verdict.worst
-    return worst.validation.message if worst is not None and worst.action.stops else None
+    worst = judge.verdict(run, ask).worst
+    if worst is not None and worst.action.stops:
+        return worst.validation.message
+    return lacking(run.limits, judge.context(run, ask), run.facts)
 
 
 def _demand_same(run: Run, known: Child, share: Share) -> None:
     """O6: its limits are what is reserved for it. Two operators may have divided by different views."""
-    if as_limits(share, run.limits) != as_limits(known.reserve, run.limits):
+    if not same_share(share, known.reserve, run.limits):
         raise SpecConflict(f"another amount is reserved for {known.name} at its parent {run.spec.name}: look again")
 
 

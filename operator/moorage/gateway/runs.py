@@ -183,7 +183,7 @@ class RunsRoom:
         """POST SettleRequest: what its children have used, of those that ended (B2)."""
         run = await self._gate.run_for_operator(request)
         body = await read_model(request, SettleRequest, self._limit)
-        await self._shares.settle(run, frozenset(body.gone), frozenset(body.over))
+        await self._shares.settle(run, body)
         return await self._view(run)
 
     async def release(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from moorage.core.run.family import Child
 from moorage.core.run.observed import Problem
 from moorage.core.run.parents import MAX_DEPTH, closed_to_children, divided, reserve_of
 from moorage.gateway.budget import beside
-from moorage.gateway.children import lacking, told
+from moorage.gateway.children import NEVER_STARTED, UNREADABLE, told, ungivable
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Forbidden, NotFound, Refusal
 from moorage.gateway.gate import Caller, Gate
@@ -85,7 +85,7 @@ class SpawningRoom:
             if run.state.children_asked + 1 != number or _by_key(run, body.key) is not None:
                 raise _Moved
             _demand_allowed(run)
-            if lacking(self._gate.judge, run, reserve_of(share)) is not None:
+            if ungivable(self._gate.judge, run, reserve_of(share)) is not None:
                 raise _Moved
 
         reached(Point.SPAWN_BEFORE)
@@ -140,10 +140,10 @@ class SpawningRoom:
         said = _briefly(child)
         if child.open:
             return said
-        summary = ""
-        if child.uid:
+        summary = child.problem
+        if child.uid and child.outcome not in {NEVER_STARTED, UNREADABLE}:
             end = (await self._ledger.open(child.uid)).state.agent_end
-            summary = (end.summary or end.message)[:MAX_SUMMARY] if end is not None else ""
+            summary = summary or ((end.summary or end.message)[:MAX_SUMMARY] if end is not None else "")
         return said.model_copy(update={"summary": summary})
 
     async def order(self, request: Request) -> Response:

@@ -46,7 +46,7 @@ def child_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if known is None or not known.open:
         return NOTHING
     used = share_of(p["used"])
-    over = known.ended(used, p["outcome"], p.get("commit"), p.get("base"))
+    over = known.ended(used, p["outcome"], p.get("commit"), p.get("base"), p.get("problem", ""))
     children = tuple(over if each is known else each for each in s.children)
     changes = {"children": kept(children), "children_used": s.children_used.plus(used)}
     if s.pause is not None and _relieved(s.pause, known.reserve, used):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+KEPT_PROBLEM = 256  # characters of it
 KEPT_ENDED = 100  # as many as an agent may start
 
 
@@ -63,6 +64,7 @@ class Child:
     that was only asked for has no `uid` yet; `key` is then the tool call that did.
 
     `outcome`: its last phase, NeverStarted or Unreadable; `commit`: what it proposed; `base`: where that began.
+    `problem`: what came of it otherwise than its run says, the beginning of it.
     """
 
     uid: str
@@ -74,6 +76,7 @@ class Child:
     commit: str | None = None
     base: str | None = None
     key: str = ""
+    problem: str = ""
 
     @property
     def ref(self) -> str:
@@ -85,9 +88,10 @@ class Child:
         """Its share is not settled yet."""
         return self.status != ChildStatus.ENDED
 
-    def ended(self, used: Share, outcome: str, commit: str | None, base: str | None = None) -> Child:
+    def ended(self, used: Share, outcome: str, commit: str | None, base: str | None = None, problem: str = "") -> Child:
         """The same, settled."""
-        return replace(self, status=ChildStatus.ENDED, used=used, outcome=outcome, commit=commit, base=base)
+        ended = replace(self, status=ChildStatus.ENDED, used=used, outcome=outcome, problem=problem[:KEPT_PROBLEM])
+        return replace(ended, commit=commit, base=base)
 
 
 def kept(children: tuple[Child, ...]) -> tuple[Child, ...]:

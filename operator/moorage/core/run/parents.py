@@ -151,6 +151,11 @@ def reserve_of(limits: ResolvedLimits) -> Share:
     return Share(**{each.uses: each.hard(limits) or 0 for each in SHARED})
 
 
+def same_share(one: Share, other: Share, theirs: ResolvedLimits) -> bool:
+    """Whether both are the same to a parent with these limits."""
+    return as_limits(one, theirs) == as_limits(other, theirs)
+
+
 def asking(share: Share) -> dict[str, int]:
     """The share by dimension, as a context asks for it; nothing is asked for where there is none."""
     amounts = {each.name: getattr(share, each.uses) for each in SHARED}
