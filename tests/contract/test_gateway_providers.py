@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from moorage.gateway.providers import SILENT, Coming, HttpProviders, Outgoing, Unheard
+from moorage.testing.serving import listening
 
 Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -67,6 +70,21 @@ async def problem(providers: HttpProviders, outgoing: Outgoing) -> tuple[str, bo
     with pytest.raises(Unheard) as caught:
         await whole(providers, outgoing)
     return caught.value.problem, caught.value.left
+
+
+async def test_no_request_is_lost_on_a_connection_that_its_server_is_about_to_close(providers: HttpProviders) -> None:
+    """uvicorn closes an idle one after 5 s. A loop that was busy until then finds that and the next request at once."""
+
+    async def app(_: object, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with listening(app) as url:
+        outgoing = Outgoing(f"{url}/v1/messages", "", {}, b"{}", connect_s=40, read_s=40)
+        assert await whole(providers, outgoing) == b"ok"
+        time.sleep(5.2)  # noqa: ASYNC251  the loop is to be busy
+        assert await whole(providers, outgoing) == b"ok"
 
 
 async def test_what_is_asked_leaves_as_it_came(providers: HttpProviders) -> None:

@@ -18,6 +18,10 @@ from yarl import URL
 RawHeaders = Sequence[tuple[bytes, bytes]]
 LONGEST_HEADER: Final = 64 * 1024
 MOST_HEADERS: Final = 512
+KEPT_S: Final = 4.0
+"""How long an idle connection is used again. Some servers close theirs after 5 s (uvicorn, and vLLM with it): what is
+sent at that moment is lost, and a request that may have arrived isn't sent again.
+"""
 SILENT: Final = "ReadTimeout"
 """The problem of one that says nothing for as long as anybody may."""
 UNSAID = ("accept", "content-type", "user-agent")
@@ -115,7 +119,7 @@ class HttpProviders:
         if self._session is None:
             trusted = httpx.create_ssl_context(trust_env=False)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, ssl=trusted),
+                connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, ssl=trusted, keepalive_timeout=KEPT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=UNSAID,
                 max_line_size=LONGEST_HEADER,

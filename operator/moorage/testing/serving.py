@@ -26,6 +26,7 @@ async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen(1_024)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
         server = _Embedded(config)
         task = asyncio.create_task(server.serve([listener]))
