@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_gateway_children import Agent, Family, a_family, agent, family, proposing
-from tests.gateway_script import PASSWORD, ok
+from tests.gateway_script import PASSWORD, ok, refused
 
 from moorage.core.journal.record import RecordType
 from moorage.gateway.gate import mirror_key
@@ -55,6 +55,35 @@ async def test_a_request_that_a_gateway_of_an_earlier_release_left_keeps_no_shar
     await ok(await child.report(1, "RUN_FAILED", FAILED))
     settled = (await family.settle())["children"][0]
     assert (settled["status"], settled["used"]["tokens"]) == ("ended", 0)
+
+
+@pytest.mark.rule("B2", "O2")
+async def test_who_waits_for_a_child_that_never_began_hears_why(agent: Agent) -> None:
+    """Its share was reserved, its gateway died before it was admitted, and its object was deleted."""
+    name = (await agent.spawn())["name"]
+    ledger = agent.family.gateway.gate.ledger
+    run = await ledger.open("u1")
+    share = {"uid": "u2", "name": name, "reserve": {"tokens": 300}}
+    await ledger.append(run, None, [ledger.observed(RecordType.CHILD_STARTED, share, "u2")])
+    said = {"gone": ["u2"], "over": ["u2"], "why": {"u2": "its AgentRun is gone"}}
+    await ok(await agent.family.gateway.operator.post("/v1/runs/u1/children", json=said))
+    heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))
+    assert (heard["outcome"], heard["summary"]) == ("NeverStarted", "its AgentRun is gone")
+    assert await agent.spawn() == heard
+
+
+@pytest.mark.rule("S3", "X2")
+@pytest.mark.parametrize("kind", ["RUN_FAILED", "RUN_CANCELLED"])
+async def test_no_run_ends_before_its_children_are_settled(family: Family, kind: str) -> None:
+    ledger = family.gateway.gate.ledger
+    run = await ledger.open("u1")
+    share = {"uid": "u2", "name": "fix-u2", "reserve": {"tokens": 300}}
+    await ledger.append(run, None, [ledger.observed(RecordType.CHILD_STARTED, share, "u2")])
+    if kind == "RUN_CANCELLED":
+        await ok(await family.parent.report(1, "CANCEL_REQUESTED", {"reason": "user"}))
+    refused(await family.parent.report(1, kind, FAILED), 409, "IllegalMove")
+    await family.settle("u2")
+    assert (await ok(await family.parent.report(1, kind, FAILED)))["state"]["end"]
 
 
 @pytest.mark.rule("B2", "J5")

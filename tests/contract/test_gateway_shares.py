@@ -145,7 +145,7 @@ async def test_at_the_last_depth_nobody_starts_any(family: Family) -> None:
 @pytest.mark.rule("B2")
 async def test_who_waits_hears_why_a_child_was_never_made(agent: Agent) -> None:
     name = (await agent.spawn())["name"]
-    body = {"gone": [name], "problem": "Invalid: the goal isn't one"}
+    body = {"gone": [name], "why": {name: "Invalid: the goal isn't one"}}
     await ok(await agent.family.gateway.operator.post("/v1/runs/u1/children", json=body))
     agent.family.gateway.restart()
     heard = await ok(await agent.runner.get(f"/v1/self/children/{name}"))

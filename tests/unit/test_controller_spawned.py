@@ -120,7 +120,7 @@ async def test_a_child_that_will_never_be_taken_gives_its_share_back(status: int
     making = Making(KubeError(status, "Invalid", "spec.goal: goal must not be empty"))
     await making.make()
     problem = "Invalid: spec.goal: goal must not be empty"
-    assert making.settled == [SettleRequest(gone=(ORDER.name,), problem=problem)]
+    assert making.settled == [SettleRequest(gone=(ORDER.name,), why={ORDER.name: problem})]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
 from moorage.drivers.builtin import BuiltinDriver
 from moorage.drivers.builtin.relatives import pending
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import Outcome
+from moorage.drivers.port import ChildRefused, Outcome
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.serving import listening
@@ -123,3 +123,28 @@ async def test_children_that_end_while_they_are_waited_for_are_told_as_ended(hos
     assert "ended meanwhile: child-1 (Succeeded)" in told
     assert "still work" not in told
     assert await pending(host.child_runs) is None
+
+
+@pytest.mark.rule("N3")
+async def test_a_child_of_which_nothing_can_be_said_keeps_no_agent_from_its_end(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = toolbox(host)
+    for key in ("1.0", "1.1"):
+        await tools.run("spawn_run", {"goal": "the parser"}, key)
+    wait = host.child_runs.wait
+    host.child_runs.over["child-2"] = ChildAnswer(name="child-2", status="ended", outcome="Failed")
+
+    async def waited(name: str, within_s: float) -> ChildAnswer:
+        if name == "child-1":
+            raise ChildRefused("run u2 is not known here")
+        return await wait(name, within_s)
+
+    async def living() -> tuple[str, ...]:
+        return ("child-1", "child-2")
+
+    monkeypatch.setattr(host.child_runs, "wait", waited)
+    monkeypatch.setattr(host.child_runs, "living", living)
+    told = await pending(host.child_runs, 0)
+    assert told is not None
+    assert "child-2 (Failed)" in told

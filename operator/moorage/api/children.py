@@ -69,10 +69,10 @@ class ChildList(Wire):
 class SettleRequest(Wire):
     """B2: settle the shares of children that ended. `gone`: those, by UID or else by name, that nobody will
     admit any more: what the gateway hasn't heard of among them has used nothing. `over`: those whose objects say that
-    they have ended: what can't be read of them any more has used its whole share. `problem`: why those
-    that are gone won't be admitted.
+    they have ended: what can't be read of them any more has used its whole share. `why`: what is
+    known of why one of them won't begin.
     """
 
     gone: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
-    problem: str = Field(default="", max_length=MAX_PROBLEM)
+    why: dict[str, str] = {}

@@ -141,8 +141,9 @@ class Applier:
             case a.RegisterSandbox(name, uid, epoch, role, commit):
                 pod = PodRegistration(pod_uid=uid, pod_name=name, epoch=epoch, role=role, commit=commit)
                 return known.heard(await self._gateway.register(run.uid, pod))
-            case a.SettleChildren(gone, over):
-                return known.heard(await self._gateway.settle(run.uid, SettleRequest(gone=gone, over=over)))
+            case a.SettleChildren(gone, over, why):
+                asked = SettleRequest(gone=gone, over=over, why=dict(why))
+                return known.heard(await self._gateway.settle(run.uid, asked))
             case a.Deliver(commit):
                 request = DeliverRequest(epoch=_epoch(known), commit=commit)
                 answer = await self._deliveries.deliver(run, known.spec.workspace, request)

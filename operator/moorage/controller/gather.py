@@ -193,6 +193,7 @@ class Gatherer:
             owed=kin.owed,
             children_over=kin.over,
             children_gone=kin.gone,
+            children_why=kin.why,
             children_wanted=kin.wanted,
             released=view.released if view else True,
             signature=view.signature if view else None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
@@ -16,6 +17,8 @@ from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.sandbox.port import RunKey
 
+Fate = Literal["ended", "gone"]
+
 
 @dataclass(frozen=True)
 class Kin:
@@ -25,6 +28,7 @@ class Kin:
     owed: bool = False
     over: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    why: tuple[tuple[str, str], ...] = ()
     wanted: tuple[str, ...] = ()
 
 
@@ -86,8 +90,7 @@ class Relatives:
             if body is None and not child.uid and view is not None and not closed_to_children(view.state):
                 found = replace(found, wanted=(*found.wanted, child.name))
             elif (fate := _fate(body, child, key)) is not None:
-                gone = (child.ref,) if fate == "gone" else ()
-                found = replace(found, over=(*found.over, child.ref), gone=(*found.gone, *gone))
+                found = _with(found, child, fate, body)
         return found
 
     async def _view(self, uid: str) -> RunView | None:
@@ -98,14 +101,32 @@ class Relatives:
             return None
 
 
-def _fate(body: Body | None, child: Child, parent: RunKey) -> Literal["ended", "gone"] | None:
-    """What an open child's object says. One that ended without an epoch has no journal, and none will begin."""
+def _with(found: Kin, child: Child, fate: Fate, body: Body | None) -> Kin:
+    over = (*found.over, child.ref)
+    if fate == "ended":
+        return replace(found, over=over)
+    status = (body or {}).get("status") or {}
+    said = ": ".join(str(each) for each in (status.get("reason"), status.get("message")) if each)
+    why = ((child.ref, said or "its AgentRun is gone, or somebody else's"),)
+    return replace(found, over=over, gone=(*found.gone, child.ref), why=(*found.why, *why))
+
+
+def _fate(body: Body | None, child: Child, parent: RunKey) -> Fate | None:
+    """What an open child's object says. One that ended without an epoch has no journal, and none will begin; and so it
+    is with one that an agent asked for and that only a person could mend.
+    """
     if body is None or (child.uid and key_of(body).uid != child.uid) or not (child.uid or _is_of(body, parent)):
         return "gone"
     status = body.get("status") or {}
     if status.get("phase") not in ENDS:
-        return None
+        return "gone" if not child.uid and status.get("epoch") is None and _stalled(status) else None
     return "gone" if status.get("epoch") is None else "ended"
+
+
+def _stalled(status: Mapping[str, Any]) -> bool:
+    return any(
+        each.get("type") == "Stalled" and each.get("status") == "True" for each in status.get("conditions") or ()
+    )
 
 
 def _is_of(body: Body, parent: RunKey) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 from moorage.api.children import MAX_PROBLEM, ChildOrder, SettleRequest
 from moorage.api.names import API_VERSION
 from moorage.api.quantity import dollars
-from moorage.controller.gateway_client import GatewayClient
+from moorage.controller.gateway_client import GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import key_of
 from moorage.sandbox.port import Refused, RunKey
 
+NOT_FOUND = 404
 LIMITED = ("wallClock", "disk", "custom")
 """Which of its parent's constraints hold for the child as well; the others are its share."""
 TAKEN = ("workspaceRef", "workspace", "agentRef", "agent", "sandbox", "timeouts", "retention")
@@ -37,13 +38,20 @@ async def make_child(run: RunKey, name: str, objects: Objects, gateway: GatewayC
     parent = await objects.run(run.tenant, run.name)
     if parent is None or key_of(parent) != run:
         return
-    body = child_body(parent, await gateway.child_order(run.uid, name))
     try:
-        await objects.create_run(body)
+        await objects.create_run(child_body(parent, await gateway.child_order(run.uid, name)))
     except Refused as error:
         if not error.permanent:
+            raise Refused(error.reason, f"its child {name} can't be made yet: {error}") from error
+        await _never(run, name, str(error), gateway)
+    except GatewayRefused as error:
+        if error.status != NOT_FOUND:
             raise
-        await gateway.settle(run.uid, SettleRequest(gone=(name,), problem=str(error)[:MAX_PROBLEM]))
+        await _never(run, name, error.message, gateway)
+
+
+async def _never(run: RunKey, name: str, why: str, gateway: GatewayClient) -> None:
+    await gateway.settle(run.uid, SettleRequest(gone=(name,), why={name: why[:MAX_PROBLEM]}))
 
 
 def child_body(parent: Body, order: ChildOrder) -> dict[str, Any]:

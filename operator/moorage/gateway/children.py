@@ -108,8 +108,8 @@ class Shares:
         except (JournalError, SpecUnreadable) as error:
             return self._unreadable(child, error, asked)
         if kid is None:
-            gone = child.ref in asked.gone
-            return self._draft(child, Share(), NEVER_STARTED, problem=asked.problem) if gone else None
+            why = asked.why.get(child.ref, "")
+            return self._draft(child, Share(), NEVER_STARTED, problem=why) if child.ref in asked.gone else None
         return await self._settled(run, child, kid)
 
     def _unreadable(self, child: Child, error: Exception, asked: SettleRequest) -> Draft | None:

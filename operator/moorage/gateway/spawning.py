@@ -16,6 +16,7 @@ from moorage.api import names
 from moorage.api.budget import ResolvedLimits
 from moorage.api.children import ChildAnswer, ChildList, ChildOrder, SpawnRequest
 from moorage.api.wire import Role
+from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.run.family import Child
 from moorage.core.run.observed import Problem
@@ -23,12 +24,13 @@ from moorage.core.run.parents import MAX_DEPTH, closed_to_children, divided, res
 from moorage.gateway.budget import beside
 from moorage.gateway.children import NEVER_STARTED, UNREADABLE, told, ungivable
 from moorage.gateway.constraints import Asking
-from moorage.gateway.errors import Forbidden, NotFound, Refusal
+from moorage.gateway.errors import Forbidden, NotFound, Refusal, UnknownRun
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.http import answer, query_int, read_model
 from moorage.gateway.ledger import Overtaken, Run
 from moorage.gateway.signals import rung_within
 from moorage.points import Point, reached
+from moorage.store import errors as store_errors
 from moorage.store.errors import BlobCorrupted, BlobMissing
 
 TRIES = 8
@@ -140,11 +142,17 @@ class SpawningRoom:
         said = _briefly(child)
         if child.open:
             return said
-        summary = child.problem
-        if child.uid and child.outcome not in {NEVER_STARTED, UNREADABLE}:
+        return said.model_copy(update={"summary": child.problem or await self._last_words(child)})
+
+    async def _last_words(self, child: Child) -> str:
+        """None of one that never began, or whose journal nobody can read any more."""
+        if not child.uid or child.outcome in {NEVER_STARTED, UNREADABLE}:
+            return ""
+        try:
             end = (await self._ledger.open(child.uid)).state.agent_end
-            summary = summary or ((end.summary or end.message)[:MAX_SUMMARY] if end is not None else "")
-        return said.model_copy(update={"summary": summary})
+        except (UnknownRun, store_errors.UnknownRun, store_errors.SpecUnreadable, JournalError):
+            return ""
+        return (end.summary or end.message)[:MAX_SUMMARY] if end is not None else ""
 
     async def order(self, request: Request) -> Response:
         """GET ChildOrder, for the operator: of one that has no object yet."""

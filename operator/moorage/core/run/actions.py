@@ -121,11 +121,12 @@ class DeleteObject:
 class SettleChildren:
     """B2: have the gateway settle the shares of children that ended. `gone`: those, by Child.ref, that nobody will
     admit any more: what the gateway hasn't heard of among them has used nothing. `over`: those that have ended, as
-    their objects say.
+    their objects say. `why`: pairs of a Child.ref and of what is known of why it won't begin.
     """
 
     gone: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
+    why: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

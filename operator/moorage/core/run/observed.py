@@ -140,6 +140,7 @@ class Observed:
     owed: bool = False  # B2, W7: it has ended, and its parent has still to settle its share and to keep its commit
     children_over: tuple[str, ...] = ()  # by Child.ref: open children that have ended, as their objects say
     children_gone: tuple[str, ...] = ()  # by Child.ref: open children that nobody will admit any more
+    children_why: tuple[tuple[str, str], ...] = ()  # of those that are gone: Child.ref, and why it won't begin
     children_wanted: tuple[str, ...] = ()  # names of those that were asked for and have no object yet
     released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
 

@@ -73,7 +73,8 @@ def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     """
     if not s.open_children:
         return plan
-    settle: tuple[Action, ...] = (SettleChildren(o.children_gone, o.children_over),) if o.children_over else ()
+    over = SettleChildren(o.children_gone, o.children_over, o.children_why)
+    settle: tuple[Action, ...] = (over,) if o.children_over else ()
     if any(isinstance(each, Report) and each.type in ENDS for each in plan.actions):
         plan = _closing(s, () if s.agent_end else _stops(o, now))
     create = tuple(CreateChild(name) for name in o.children_wanted)

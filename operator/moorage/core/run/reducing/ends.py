@@ -52,6 +52,8 @@ def ending(phase: RunPhase) -> Handler:
             _demand_evidence(s)
         if phase is RunPhase.CANCELLED and s.open_effects:
             raise IllegalMove(s.phase, phase, f"effect {s.open_effects[0].effect_id} is not classified")
+        if s.open_children:  # X2: their shares would be settled by a run that has ended, and is let go of
+            raise IllegalMove(s.phase, phase, f"child {s.open_children[0].name} isn't settled")
         end = End(p["reason"], p.get("message", ""), p.get("commit"), r.recorded_at)
         return {"phase": move(s.phase, phase, r.type), "end": end}
 
