@@ -11,7 +11,7 @@ from tests.contract.test_two_gateways import Pair, pair
 from tests.gateway_script import Operator, agent_at_work, ok, resolved, result, told
 from tests.model_place import ANTHROPIC, PRICES, Place, place, script
 
-from moorage.api.wire import ResolvedAgent, ResolvedApproval
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedChildren
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -153,3 +153,20 @@ async def test_an_agent_that_has_ended_spends_no_more(place: Place) -> None:
     answered = await asked
     assert (answered.status_code, len(place.model.bodies)) == (400, 1)
     assert (await answer(operator, "a1", "spend"))["reason"] == "NothingToApprove"
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_what_children_may_spend_is_asked_for_like_the_runs_own(place: Place) -> None:
+    """Each child counts its own steps from 0."""
+    children = ResolvedChildren(max=9, concurrent=9)
+    operator = await place.run(ANTHROPIC, prices=PRICES, approvals=(SPEND,), children=children)
+    spawns = [{"epoch": 1, "key": f"1.{n}", "goal": "g", "cost_micros": 5} for n in range(3)]
+    answers = [await place.client().post("/v1/self/children", json=body) for body in spawns]
+    assert [each.status_code for each in answers] == [200, 200, 403]
+    assert answers[2].json()["reason"] == "ParentBudget"
+    asked = asyncio.create_task(place.ask(ANTHROPIC))
+    await until(lambda: pending(operator))
+    assert place.model.bodies == []
+    assert "given to children" in (await pending(operator))[0]["subject"]
+    await answer(operator, "a1", "spend")
+    assert (await asked).status_code == 200

@@ -13,13 +13,14 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from moorage.api.budget import ResolvedLimits
 from moorage.api.children import MAX_PROBLEM, SettleRequest
 from moorage.api.wire import ResolvedParent, ResolvedRun
 from moorage.core.journal.errors import JournalError, UnknownCritical
 from moorage.core.journal.record import Draft, RecordType
 from moorage.core.run.ending import OWED_MS
 from moorage.core.run.family import Child, Share
-from moorage.core.run.parents import asking, closed_to_children, reserve_of, same_share
+from moorage.core.run.parents import asking, closed_to_children, dividing, reserve_of, same_share
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
 from moorage.gateway.budget import lacking
@@ -164,6 +165,11 @@ def child_pin(uid: str) -> str:
     return f"child-{uid}"
 
 
+def divisible(run: Run) -> ResolvedLimits:
+    """What shares come out of, by the run's state as it is."""
+    return dividing(run.limits, run.spec.approvals, run.state)
+
+
 def ungivable(judge: Judge, run: Run, share: Share) -> str | None:
     """Why so much can't be given away by the run's state as it is; None where it can: it is left beside what was used,
     what children have, and all that requests under way may come to.
@@ -172,12 +178,12 @@ def ungivable(judge: Judge, run: Run, share: Share) -> str | None:
     worst = judge.verdict(run, ask).worst
     if worst is not None and worst.action.stops:
         return worst.validation.message
-    return lacking(run.limits, judge.context(run, ask), run.facts)
+    return lacking(divisible(run), judge.context(run, ask), run.facts)
 
 
 def _demand_same(run: Run, known: Child, share: Share) -> None:
     """O6: its limits are what is reserved for it. Two operators may have divided by different views."""
-    if not same_share(share, known.reserve, run.limits):
+    if not same_share(share, known.reserve, divisible(run)):
         raise SpecConflict(f"another amount is reserved for {known.name} at its parent {run.spec.name}: look again")
 
 

@@ -77,12 +77,13 @@ class Consents:
         A run that is to stand still meanwhile is let through: whoever sees to that holds it, or refuses it. Raise
         Refusal where nobody waits for the answer any more.
         """
-        spent = caller.run.state.usage.cost_micros
+        spent = caller.run.state.committed_micros
         due = for_cost(caller.run.spec.approvals, spent)
         if due is None:
             return
         approval, step = due
-        subject = f"${dollars(spent)} are spent, and more is to be"
+        how = "spent" if spent == caller.run.state.usage.cost_micros else "spent, or given to children"
+        subject = f"${dollars(spent)} are {how}, and more is to be"
         found, key = None, cost_key(approval.name, step)
         while found is None and not _stands(caller.run):
             if ended(caller.run.state) or await gone():

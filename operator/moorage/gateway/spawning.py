@@ -22,7 +22,7 @@ from moorage.core.run.family import Child
 from moorage.core.run.observed import Problem
 from moorage.core.run.parents import MAX_DEPTH, closed_to_children, divided, reserve_of
 from moorage.gateway.budget import beside
-from moorage.gateway.children import NEVER_STARTED, UNREADABLE, told, ungivable
+from moorage.gateway.children import NEVER_STARTED, UNREADABLE, divisible, told, ungivable
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Forbidden, NotFound, Refusal, UnknownRun
 from moorage.gateway.gate import Caller, Gate
@@ -117,7 +117,7 @@ class SpawningRoom:
             cost_hard_micros=body.cost_micros,
             tool_calls_hard=body.tool_calls,
         )
-        found = divided(own, run.limits, beside(self._gate.judge.context(run, Asking()), run.facts))
+        found = divided(own, divisible(run), beside(self._gate.judge.context(run, Asking()), run.facts))
         if isinstance(found, Problem):
             raise Refusal(found.message, status=403, reason=found.reason)
         return found

@@ -106,6 +106,17 @@ def for_cost(approvals: Iterable[ResolvedApproval], spent_micros: int) -> tuple[
     return None
 
 
+def spendable(approvals: Iterable[ResolvedApproval], consents: Iterable[Consent], spent_micros: int) -> int | None:
+    """How much may be spent in all before somebody is asked, or has answered; None where nobody ever is."""
+    steps = [each.step_micros for each in approvals if each.before == COST and each.step_micros]
+    due = for_cost(approvals, spent_micros)
+    if due is not None:
+        found = asked(consents, cost_key(due[0].name, due[1]))
+        if found is None or found.status != APPROVED:
+            return spent_micros
+    return min(((spent_micros // step + 1) * step for step in steps), default=None)
+
+
 def cost_key(name: str, step: int) -> str:
     """Each step is another question."""
     return f"cost:{name}:{step}"

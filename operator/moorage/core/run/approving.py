@@ -76,7 +76,7 @@ def held_for(spec: ResolvedRun, pending: Consent) -> str:
 
 def refused_to_spend(spec: ResolvedRun, s: RunState) -> str | None:
     """Who has said that the run may not spend on, and why; None where nobody has, of the step that is due."""
-    found = refused_spending(spec.approvals, s.consents, s.usage.cost_micros)
+    found = refused_spending(spec.approvals, s.consents, s.committed_micros)
     if found is None:
         return None
     return f"spending on was refused by {found.by or 'somebody'}" + (f": {found.reason}" if found.reason else "")

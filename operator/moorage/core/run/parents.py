@@ -7,11 +7,13 @@ journal says of a child that was started already counts before anything else: a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moorage.api.agentrun import ParentRef
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
+from moorage.api.wire import ResolvedApproval, ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
+from moorage.core.approvals.consent import spendable
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context
 from moorage.core.constraints.limits import EFFECTS, EGRESS, SHARED, Dimension, with_more
@@ -118,9 +120,20 @@ def _timeouts(own: ResolvedTimeouts, created_at: int, parent: Parent) -> Resolve
 
 
 def _limits(own: ResolvedLimits, parent: Parent, before: Child | None) -> ResolvedLimits | Problem:
+    theirs = dividing(parent.spec.limits, parent.spec.approvals, parent.state)
     if before is not None:
-        return own.model_copy(update=as_limits(before.reserve, parent.spec.limits))
-    return divided(own, parent.spec.limits, parent.context())
+        return own.model_copy(update=as_limits(before.reserve, theirs))
+    return divided(own, theirs, parent.context())
+
+
+def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: RunState) -> ResolvedLimits:
+    """What shares come out of: the limits, and no more of the cost than somebody has allowed or needn't be asked for
+    (T6), since a child counts its own steps from 0.
+    """
+    most, hard = spendable(approvals, s.consents, s.committed_micros), limits.cost_hard_micros
+    if most is None:
+        return limits
+    return limits.model_copy(update={"cost_hard_micros": most if hard is None else min(most, hard)})
 
 
 def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> ResolvedLimits | Problem:

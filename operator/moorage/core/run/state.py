@@ -375,6 +375,11 @@ class RunState:
         return total([self.children_used, *(child.reserve for child in self.children if child.open)])
 
     @property
+    def committed_micros(self) -> int:
+        """What it has spent, with what its children have and may."""
+        return self.usage.cost_micros + self.given_away.cost_micros
+
+    @property
     def open_effects(self) -> tuple[Effect, ...]:
         """Effects whose end isn't known yet."""
         return tuple(e for e in self.effects if e.open)
