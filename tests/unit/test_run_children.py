@@ -207,6 +207,8 @@ def test_those_that_live_and_the_last_that_ended_are_kept() -> None:
     ended = tuple(Child(f"e{n}", "e").ended(Share(), "Failed", None) for n in range(KEPT_ENDED + 3))
     alive = Child("a", "a")
     assert kept((alive, *ended)) == (alive, *ended[3:])
+    asked = Child("k", "k", key="1.0").ended(Share(), "Failed", None)
+    assert kept((asked, *ended)) == (asked, *ended[3:]), "asked for again, it is the same child"
 
 
 # --- the parent's plan ------------------------------------------------------------------------------------------------

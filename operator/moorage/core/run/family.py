@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 KEPT_PROBLEM = 256  # characters of it
-KEPT_ENDED = 100  # as many as an agent may start
+KEPT_ENDED = 100  # of those that were started by hand
 
 
 class ChildStatus(StrEnum):
@@ -95,6 +95,6 @@ class Child:
 
 
 def kept(children: tuple[Child, ...]) -> tuple[Child, ...]:
-    """All that live, and the last that ended."""
-    over = [each for each in children if not each.open][:-KEPT_ENDED]
+    """All that live or that an agent asked for, which may ask again (an Agent says how many), and the last others."""
+    over = [each for each in children if not each.open and not each.key][:-KEPT_ENDED]
     return tuple(each for each in children if each not in over)
