@@ -49,7 +49,7 @@ def test_what_needs_a_word_waits_for_it_over_every_restart_and_is_done_once(
     status = parked(tenant, "careful")
     assert condition(status, "AwaitingApproval")["status"] == "True", json.dumps(status, indent=1)
     assert "sh agent.sh" in status["message"], "what is to be allowed can be read"
-    command = re.search(r"kubectl moorage (approve careful shell --question \S+)", status["message"])
+    command = re.search(r"kubectl moorage (approve careful shell --question [^\s,]+)", status["message"])
     assert command, status["message"]
 
     all_killed(tenant)
