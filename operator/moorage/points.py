@@ -48,7 +48,7 @@ class Point(StrEnum):
     FOLLOW_WITHIN = "follow/within"  # their objects are here, no ref has moved
     FOLLOW_AFTER = "follow/after"
     MODEL_BEFORE = "model/before"  # the request is journaled and hasn't left
-    MODEL_STREAM = "model/stream"  # a part of the answer is about to be passed on
+    MODEL_STREAM = "model/stream"  # a part of the answer has come, and is passed on next
     MODEL_WITHIN = "model/within"  # the answer is here and isn't journaled
     MODEL_AFTER = "model/after"
     STREAM_BEFORE = "stream/before"  # a reader is to be told of events

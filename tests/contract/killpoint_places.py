@@ -112,12 +112,22 @@ RUNNERS = frozenset(point for point in Point if point.startswith(_RUNNERS))
 """Passed by a sandbox; whatever befalls that, the process that owns the run lives on."""
 
 
+APART = (Point.SANDBOX_AFTER, frozenset({Point.RENEWAL_BEFORE, Point.RENEWAL_AFTER}))
+"""Who is held up there knows of no sandbox as its first heartbeat comes, and the small job ends before the second one."""
+
+
 def packs(points: Sequence[Point], size: int) -> list[Pack]:
     """Every point once, `size` in a pack at most, and none beside its neighbour: what befalls a boundary before may be
-    why what is within it isn't reached.
+    why what is within it isn't reached. Nor are those together that are to be apart.
     """
     count = max(-(-len(points) // size), min(3, len(points)))
-    return [tuple(points[first::count]) for first in range(count)]
+    made = [tuple(points[first::count]) for first in range(count)]
+    return packs(points, size - 1) if size > 1 and any(_too_close(pack) for pack in made) else made
+
+
+def _too_close(pack: Pack) -> bool:
+    first, others = APART
+    return first in pack and not others.isdisjoint(pack)
 
 
 def here(*faults: Fault) -> list[Any]:

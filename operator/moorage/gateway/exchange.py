@@ -222,12 +222,18 @@ class Exchange:
         return self._unreached(Answered(0, JSON, problem), hopeless=problem in HOPELESS)
 
     async def _passed_on(self, unread: Unread, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
-        """Events as they come. An agent that doesn't read them holds up neither the provider nor who waits."""
+        """Events as they come. An agent that doesn't read them holds up neither the provider nor who waits. What is cut
+        after its record is given again to who asks again (R2).
+        """
+        whole = False
         try:
             async for piece in unread.pieces():
                 yield piece
             await reading
+            whole = True
         finally:
+            if not whole:
+                self._shared.given.missed(self._ask.request_id)
             await _stopped_reading(reading)
 
     async def _read(self, answer: Coming, told: Answered, unread: Unread, credential: Mapping[str, str]) -> None:
@@ -239,6 +245,8 @@ class Exchange:
         try:
             async with contextlib.aclosing(_pieces(answer, passing)) as pieces:
                 async for piece in pieces:
+                    if piece:
+                        reached(Point.MODEL_STREAM)
                     self._kept.add(piece)
                     if passing.reading.complete and not noted:
                         noted = True
@@ -247,7 +255,6 @@ class Exchange:
                         problem, self._kept = FAILED, self._kept.without(credential)
                         break
                     if piece:
-                        reached(Point.MODEL_STREAM)
                         unread.put(piece)
                     if unread.over or (not noted and (passing.over or stopped(self._caller.run))):
                         problem = "TooLarge" if unread.over or passing.over else "Stopped"
