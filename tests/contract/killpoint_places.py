@@ -113,7 +113,7 @@ RUNNERS = frozenset(point for point in Point if point.startswith(_RUNNERS))
 
 
 APART = (Point.SANDBOX_AFTER, frozenset({Point.RENEWAL_BEFORE, Point.RENEWAL_AFTER}))
-"""Who is held up there knows of no sandbox as its first heartbeat comes, and the small job ends before the second one."""
+"""Who is held up there knows of no sandbox as its first heartbeat comes, and the small job ends before the second."""
 
 
 def packs(points: Sequence[Point], size: int) -> list[Pack]:

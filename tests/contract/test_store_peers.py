@@ -29,7 +29,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def gone_for(peers: Peers, name: str) -> bool:
     """Once the server has noticed: nobody waits for it as a session is closed."""
-    while not await peers.gone(name):
+    while not await peers.gone(name):  # noqa: ASYNC110  the server's doing
         await asyncio.sleep(0.02)
     return True
 

@@ -245,8 +245,6 @@ class Exchange:
         try:
             async with contextlib.aclosing(_pieces(answer, passing)) as pieces:
                 async for piece in pieces:
-                    if piece:
-                        reached(Point.MODEL_STREAM)
                     self._kept.add(piece)
                     if passing.reading.complete and not noted:
                         noted = True
@@ -421,6 +419,7 @@ async def _pieces(answer: Coming, passing: Passing) -> AsyncGenerator[bytes, Non
     """What may go on, piece by piece; an empty one is a moment to look up."""
     async with contextlib.aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
+            reached(Point.MODEL_STREAM)
             yield passing.feed(piece)
     yield passing.close()
 
