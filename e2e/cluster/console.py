@@ -18,9 +18,11 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Console:
-    """Writes steps to a stream; steps may nest, and may run in several threads at once."""
+    """Writes steps to a stream, of its own or what is standard error at that moment: pytest puts another there for each
+    test, and closes it. Steps may nest, and may run in several threads at once.
+    """
 
-    out: TextIO = field(default_factory=lambda: sys.stderr)
+    out: TextIO | None = None
     heartbeat_s: float = 20.0
     started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -28,8 +30,9 @@ class Console:
     def say(self, text: str) -> None:
         """Write one line, stamped with the time since the harness started."""
         with self._lock:
-            self.out.write(f"[{time.monotonic() - self.started:6.1f} s] {text}\n")
-            self.out.flush()
+            out = sys.stderr if self.out is None else self.out
+            out.write(f"[{time.monotonic() - self.started:6.1f} s] {text}\n")
+            out.flush()
 
     @contextmanager
     def step(self, name: str, *, left: str = "", expected_s: float | None = None, pulse: bool = True) -> Iterator[None]:

@@ -169,6 +169,16 @@ def test_a_long_step_shows_that_it_lives_and_how_long_it_may_take() -> None:
     assert "outer: still" not in out.getvalue()
 
 
+def test_a_step_outlives_the_standard_error_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest's ends with its capturing: a cluster that is taken down after an interrupt is told of all the same."""
+    captured, real = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", captured)
+    with Console().step("take it down"):
+        monkeypatch.setattr(sys, "stderr", real)
+        captured.close()
+    assert "take it down: 0.0 s" in real.getvalue()
+
+
 def test_a_cache_is_in_use_where_a_clusters_process_is_a_program_of_it(cluster: Callable[..., Layout]) -> None:
     python = Path(f"/proc/{os.getpid()}/exe").readlink()
     living, dead = cluster("living", up=True, alive=True), cluster("dead", up=True, alive=False)
