@@ -127,7 +127,6 @@ async def test_a_child_by_hand_has_its_share_and_waits_while_too_little_is_left(
     await world.until_reason("larger", "ParentBudget")
     await world.api.patch(world.run_path("large"), {"spec": {"cancel": True}})  # it hasn't begun: its pod goes at once
     await world.until_phase("large", "Cancelled")
-    await world.api.patch(world.run_path("fix"), {"metadata": {"labels": {"looked": "again"}}})
     await pod_of(world, "larger")
 
 

@@ -15,6 +15,8 @@ from moorage.telemetry.logs import Key
 from moorage.telemetry.metrics import OperatorMetrics
 
 Body = Mapping[str, Any]
+FOR_PARENT_MS = 1_000
+"""At most so often a child that may wait for its parent looks again, however much that writes."""
 
 
 class Operator:
@@ -72,10 +74,14 @@ class Operator:
         return entry is not None and entry.standing is Standing.ENDED and over
 
     def journal_changed(self, key: RunKey) -> None:
-        """The gateway journaled something about a run."""
+        """The gateway journaled something about a run. What its children wait for may be there now: something to start
+        from, a part of the budget, its going on.
+        """
         self._journaled(key)
         if self._roll.heeds(key):
             self.queue.add(key)
+        for child in self._roll.unadmitted(key):
+            self.queue.add_after(child, FOR_PARENT_MS)
 
     def reference_changed(self, tenant: str | None) -> None:
         """Something that a waiting run may wait for changed."""

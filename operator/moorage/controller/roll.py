@@ -127,6 +127,11 @@ class Roll:
         found = [self._entries.get((key.tenant, name)) for name in sorted(named)]
         return [entry.key for entry in found if entry is not None and entry.standing is not Standing.ENDED]
 
+    def unadmitted(self, key: RunKey) -> list[RunKey]:
+        """Children of this run that wait for something else than a slot, and haven't begun."""
+        found = (self._entries[child.tenant, child.name] for child in self.children(key))
+        return [each.key for each in found if each.standing is Standing.BLOCKED and not _begun(each.body)]
+
     def note(self, key: RunKey, standing: Standing) -> bool:
         """Set what it counts as; True where that moved the queue: a slot is free, or nobody is ahead any more."""
         entry = self.get(key)
@@ -223,6 +228,11 @@ def _standing(body: Mapping[str, Any]) -> Standing:
     if phase == RunPhase.PAUSED:
         return Standing.BLOCKED
     return Standing.WAITING if phase in {*NOT_LIVE, "Queued"} else Standing.LIVE
+
+
+def _begun(body: Mapping[str, Any] | None) -> bool:
+    status = (body or {}).get("status")
+    return isinstance(status, Mapping) and status.get("epoch") is not None
 
 
 def _due_at(body: Mapping[str, Any]) -> int | None:
