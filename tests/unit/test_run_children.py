@@ -7,6 +7,7 @@ import pytest
 from tests.property.run_world import BASE, HEAD, START, T, World, a_spec
 from tests.run_plans import kinds, observed, proposed, records, running
 
+from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun, ParentRef
 from moorage.api.budget import ResolvedLimits
 from moorage.api.modelprovider import ModelProvider
@@ -41,7 +42,9 @@ def a_parent(state: RunState = STATE, iterations: int = 0, **spec: Any) -> Paren
 
 
 def child(parent: Parent | None, ref: ParentRef = REF, created_at: int = START, **spec: Any) -> ResolvedRun | Problem:
-    return child_of(a_spec(**spec), ref, created_at, parent)
+    """Its limits are all its own."""
+    own = a_spec(**spec)
+    return child_of(own, own.limits, ref, created_at, parent)
 
 
 def accepted(parent: Parent, ref: ParentRef = REF, created_at: int = START, **spec: Any) -> ResolvedRun:
@@ -418,6 +421,47 @@ def test_an_ended_child_is_kept_until_its_parent_has_settled_it_or_for_a_while()
 def test_a_parent_that_has_proposed_before_its_child_ends_is_judged_after_it() -> None:
     world = with_child(proposed())
     assert world.plan().reason == "ChildrenRunning"
+
+
+# --- limits of its Agent's --------------------------------------------------------------------------------------------
+
+
+def resolved_child(usual: dict[str, Any], own: dict[str, Any], left: int) -> ResolvedRun | Problem:
+    """A child by hand, whose Agent has limits, of a parent that has so many tool calls left."""
+    meta = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
+    spec = {"workspace": {"ephemeral": {}}, "goal": "g", "agentRef": {"name": "coder"}, "parentRef": {"name": "elder"}}
+    run = read_run({"metadata": meta, "spec": spec | {"constraints": own}})
+    assert isinstance(run, AgentRun), run
+    agent = {"metadata": {"name": "coder"}, "spec": {"driver": "command", "command": ["true"], "constraints": usual}}
+    parent = a_parent(limits=ResolvedLimits(tool_calls_hard=left))
+    refs = References(agent=Agent.model_validate(agent), drivers=frozenset({"command"}), parent=parent)
+    return resolve(run, refs, Defaults())
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize(
+    ("usual", "own", "left", "share"),
+    [
+        (200, None, 190, 95),
+        (50, None, 190, 50),
+        (0, None, 1, 0),
+        (50, 150, 190, 150),
+        (200, 191, 190, None),
+        (200, None, 1, None),
+    ],
+)
+def test_a_limit_of_a_childs_agent_caps_what_it_gets_and_asks_for_nothing(
+    usual: int, own: int | None, left: int, share: int | None
+) -> None:
+    """The same Agent may be its parent's, which has used some of as much."""
+    asked = {} if own is None else {"toolCalls": {"hard": own}}
+    found = resolved_child({"toolCalls": {"hard": usual}, "maxIterations": 7}, asked, left)
+    if share is None:
+        assert isinstance(found, Problem)
+        assert found.reason == "ParentBudget"
+    else:
+        assert isinstance(found, ResolvedRun), found
+        assert (found.limits.tool_calls_hard, found.limits.max_iterations) == (share, 7)
 
 
 # --- who may start any ------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def test_a_no_to_a_run_that_is_paused_for_the_question_is_no_reason_to_ask_it_an
 def share_of(world: World, **limits: int) -> int | None:
     """The cost that a child of the run would get now; None where it has to wait."""
     spec = a_spec(uid="u-0", name="elder", approvals=(SPEND,))
-    found = child_of(a_spec(limits=ResolvedLimits(**limits)), ParentRef(name="elder"), START, parent_of(spec, world))
+    asked, parent = ResolvedLimits(**limits), parent_of(spec, world)
+    found = child_of(a_spec(limits=asked), asked, ParentRef(name="elder"), START, parent)
     if isinstance(found, Problem):
         assert (found.reason, found.stalled) == ("ParentBudget", False)
         return None

@@ -1,8 +1,9 @@
 """O2, F5, B3: what a run becomes by being a child: where it starts, how long it may take, and its share of the budget.
 
 A child says itself how much it may use, in each dimension in which its parent has a hard limit; where it says nothing,
-it gets half of what is left. Its limits are what is reserved for it, and they are never raised. What the parent's
-journal says of a child that was started already counts before anything else: a pass may have died in between.
+it gets half of what is left, and no more than its Agent allows for. Its limits are what is reserved for it, and they
+are never raised. What the parent's journal says of a child that was started already counts before anything else: a pass
+may have died in between.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ def closed_to_children(s: RunState) -> bool:
     return s.end is not None or s.cancel_stage is not None or s.children_ending
 
 
-def child_of(found: ResolvedRun, ref: ParentRef, created_at: int, parent: Parent | None) -> ResolvedRun | Problem:
-    """The run as a child, or what keeps it from being one. `created_at`: of the child (ms)."""
+def child_of(
+    found: ResolvedRun, asked: ResolvedLimits, ref: ParentRef, created_at: int, parent: Parent | None
+) -> ResolvedRun | Problem:
+    """The run as a child, or what keeps it from being one. `asked`: the limits that it says itself, without its
+    Agent's; `created_at`: of the child (ms).
+    """
     problem = _unfit(found, ref, parent)
     if problem is not None or parent is None:
         return problem or _waits("ParentNotFound", f"AgentRun {ref.name} isn't there: create it in this namespace")
@@ -62,7 +67,7 @@ def child_of(found: ResolvedRun, ref: ParentRef, created_at: int, parent: Parent
     workspace = _workspace(found, parent.spec)
     if isinstance(workspace, Problem):
         return workspace
-    limits = _limits(found.limits, parent, before)
+    limits = _limits(found.limits, asked, parent, before)
     if isinstance(limits, Problem):
         return limits
     above = parent.spec.parent.depth if parent.spec.parent else 0
@@ -119,11 +124,13 @@ def _timeouts(own: ResolvedTimeouts, created_at: int, parent: Parent) -> Resolve
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-def _limits(own: ResolvedLimits, parent: Parent, before: Child | None) -> ResolvedLimits | Problem:
+def _limits(
+    own: ResolvedLimits, asked: ResolvedLimits, parent: Parent, before: Child | None
+) -> ResolvedLimits | Problem:
     theirs = dividing(parent.spec.limits, parent.spec.approvals, parent.state)
     if before is not None:
         return own.model_copy(update=as_limits(before.reserve, theirs))
-    return divided(own, theirs, parent.context())
+    return divided(asked, theirs, parent.context(), usual=own)
 
 
 def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: RunState) -> ResolvedLimits:
@@ -136,15 +143,19 @@ def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: R
     return limits.model_copy(update={"cost_hard_micros": most if hard is None else min(most, hard)})
 
 
-def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> ResolvedLimits | Problem:
-    """The child's limits out of what its parent has left."""
-    found: dict[str, int] = {}
+def divided(
+    asked: ResolvedLimits, theirs: ResolvedLimits, context: Context, *, usual: ResolvedLimits | None = None
+) -> ResolvedLimits | Problem:
+    """The child's limits out of what its parent has left. `asked`: what it says itself; `usual`: the same with what its
+    Agent says beside it, where there is one, of which it gets no more than half of what is left.
+    """
+    own, found = usual or asked, dict[str, int]()
     for each in SHARED:
-        left, asked = each.left(theirs, context), each.hard(own)
+        left = each.left(theirs, context)
         if left is None:
             continue
-        share = left // 2 if asked is None else asked
-        if share > left or (share == 0 and asked is None and each not in DISPENSABLE):
+        share = _share(each, left, each.hard(asked), each.hard(own))
+        if share is None:
             said = (
                 f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use, what its requests"
                 " under way may come to, and its children's shares"
@@ -152,6 +163,16 @@ def divided(own: ResolvedLimits, theirs: ResolvedLimits, context: Context) -> Re
             return _waits("ParentBudget", f"{said}: ask for less, or wait until one of them ends")
         found[each.limit] = share
     return own.model_copy(update=found)
+
+
+def _share(of: Dimension, left: int, asked: int | None, most: int | None) -> int | None:
+    """None where there is too little."""
+    if asked is not None:
+        return asked if asked <= left else None
+    half = left // 2
+    if half == 0 and most != 0 and of not in DISPENSABLE:
+        return None
+    return half if most is None else min(half, most)
 
 
 def as_limits(share: Share, theirs: ResolvedLimits) -> dict[str, int]:

@@ -55,7 +55,9 @@ def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun 
     except Unresolved as error:
         return error.problem
     ref = run.spec.parent_ref
-    return found if ref is None else child_of(found, ref, run.metadata.created_at, refs.parent)
+    if ref is None:
+        return found
+    return child_of(found, limits(run.spec.constraints, None), ref, run.metadata.created_at, refs.parent)
 
 
 def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun:
