@@ -230,6 +230,16 @@ async def test_a_child_that_an_agent_asks_for_is_one_whoever_asks_again(agent: A
     assert await agent.family.kinds() == ["CHILD_REQUESTED", "CHILD_REQUESTED"]
 
 
+@pytest.mark.rule("O2", "B2")
+async def test_one_whose_object_was_seen_and_is_gone_gives_its_share_back(agent: Agent) -> None:
+    name, parent = (await agent.spawn())["name"], agent.family.parent
+    await ok(await parent.report(1, "CHILD_MADE", {"name": name, "uid": "u2"}))
+    assert (await agent.spawn())["status"] == "made"
+    (child,) = (await agent.family.settle(name))["children"]
+    assert (child["outcome"], child["used"]["tokens"]) == ("NeverStarted", 0)
+    assert await agent.family.kinds() == ["CHILD_REQUESTED", "CHILD_MADE", "CHILD_ENDED"]
+
+
 async def test_who_asks_of_a_child_says_how_long_he_waits(agent: Agent) -> None:
     """The test's clock stands still: a wait of the gateway's own length would have no end."""
     name = (await agent.spawn())["name"]

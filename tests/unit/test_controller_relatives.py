@@ -118,3 +118,18 @@ async def test_a_child_that_only_a_person_could_mend_is_gone_where_an_agent_aske
     kin = await relatives.of(KEY, PARENT, view(world))
     assert (kin.gone, kin.wanted) == (("fix-1",) if gone else (), ())
     assert kin.why == ((("fix-1", "AgentInvalid: mend it"),) if gone else ())
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize(("seen", "there"), [(False, False), (False, True), (True, True), (True, False)])
+async def test_an_object_that_was_seen_is_not_made_again_where_a_person_deletes_it(*, seen: bool, there: bool) -> None:
+    world = asked()
+    if seen:
+        world.report("made", T.CHILD_MADE, {"name": "fix-1", "uid": "u-9"})
+    body = {"metadata": {"name": "fix-1", "namespace": "team-a", "uid": "u-9", "ownerReferences": [{"uid": "u-1"}]}}
+    objects = KubeObjects(cast("KubeApi", Api(child=body if there else None)))
+    relatives = Relatives(objects, cast("GatewayClient", Gateway(view(world))), Roll(limit=2))
+    kin = await relatives.of(KEY, PARENT, view(world))
+    assert kin.wanted == (("fix-1",) if not seen and not there else ())
+    assert kin.made == ((("fix-1", "u-9"),) if not seen and there else ())
+    assert kin.gone == (("fix-1",) if seen and not there else ())

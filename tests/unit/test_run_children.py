@@ -331,6 +331,22 @@ def test_a_child_begins_while_its_parent_is_paused_where_it_was_asked_for_before
     assert [(each.uid, each.key) for each in world.state.children] == [("u-9", "1.0")]
 
 
+@pytest.mark.rule("O2")
+def test_that_its_object_was_seen_is_written_once_and_what_has_begun_stays_further_on() -> None:
+    world = running()
+    world.report("asked", T.CHILD_REQUESTED, {"key": "1.0", "name": "mine", "reserve": RESERVE})
+    plan = decide(observed(world, children_made=(("mine", "u-9"),)), world.now)
+    (made,) = [each for each in plan.actions if isinstance(each, a.Report)]
+    assert made == a.Report("op:CHILD_MADE:u-9", T.CHILD_MADE, {"name": "mine", "uid": "u-9"})
+    world.report("made", T.CHILD_MADE, made.payload)
+    (child,) = world.state.children
+    assert (child.status, child.uid, child.key, child.open) == ("made", "", "1.0", True)
+    assert world.state.given_away == share_of(RESERVE)
+    world.report("mine", T.CHILD_STARTED, {"uid": "u-9", "name": "mine", "reserve": RESERVE})
+    world.report("late", T.CHILD_MADE, made.payload)
+    assert [(each.status, each.uid, each.key) for each in world.state.children] == [("started", "u-9", "1.0")]
+
+
 @pytest.mark.rule("I5")
 def test_no_child_begins_while_its_parent_is_cancelled() -> None:
     world = running()

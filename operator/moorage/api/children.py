@@ -52,7 +52,7 @@ class ChildAnswer(Wire):
     """
 
     name: str
-    status: str  # requested | started | ended
+    status: str  # requested | made | started | ended
     outcome: str = ""
     summary: str = ""
     commit: str | None = None

@@ -406,6 +406,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RESUMED: _pause("goes on"),
     RecordType.LIMITS_RAISED: _raised,
     RecordType.CHILD_REQUESTED: _child("is asked for by the agent"),
+    RecordType.CHILD_MADE: _child("has an AgentRun"),
     RecordType.CHILD_STARTED: _child("has a share of the budget"),
     RecordType.CHILD_ENDED: _child("has ended"),
     RecordType.CHILDREN_ENDING: lambda _: "its children are told to end",

@@ -195,6 +195,7 @@ class Gatherer:
             children_gone=kin.gone,
             children_why=kin.why,
             children_wanted=kin.wanted,
+            children_made=kin.made,
             released=view.released if view else True,
             signature=view.signature if view else None,
         )

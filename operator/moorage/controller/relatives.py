@@ -10,7 +10,7 @@ from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.roll import Roll, Standing, key_of, parent_of
-from moorage.core.run.family import Child, Share
+from moorage.core.run.family import Child, ChildStatus, Share
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children
 from moorage.core.run.status import ENDS
@@ -30,6 +30,7 @@ class Kin:
     gone: tuple[str, ...] = ()
     why: tuple[tuple[str, str], ...] = ()
     wanted: tuple[str, ...] = ()
+    made: tuple[tuple[str, str], ...] = ()
 
 
 class Relatives:
@@ -80,17 +81,22 @@ class Relatives:
         return found is not None and found.state.end is None and child is not None and child.open
 
     async def _below(self, key: RunKey, view: RunView | None) -> Kin:
-        """Which of the open children have ended, won't be admitted any more, or are still to be made."""
+        """Which of the open children have ended, won't be admitted any more, are still to be made, or are seen first.
+        One whose object was seen isn't made again: somebody has deleted it.
+        """
         found = Kin()
         for child in view.state.open_children if view is not None else ():
             entry = self._roll.get(RunKey(child.uid, key.tenant, child.name))
             if entry is not None and entry.standing is not Standing.ENDED:
                 continue
             body = await self._objects.run(key.tenant, child.name)
-            if body is None and not child.uid and view is not None and not closed_to_children(view.state):
+            asked = child.status == ChildStatus.REQUESTED
+            if body is None and asked and view is not None and not closed_to_children(view.state):
                 found = replace(found, wanted=(*found.wanted, child.name))
             elif (fate := _fate(body, child, key)) is not None:
                 found = _with(found, child, fate, body)
+            elif body is not None and asked:
+                found = replace(found, made=(*found.made, (child.name, key_of(body).uid)))
         return found
 
     async def _view(self, uid: str) -> RunView | None:

@@ -51,6 +51,7 @@ OPERATOR_SAYS = frozenset(
         T.RESUME_REQUESTED,
         T.RESUMED,
         T.LIMITS_RAISED,
+        T.CHILD_MADE,
         T.CHILDREN_ENDING,
         T.RUN_SUCCEEDED,
         T.RUN_FAILED,

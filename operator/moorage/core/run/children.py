@@ -40,6 +40,15 @@ def child_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     return {"children": kept((*s.children, new)), "children_asked": s.children_asked + 1}
 
 
+def child_made(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    """Its object was seen: from here on nobody makes it again. What has begun meanwhile is further on."""
+    known = s.child("", p["name"])
+    if known is None:
+        return NOTHING
+    made = changed(known, status=ChildStatus.MADE)
+    return {"children": tuple(made if each is known else each for each in s.children)}
+
+
 def child_ended(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """B2: the share is settled at what was used, once."""
     known = s.child(p["uid"], p["name"])

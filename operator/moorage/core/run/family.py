@@ -19,6 +19,7 @@ class ChildStatus(StrEnum):
     """How far a child is, as its parent's journal has it."""
 
     REQUESTED = "requested"  # by its parent's agent; the operator makes its object
+    MADE = "made"  # its object was seen; where that is gone, somebody has deleted it
     STARTED = "started"
     ENDED = "ended"
 
@@ -61,7 +62,7 @@ def total(shares: Iterable[Share]) -> Share:
 @dataclass(frozen=True)
 class Child:
     """A run that was started by this one, or in its name. `reserve` counts until it has ended, `used` from then on. One
-    that was only asked for has no `uid` yet; `key` is then the tool call that did.
+    that the gateway hasn't admitted has no `uid` yet; `key` is the tool call that asked for it.
 
     `outcome`: its last phase, NeverStarted or Unreadable; `commit`: what it proposed; `base`: where that began.
     `problem`: what came of it otherwise than its run says, the beginning of it.

@@ -77,10 +77,11 @@ def with_children(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     settle: tuple[Action, ...] = (over,) if o.children_over else ()
     if any(isinstance(each, Report) and each.type in ENDS for each in plan.actions):
         plan = _closing(s, () if s.agent_end else _stops(o, now))
-    create = tuple(CreateChild(name) for name in o.children_wanted)
+    create: tuple[Action, ...] = tuple(CreateChild(name) for name in o.children_wanted)
+    made = () if s.end else tuple(_made(name, uid) for name, uid in o.children_made)
     waits = [SETTLE_MS if o.children_over else RECHECK_MS, *([plan.requeue_ms] if plan.requeue_ms else [])]
     own = (*settle, *plan.actions) if s.end else (*plan.actions, *settle)  # a sealed journal takes no settlement
-    return replace(plan, actions=(*own, *create), requeue_ms=min(waits))
+    return replace(plan, actions=(*own, *made, *create), requeue_ms=min(waits))
 
 
 def _stops(o: Observed, now: int) -> tuple[Action, ...]:
@@ -95,6 +96,10 @@ def _closing(s: RunState, stops: tuple[Action, ...] = ()) -> Plan:
 
 def _told_to_end(s: RunState) -> Report:
     return report(RecordType.CHILDREN_ENDING, {}, s.epoch)
+
+
+def _made(name: str, uid: str) -> Report:
+    return report(RecordType.CHILD_MADE, {"name": name, "uid": uid}, uid)
 
 
 def _named(s: RunState) -> str:

@@ -109,6 +109,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.EFFECT_RECONCILED.value: effects.closed,
     RecordType.EFFECT_DEFERRED.value: effects.deferred,
     RecordType.CHILD_REQUESTED.value: children.child_requested,
+    RecordType.CHILD_MADE.value: children.child_made,
     RecordType.CHILD_STARTED.value: children.child_started,
     RecordType.CHILD_ENDED.value: children.child_ended,
     RecordType.CHILDREN_ENDING.value: children.children_ending,
