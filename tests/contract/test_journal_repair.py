@@ -30,7 +30,7 @@ from moorage.store.errors import NothingToRepair, OffsetConflict, RunSealed
 from moorage.store.memory import MemoryStore
 from moorage.store.port import DurableExecutionStore, ExecutionStatus
 from moorage.store.postgres import PostgresStore
-from moorage.store.reading import verify_stored
+from moorage.store.reading import backwards, verify_stored
 from moorage.store.sqlite import SqliteStore
 
 Events = dict[int, Stored]
@@ -290,6 +290,28 @@ async def test_a_second_repair_begins_a_third_generation(damaged: Damaged) -> No
     assert isinstance(await verify_stored(store, "u1"), Intact)
     assert [record.seq for record in await store.read("u1")][-1] == row.head.offset == second.offset
     assert (await Gateway(store).ledger.open("u1")).state.generation == 3
+
+
+@pytest.mark.rule("I1")
+@pytest.mark.parametrize("size", [1, 3, 4, 100])
+async def test_pages_from_the_head_back_have_each_record_once_and_nothing_that_was_dropped(
+    damaged: Damaged, size: int
+) -> None:
+    """Also for who looked at the row before the repair."""
+    store = damaged.store
+    made = await worked(store, turns=3)
+    rows = [await store.get("u1")]
+    await damaged.change(lambda events: events.update({5: Stored("0" * 64, b"{}")}))
+    await made.ledger.repair("u1", "power cut", "ann")
+    run = await made.ledger.open("u1")
+    await made.ledger.raise_fence(run, FenceRequest(epoch=2, attempt=2, holder="h"))
+    rows.append(await store.get("u1"))
+    records = await store.read("u1")
+    for row, expected in zip(rows, (records[:5], records), strict=True):
+        pages = [page async for page in backwards(store, row, size)]
+        assert [record for page in reversed(pages) for record in page] == expected
+        assert max(map(len, pages)) <= size
+    assert len(pages) == -(-5 // size) + -(-(len(records) - 5) // size)
 
 
 @pytest.mark.rule("I1", "J5")

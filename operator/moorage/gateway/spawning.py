@@ -32,6 +32,7 @@ from moorage.gateway.signals import rung_within
 from moorage.points import Point, reached
 from moorage.store import errors as store_errors
 from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.reading import backwards
 
 TRIES = 8
 PAGE = 500  # records
@@ -170,13 +171,12 @@ class SpawningRoom:
 
     async def _requested(self, run: Run, name: str) -> BlobRef:
         """What its record names; it is looked for from the head on, page by page: it is among the newest."""
-        after = run.state.offset + 1
-        while after > 0:
-            first = max(0, after - PAGE)
-            for record in reversed(await self._ledger.store.read(run.uid, first, after - first)):
-                if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
-                    return (record.attachments or {})["request"]
-            after = first
+        store = self._ledger.store
+        async with contextlib.aclosing(backwards(store, await store.get(run.uid), PAGE)) as pages:
+            async for page in pages:
+                for record in reversed(page):
+                    if record.type == RecordType.CHILD_REQUESTED and (record.payload or {}).get("name") == name:
+                        return (record.attachments or {})["request"]
         raise NotFound(f"no record asks for child {name}")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 
 from moorage.api.streaming import Gap
 from moorage.core.journal.record import Record, RecordType
 from moorage.gateway.events import Outputs, Source, dropped_bytes, gap_event, output_bytes, output_event
+from moorage.store.reading import backwards
 
 MOST_LINES = 100_000
 LOOKED_BACK = 4_096
@@ -27,27 +28,19 @@ async def tail(source: Source, outputs: Outputs, lines: int, turn: Turn) -> Foun
     The last line counts whether or not it has ended. A gap has no lines. Each page is read in a turn of its own.
     """
     row = await source.store.get(source.uid)
-    end = row.head.offset + 1
     if not lines:
-        return b"", end
+        return b"", row.head.offset + 1
     if row.sealed and await source.store.pruned(source.uid) is not None:
         return b"", 0
     looking = Looking(outputs, Search(lines))
-    while end > 0:
-        first = max(0, end - PAGE)
-        async with turn:
-            found = await looking.back(await _page(source, first, end))
-        if found is not None:
-            return found
-        end = first
-        await asyncio.sleep(0)
-    return b"", 0
-
-
-async def _page(source: Source, first: int, end: int) -> list[Record]:
-    """The chunks of output in it. Where a repair dropped offsets, what is read reaches beyond its end."""
-    records = await source.store.read(source.uid, first, end - first)
-    return [record for record in records if record.seq < end and record.type == RecordType.AGENT_OUTPUT]
+    async with aclosing(backwards(source.store, row, PAGE)) as pages:
+        while True:
+            async with turn:
+                page = await anext(pages, None)
+                found = await looking.back([each for each in page or () if each.type == RecordType.AGENT_OUTPUT])
+            if found is not None or page is None:
+                return found or (b"", 0)
+            await asyncio.sleep(0)
 
 
 @dataclass

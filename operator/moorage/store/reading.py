@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from moorage.core.journal.chain import Broken, ChainVerifier, Head, Intact
+from moorage.core.journal.lineage import live_spans
 from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Record, Stored, decode, refuse_unknown_critical
 from moorage.core.recovery.repair import Survey
@@ -18,6 +19,9 @@ class Readable(Protocol):
 
     async def get(self, run_uid: str) -> Execution:
         """Return the row of a run."""
+
+    async def read(self, run_uid: str, from_offset: int = 0, limit: int = 1000) -> list[Record]:
+        """Return records in order."""
 
     def stored(self, run_uid: str, from_offset: int = 0, *, dropped: bool = False) -> AsyncGenerator[Stored, None]:
         """Stream the stored bytes."""
@@ -31,6 +35,19 @@ async def decoded(store: Readable, run_uid: str, from_offset: int = 0) -> AsyncG
     async with aclosing(store.stored(run_uid, from_offset)) as entries:
         async for entry in entries:
             yield decode(entry)
+
+
+async def backwards(store: Readable, row: Execution, size: int) -> AsyncGenerator[list[Record], None]:
+    """Pages of at most `size` records, each in order, from the head of that row back to the journal's beginning.
+
+    What repairs left behind isn't looked for. Where one came after the row was read, what follows a page in the store
+    lies beyond it, and was given before. Raise UnknownRun, Malformed.
+    """
+    for first, last in reversed([*live_spans(row.dropped, 0, row.head.offset)]):
+        for end in range(last, first - 1, -size):
+            begin = max(first, end - size + 1)
+            found = await store.read(row.run_uid, begin, end - begin + 1)
+            yield [record for record in found if record.seq <= end]
 
 
 async def verify_stored(store: Readable, run_uid: str) -> Intact | Broken:
