@@ -101,17 +101,27 @@ async def test_a_child_that_waiting_may_make_is_waited_for_and_told_by_its_name(
 
 
 @pytest.mark.rule("X2")
-@pytest.mark.parametrize(("stalled", "uid", "gone"), [("True", "", True), ("False", "", False), ("True", "u-9", False)])
+@pytest.mark.parametrize(
+    ("conditions", "uid", "gone"),
+    [
+        ([{"type": "Ready", "status": "False"}, {"type": "Stalled", "status": "True"}], "", True),
+        ([{"type": "Stalled", "status": "False"}], "", False),
+        ([{"type": "Stalled", "status": "True"}], "u-9", False),
+        (None, "", False),
+        (["Stalled", {"type": "Stalled", "status": "True"}], "", True),
+    ],
+)
 async def test_a_child_that_only_a_person_could_mend_is_gone_where_an_agent_asked_for_it(
-    stalled: str, uid: str, *, gone: bool
+    conditions: object, uid: str, *, gone: bool
 ) -> None:
+    """Somebody else may have written what isn't a condition."""
     world = asked()
     if uid:
         world.report("child started", T.CHILD_STARTED, {"uid": uid, "name": "fix-1", "reserve": {"tokens": 5}})
     told = {"phase": "Pending", "reason": "AgentInvalid", "message": "mend it"}
     body = {
         "metadata": {"name": "fix-1", "namespace": "team-a", "uid": "u-9", "ownerReferences": [{"uid": "u-1"}]},
-        "status": told | {"conditions": [{"type": "Stalled", "status": stalled}]},
+        "status": told | {"conditions": conditions},
     }
     objects = KubeObjects(cast("KubeApi", Api(child=body)))
     relatives = Relatives(objects, cast("GatewayClient", Gateway(view(world))), Roll(limit=2))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
-from moorage.controller.roll import Roll, Standing, key_of, parent_of
+from moorage.controller.roll import Roll, Standing, key_of, parent_of, truth
 from moorage.core.run.family import Child, ChildStatus, Share
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children
@@ -125,14 +124,9 @@ def _fate(body: Body | None, child: Child, parent: RunKey) -> Fate | None:
         return "gone"
     status = body.get("status") or {}
     if status.get("phase") not in ENDS:
-        return "gone" if not child.uid and status.get("epoch") is None and _stalled(status) else None
+        stalled = truth(status, "Stalled") == "True"
+        return "gone" if not child.uid and status.get("epoch") is None and stalled else None
     return "gone" if status.get("epoch") is None else "ended"
-
-
-def _stalled(status: Mapping[str, Any]) -> bool:
-    return any(
-        each.get("type") == "Stalled" and each.get("status") == "True" for each in status.get("conditions") or ()
-    )
 
 
 def _is_of(body: Body, parent: RunKey) -> bool:

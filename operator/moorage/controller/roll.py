@@ -204,6 +204,13 @@ def parent_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
     return (str(meta.get("namespace", "")), str(name)) if name else None
 
 
+def truth(status: Mapping[str, Any], kind: str) -> str | None:
+    """What the condition of that type says in a status as it stands, however malformed; None where there is none."""
+    listed = status.get("conditions")
+    told = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
+    return next((str(c.get("status")) for c in told if c.get("type") == kind), None)
+
+
 def settled(body: Mapping[str, Any]) -> bool:
     """It has ended, its status says so about this very generation, nobody is deleting it, and no effect is left to ask
     about."""
@@ -215,9 +222,7 @@ def settled(body: Mapping[str, Any]) -> bool:
 
 
 def _unsettled(status: Mapping[str, Any]) -> bool:
-    listed = status.get("conditions")
-    told = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
-    return any(c.get("type") == "EffectsClosed" and c.get("status") == "False" for c in told)
+    return truth(status, "EffectsClosed") == "False"
 
 
 def _standing(body: Mapping[str, Any]) -> Standing:
