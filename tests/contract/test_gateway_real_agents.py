@@ -52,10 +52,16 @@ async def relayed(
 
 
 async def worked(
-    tmp_path: Path, upstream: GitServer, name: str, protocol: str, limits: ResolvedLimits, *faults: Fault
+    tmp_path: Path,
+    upstream: GitServer,
+    name: str,
+    protocol: str,
+    limits: ResolvedLimits,
+    *faults: Fault,
+    refusals: list[float] | None = None,
 ) -> tuple[Outcome, dict[str, int], list[dict[str, Any]], str]:
     """The agent's work on one file, in three decisions: its end, the run's usage, its answers, and the file. `faults`
-    befall the second one.
+    befall the second one. `refusals` hears how often the door has refused for want of budget.
     """
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -73,6 +79,9 @@ async def worked(
             outcome = await load(name).run(task_for(host, agent, relay_url=url), host)
             usage = (await operator.state())["usage"]
             answers = [r.payload for r in await operator.records() if r.type == "MODEL_RESPONSE"]
+            if refusals is not None:
+                counted = operator.gateway.deps.metrics.model_requests
+                refusals.append(counted.labels(protocol, "BudgetExhausted")._value.get())
     return outcome, usage, answers, (host.tree / "a.txt").read_text()
 
 
@@ -95,9 +104,11 @@ async def test_a_real_agent_is_metered_to_the_token(tmp_path, upstream, name: st
 @pytest.mark.parametrize(("name", "protocol"), SPOKEN)
 async def test_a_hard_limit_ends_a_real_agent_and_isnt_retried(tmp_path, upstream, name: str, protocol: str) -> None:
     limits = ResolvedLimits(cost_hard_micros=2 * COST)
-    outcome, usage, answers, _ = await worked(tmp_path, upstream, name, protocol, limits)
+    asked: list[float] = []
+    outcome, usage, answers, _ = await worked(tmp_path, upstream, name, protocol, limits, refusals=asked)
     assert outcome.reason == "BudgetExhausted"
     assert (usage["cost_micros"], usage["model_requests"], len(answers)) == (2 * COST, 2, 2)
+    assert asked == [1], "a refusal leaves no record, so the door is asked how often it has refused"
 
 
 @pytest.mark.rule("O1", "B3")
