@@ -1,6 +1,7 @@
 """The stand-in as OpenAI: Responses and Chat Completions, whole and streamed, from the same script."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -20,9 +21,10 @@ def ask(speaker: Any, *conversation: dict[str, Any], **more: Any) -> dict[str, A
     return {"model": "m", "input" if speaker is responses else "messages": [USER, *conversation], **more}
 
 
-async def post(model: StandIn, speaker: Any, body: dict[str, Any]) -> httpx.Response:
+async def post(model: StandIn, speaker: Any, body: dict[str, Any], patience: float = 40.0) -> httpx.Response:
     headers = {"authorization": "Bearer k-1"}
-    async with httpx.AsyncClient(base_url=model.url, headers=headers, timeout=40) as client:
+    timeout = httpx.Timeout(40.0, read=patience)
+    async with httpx.AsyncClient(base_url=model.url, headers=headers, timeout=timeout) as client:
         return await client.post(PATHS[speaker], json=body)
 
 
@@ -169,6 +171,54 @@ async def test_faults_come_in_the_providers_shape(speaker) -> None:
     }
     assert (slow.headers["retry-after"], slow.json()["error"]["code"]) == ("2", "rate_limit_exceeded")
     assert broken.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("speaker", [responses, chat])
+async def test_what_is_slow_or_silent_is_so_in_each_protocol(speaker, stream: bool) -> None:
+    faults = (Fault(kind="stall"), Fault(kind="drip", seconds=0.02), Fault(kind="overloaded"))
+    async with StandIn(Script(replies=(Reply(text="word " * 50, faults=faults),))).serving() as model:
+        with pytest.raises(httpx.ReadTimeout):
+            await post(model, speaker, ask(speaker, stream=stream), patience=0.3)
+        begun = time.monotonic()
+        dripped = await post(model, speaker, ask(speaker, stream=stream))
+        assert time.monotonic() - begun > 0.1
+        overloaded = await post(model, speaker, ask(speaker, stream=stream))
+        plain = await post(model, speaker, ask(speaker, stream=stream))
+    assert dripped.content == plain.content, "it comes whole in the end"
+    assert overloaded.status_code == (200 if stream else 529)
+    (told,) = streamed(overloaded) if stream else (overloaded.json(),)
+    assert "error" in told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("speaker", [responses, chat])
+async def test_empty_answers_duplicate_ids_and_huge_arguments_in_each_protocol(speaker, stream: bool) -> None:
+    twice = tuple(ToolCall(name="read", id="same") for _ in range(2))
+    huge = ToolCall(name="write", id="big", input={"path": "big"}, fill={"content": 3_000_000})
+    replies = (Reply(tools=(*twice, huge), faults=(Fault(kind="empty"),)),)
+    async with StandIn(Script(replies=replies)).serving() as model:
+        empty, whole = [await post(model, speaker, ask(speaker, stream=stream)) for _ in range(2)]
+    assert "same" not in empty.text
+    calls = spoken_calls(whole, stream=stream)
+    assert [name for name, _ in calls] == ["same", "same", "big"]
+    assert len(json.loads(calls[-1][1])["content"]) == 3_000_000
+
+
+def spoken_calls(answer: httpx.Response, *, stream: bool) -> list[tuple[str, str]]:
+    """The id and the arguments of each call, in either protocol."""
+    told = streamed(answer) if stream else [answer.json()]
+    if "choices" not in told[0]:
+        last = told[-1]["response"] if stream else told[0]
+        return [(item["call_id"], item["arguments"]) for item in last["output"] if item["type"] == "function_call"]
+    if not stream:
+        return [(call["id"], call["function"]["arguments"]) for call in told[0]["choices"][0]["message"]["tool_calls"]]
+    parts = [part for chunk in told for choice in chunk["choices"] for part in choice["delta"].get("tool_calls", ())]
+    found: dict[int, tuple[str, str]] = {}
+    for part in parts:
+        name, arguments = found.get(part["index"], ("", ""))
+        found[part["index"]] = part.get("id") or name, arguments + part["function"].get("arguments", "")
+    return [found[index] for index in sorted(found)]
 
 
 async def test_a_length_stop_ends_the_arguments_in_the_middle() -> None:
