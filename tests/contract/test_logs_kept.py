@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from moorage.api.sse import Event, Parser
+from moorage.drivers.program import MORE, SUMMARY_CAP
 from moorage.gateway.settings import GatewaySettings
 from moorage.runner.output import FULL, KEPT_BYTES
 from moorage.testing.world import Run, World
@@ -117,7 +118,9 @@ async def test_what_was_shipped_before_the_whole_sandbox_is_killed_is_there(worl
 
 
 async def test_a_result_is_found_wherever_it_stands_and_words_of_any_length_are_whole(world: World) -> None:
-    """A hundred kilobytes of words, and a summary before ten thousand lines of noise."""
+    """A hundred kilobytes of words, and a summary before ten thousand lines of noise. What status has of it is bounded,
+    says so, and lacks nothing that the log hasn't.
+    """
     script = """
 say("w" * 100_000)
 say('{"moorage": {"event": "summary", "text": "' + "s" * 6_000 + '"}}')
@@ -128,9 +131,10 @@ open("b.txt", "w").write("new")
     sandbox = await run.start()
     assert await sandbox.ended(within_s=120) == 0
     state = await run.state()
-    assert state["agent_end"]["summary"] == "s" * 4096
+    summary = state["agent_end"]["summary"]
+    assert (len(summary), summary.endswith(MORE), set(summary.removesuffix(MORE))) == (SUMMARY_CAP, True, {"s"})
     kept = await log(run)
-    assert kept.startswith(b"w" * 100_000 + b"\n")
+    assert kept.startswith(b"w" * 100_000 + b"\n" + b"s" * 6_000 + b"\n")
     assert kept.endswith(b"noise 9999\n")
 
 

@@ -16,6 +16,7 @@ from moorage.drivers.facts import Answered, Asked, Dialect, Ended, Settled
 from moorage.drivers.jsonlines import LINE_CAP, AgentListener, Launch
 from moorage.drivers.pi.events import PiEvents
 from moorage.drivers.port import Outcome
+from moorage.drivers.program import MORE, SUMMARY_CAP
 from moorage.drivers.sessions import Conversation
 from moorage.testing.host import LocalHost, task_for
 
@@ -295,6 +296,38 @@ async def test_what_follows_in_an_overlong_line_is_never_an_event(host):
     assert ended.outcome == "unknown"
     parts = [b'{"type":"nothing","text":"' + b"x" * LINE_CAP, false]
     assert (await heard(host, "codex", b"".join(parts), size=len(parts[0]))).outcome == "unknown"
+
+
+LAST_WORDS = "x" * 10_000
+WORDS = {
+    "claude-code": (
+        {"type": "assistant", "message": {"content": [{"type": "text", "text": LAST_WORDS}]}},
+        {"type": "result", "subtype": "success", "is_error": False},
+    ),
+    "codex": (
+        {"type": "item.completed", "item": {"id": "i", "type": "agent_message", "text": LAST_WORDS}},
+        {"type": "turn.completed", "usage": {}},
+    ),
+    "pi": (
+        {
+            "type": "message_end",
+            "message": {
+                "role": "assistant",
+                "stopReason": "stop",
+                "content": [{"type": "text", "text": LAST_WORDS}],
+            },
+        },
+        {"type": "agent_end"},
+    ),
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_last_words_of_any_length_are_whole_in_the_log_and_said_to_be_cut_elsewhere(host, agent):
+    ended = await heard(host, agent, b"".join(json.dumps(each).encode() + b"\n" for each in WORDS[agent]))
+    assert ended.outcome == "completed"
+    assert (len(ended.summary), ended.summary.endswith(MORE)) == (SUMMARY_CAP, True)
+    assert f"{LAST_WORDS}\n".encode() in host.said
 
 
 def test_the_recordings_are_of_the_versions_that_are_installed():

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from moorage.drivers.port import Guarantees, Host, Outcome, Task
-from moorage.drivers.program import SUMMARY_CAP, Iterations, Piece, Program, killed, pieces, started
+from moorage.drivers.program import SUMMARY_CAP, Iterations, Piece, Program, in_short, killed, pieces, started
 
 MARK = b'{"moorage"'  # how a line of ours begins
 LINE_CAP = 32 * 1024
@@ -81,7 +81,10 @@ class _Listener:
                 self._iterations.demand_one()
                 await self._iterations.complete()
             case "summary":
-                self.summary = str(event.get("text", ""))[:SUMMARY_CAP]
+                said = str(event.get("text", ""))
+                self.summary = in_short(said)
+                if len(said.strip()) > SUMMARY_CAP:
+                    await self._host.output("stdout", f"{said.rstrip()}\n".encode(errors="replace"))
             case _:
                 return False
         return True

@@ -38,12 +38,12 @@ from moorage.drivers.port import Child, Held, Host, Kind, Outcome, Task
 from moorage.drivers.program import (
     FINAL_GRACE_S,
     OUTPUT_LIMIT,
-    SUMMARY_CAP,
     Iterations,
     Piece,
     Program,
     Spent,
     Steered,
+    in_short,
     killed,
     pieces,
     started,
@@ -208,7 +208,7 @@ class AgentListener:
 
     async def _said(self, fact: Said | Noted) -> None:
         if isinstance(fact, Said):
-            self.summary = fact.text.strip()[:SUMMARY_CAP] or self.summary
+            self.summary = in_short(fact.text) or self.summary
         await self._telling.said(fact.text)
 
     async def _returned(self, line: Line, fact: Reply | Wanted) -> None:

@@ -28,9 +28,18 @@ FINAL_STOP_S = 5.0  # and then between SIGTERM and SIGKILL
 PIPE_GRACE_S = 2.0  # after the program's end: how long a grandchild may hold its output open
 AFTER_END_BYTES = 4 * 1024 * 1024  # more than a pipe and our buffers can hold
 SUMMARY_CAP = 4096
+MORE = "… [cut here; the log has all of it]"
 OUTPUT_LIMIT = "OutputLimit"  # the last answer was cut by its length
 CIRCLING = "Circling"  # stopped to be told of a circle; whoever can't be told is never stopped for that
 STEERED = "Steered"  # the same, for what a person has to say
+
+
+def in_short(text: str) -> str:
+    """An agent's last words as status, journal and commit have them: SUMMARY_CAP characters at most, and said where
+    that isn't all. A driver sees to it that all of them are in the log.
+    """
+    text = text.strip()
+    return text if len(text) <= SUMMARY_CAP else text[: SUMMARY_CAP - len(MORE)] + MORE
 
 
 class Listener(Protocol):

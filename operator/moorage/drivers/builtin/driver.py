@@ -39,7 +39,7 @@ from moorage.drivers.builtin.purse import Purse
 from moorage.drivers.builtin.room import NO_TOOLS, Room
 from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Task
-from moorage.drivers.program import SUMMARY_CAP
+from moorage.drivers.program import in_short
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
 CONVERSATIONS: Mapping[str, Callable[[], Conversation]] = MappingProxyType(
@@ -203,7 +203,7 @@ class _Loop:
         """Do what was decided; None where the model waits for results, else why it has stopped."""
         await self.telling.said(answer.text)
         if answer.text.strip():
-            self.summary = answer.text.strip()[:SUMMARY_CAP]
+            self.summary = in_short(answer.text)
         if answer.stop in ENDS:
             return ENDS[answer.stop]
         whole = answer.without_cut_call()
