@@ -1,7 +1,9 @@
 """What the drivers of real agents make of what those agents printed (tests/recorded), however the bytes are cut."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -328,6 +330,52 @@ async def test_last_words_of_any_length_are_whole_in_the_log_and_said_to_be_cut_
     assert ended.outcome == "completed"
     assert (len(ended.summary), ended.summary.endswith(MORE)) == (SUMMARY_CAP, True)
     assert f"{LAST_WORDS}\n".encode() in host.said
+
+
+class Forgetful(LocalHost):
+    """Counts what it is told."""
+
+    size = 0
+
+    async def output(self, _: str, data: bytes) -> None:
+        self.size += len(data)
+
+
+SECONDS = 3_600
+PROGRESS = {
+    "claude-code": b'{"type":"system","subtype":"status","text":"at work, second %d"}\n',
+    "codex": b'{"type":"item.updated","item":{"id":"i","type":"reasoning","text":"at work, second %d"}}\n',
+    "pi": b'{"type":"message_update","text":"at work, second %d"}\n',
+}
+
+
+@pytest.mark.rule("J12")
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_an_output_that_drips_for_an_hour_fills_no_memory(host, agent):
+    """Events in pieces, and words whose line ends much later; no clock is waited for between them."""
+    forgetful = Forgetful(host.tree)
+    held: list[int] = []
+    launch = Launch((), {}, b"", dialect(agent), lambda _: None)
+    task = task_for(forgetful, ResolvedAgent(driver=agent))
+
+    async def dripping() -> AsyncIterator[bytes]:
+        for second in range(SECONDS):
+            event = PROGRESS[agent] % second
+            yield event[:9]
+            yield event[9:]
+            yield b"words of second %d " % second + b"x" * 500 + (b"\n" if second % 2 else b"")
+            if second % 900 == 0 or second == SECONDS - 1:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        with forgetful.held() as requests:
+            await AgentListener(task, forgetful, launch, requests).hear(dripping())
+    finally:
+        tracemalloc.stop()
+    assert forgetful.size > SECONDS * 500, "all of it is kept by whoever keeps it"
+    assert max(held) - held[0] < 256 * 1024, held
 
 
 def test_the_recordings_are_of_the_versions_that_are_installed():
