@@ -10,7 +10,7 @@ from tests.gateway_script import Operator, ok, refused, resolved
 from tests.model_place import ANTHROPIC, PRICES, Place, gateway, place, script
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedParent
+from moorage.api.wire import NamespaceUsage, ResolvedAgent, ResolvedChildren, ResolvedParent
 
 __all__ = ["gateway", "place", "script"]
 
@@ -83,6 +83,11 @@ async def test_a_family_that_asks_at_once_passes_no_limit_by_more_than_one_reque
     family = spent(settled["usage"], kind) + given
     assert family == len(place.model.log) * one
     assert family < 30 * one + more + 3 * one, "less than one request each"
+    for _ in range(2):
+        told = NamespaceUsage.model_validate(await ok(await parent.http.get("/v1/namespaces/team-a/usage")))
+        assert [day.runs for day in told.days] == [3]
+        assert spent(told.days[0].model_dump(), kind) == family, "each run is its namespace's once, a share never"
+        place.gateway.restart()
 
 
 @pytest.mark.rule("B2", "B3")
