@@ -270,6 +270,18 @@ async def test_the_model_isnt_asked_after_the_last_iteration(site: Site) -> None
     assert judged["context"]["iterations"] == 1
 
 
+@pytest.mark.rule("B2", "B3")
+async def test_of_fifty_questions_at_once_none_leaves_after_the_last_iteration(site: Site) -> None:
+    agent = await site.agent(max_iterations=1)
+    await agent.iterate(1)
+    asking = (agent.http.post(ANTHROPIC.path, json=ANTHROPIC.ask(temperature=n / 100)) for n in range(50))
+    answers = await asyncio.gather(*asking)
+    assert 400 in {answer.status_code for answer in answers} <= {400, 429}, "refused, or never let in"
+    assert all("BudgetExhausted" in answer.text for answer in answers if answer.status_code == 400)
+    assert site.model.log == []
+    assert "MODEL_REQUEST" not in await agent.operator.types()
+
+
 @pytest.mark.rule("B3")
 async def test_a_disk_that_is_emptied_again_is_no_violation_any_more(site: Site) -> None:
     agent = await site.agent(disk_soft_bytes=50, disk_hard_bytes=100)
