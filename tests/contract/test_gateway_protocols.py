@@ -211,6 +211,19 @@ async def test_no_more_requests_are_under_way_than_the_provider_takes(place: Pla
     assert peak.most <= 2
 
 
+@pytest.mark.rule("M1")
+@ALL
+@pytest.mark.parametrize("script", [(Reply(text="word " * 2_000, usage=USAGE),)])
+async def test_however_many_events_an_answer_has_the_journal_has_two_records_of_it(
+    place: Place, spoken: Spoken
+) -> None:
+    operator = await place.run(spoken)
+    before = len(await operator.types())
+    answer = await place.ask(spoken, stream=True)
+    assert len(said(answer)) > 100, "an answer of many events"
+    assert (await operator.types())[before:] == ["MODEL_REQUEST", "MODEL_RESPONSE"]
+
+
 @pytest.mark.rule("R2")
 @ALL
 async def test_the_record_comes_before_what_can_be_acted_on(place: Place, spoken: Spoken) -> None:
