@@ -30,8 +30,10 @@ class Served:
         self.order: list[str] = []
         self.held: list[Turn] = []
 
-    async def take(self, run: str, tokens: int = 0, patience_s: float = LONG) -> bool:
-        turn = await self.turns.take(PROVIDER, run, self.limits, tokens, patience_s)
+    async def take(
+        self, run: str, tokens: int = 0, patience_s: float = LONG, provider: tuple[str, str] = PROVIDER
+    ) -> bool:
+        turn = await self.turns.take(provider, run, self.limits, tokens, patience_s)
         if turn is not None:
             self.order.append(run)
             self.held.append(turn)
@@ -53,6 +55,19 @@ async def test_a_run_that_asks_much_doesnt_starve_the_others(limits: Limits) -> 
         served.give_back(used=10)
     await asyncio.gather(*asking)
     assert served.order == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+@pytest.mark.rule("Q3", "I10")
+@pytest.mark.parametrize("limits", [ONE, Limits(requests=1), Limits(tokens=10)], ids=["at once", "requests", "tokens"])
+async def test_what_one_tenant_asks_holds_up_no_other(limits: Limits) -> None:
+    served = Served(limits)
+    asking = [asyncio.create_task(served.take(f"a{number}", 10)) for number in range(20)]
+    await settled()
+    assert await served.take("b", 10, patience_s=0.01, provider=("team-b", "models"))
+    assert served.order == ["a0", "b"]
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_a_turn_that_doesnt_come_in_time_is_no_turn() -> None:
