@@ -31,6 +31,7 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.providers import SILENT, Coming, Unheard
 from moorage.gateway.questions import Gone, Questions
 from moorage.gateway.turns import Turn, Turns
+from moorage.gateway.undoing import unless_done
 from moorage.gateway.unread import Unread
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
@@ -80,13 +81,10 @@ class Exchange:
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
         """Send the request on; the answer, its body perhaps still to come."""
         self._questions.begin(self._ask.request_id)
-        try:
+        with unless_done(self._over):
             await self._note_request(model)
             await self._take_turn(model)
             return await self._passed(model, credential)
-        except BaseException:
-            self._over()
-            raise
 
     async def _passed(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
         """The same, with what it says of the provider's health."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moorage.gateway.errors import Refusal
+from moorage.gateway.undoing import unless_done
 
 AGAIN = {"retry-after": "5"}
 
@@ -44,11 +45,8 @@ class Room:
     async def holding(self, run_uid: str, work: Callable[[Held], Awaitable[Response]]) -> Response:
         """What `work` answers; what it holds is given back once that is sent."""
         held = Held(self, run_uid)
-        try:
+        with unless_done(held.give_back):
             response = await work(held)
-        except BaseException:
-            held.give_back()
-            raise
         return Afterwards(response, held.give_back)
 
 
