@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.local_machine import Machine
 from tests.gateway_script import PASSWORD, commit, git
 from tests.workspace_place import place, source
 
@@ -37,6 +38,15 @@ def upstream(tmp_path: Path) -> Iterator[GitServer]:
         commit(work, "a.txt", "one\n")
         git(work, "push", "-q", "origin", "main")
         yield running
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    """Without bubblewrap, unless a test asks for a grade of isolation: `machine` is its parameter then."""
+    (tmp_path / "machine").mkdir()
+    made = Machine(tmp_path / "machine", getattr(request, "param", False))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """O2: a local run has no children, and says so at once instead of running without what was asked for."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,6 @@ PROVIDER = {
     "metadata": {"name": "models"},
     "spec": {"protocol": "anthropic-messages", "baseURL": "http://127.0.0.1:9"},
 }
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Without bubblewrap, which is another test's business."""
-    (tmp_path / "machine").mkdir()
-    made = Machine(tmp_path / "machine", isolated=False)
-    yield made
-    made.close()
 
 
 @pytest.mark.rule("O2")

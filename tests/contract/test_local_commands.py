@@ -2,8 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.contract.commanded_run import Commanded, commanded
@@ -12,13 +11,6 @@ from tests.contract.local_machine import BRANCH, Machine
 from moorage.testing.trees import ENV, git
 
 pytestmark = pytest.mark.timeout(240)  # a case starts the program several times
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, isolated=False)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Constraints on real runs of the real program: an expression that stops one, and goes on warning once it is waived."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.contract.counting_agent import STEPS
 from tests.contract.local_machine import GRADES, Machine
@@ -12,13 +9,6 @@ from moorage.cli.exits import Exit
 pytestmark = pytest.mark.timeout(240)
 
 TWO = [{"name": "two-steps", "cel": "iterations < 2 || driver == 'codex'", "message": "two steps are enough"}]
-
-
-@pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, getattr(request, "param", False))
-    yield made
-    made.close()
 
 
 @pytest.mark.rule("C3", "C4")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from tests.contract.local_machine import BRANCH, BUBBLEWRAP, GRADES, Machine
 from moorage.points import Point
 from moorage.testing.killpoints import Shot, environment, fired
 from moorage.testing.trees import git
-
-
-@pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, getattr(request, "param", False))
-    yield made
-    made.close()
-
 
 pytestmark = pytest.mark.timeout(240)  # each case starts the program two to four times
 

@@ -4,8 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from tests.contract.local_machine import MOORAGE, Machine
@@ -16,11 +15,9 @@ TALKING = "echo first; while [ ! -e {go} ]; do sleep 0.05; done; echo second; ec
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, isolated=False)
-    made.write(agent=TALKING.format(go=tmp_path / "go"), check="test -e one.txt")
-    yield made
-    made.close()
+def machine(machine: Machine) -> Machine:
+    machine.write(agent=TALKING.format(go=machine.root / "go"), check="test -e one.txt")
+    return machine
 
 
 def until(seen: Callable[[], object]) -> None:

@@ -1,8 +1,5 @@
 """A run on this machine whose limit is used up: paused, told as that, and gone on with once the limit is raised."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.contract.counting_agent import AGENT, STEPS
 from tests.contract.local_machine import GRADES, Machine
@@ -10,13 +7,6 @@ from tests.contract.local_machine import GRADES, Machine
 from moorage.cli.exits import Exit
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, getattr(request, "param", False))
-    yield made
-    made.close()
 
 
 @pytest.mark.rule("C3", "B3", "I4")

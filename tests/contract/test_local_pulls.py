@@ -1,8 +1,6 @@
 """W5: a whole run on this machine whose result gets a pull request, from its manifest to its printed result."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,6 @@ from moorage.testing.forge import StandInForge
 from moorage.testing.gitserver import GitServer
 
 TOKEN = "forge-token-of-a-manifest"
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Without bubblewrap, which is another test's business."""
-    (tmp_path / "machine").mkdir()
-    made = Machine(tmp_path / "machine", isolated=False)
-    yield made
-    made.close()
 
 
 def asking(machine: Machine, upstream: GitServer, api: dict[str, Any], **pull: Any) -> None:

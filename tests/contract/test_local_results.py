@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +11,6 @@ from moorage.cli.exits import Exit
 from moorage.testing.trees import git
 
 ONE = {"agent": "echo 1 > one.txt", "check": "test -e one.txt"}
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, isolated=False)
-    yield made
-    made.close()
 
 
 def moorage(machine: Machine, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ import gzip
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -65,11 +64,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path, isolated=False)
-    made.write(agent="echo 1 > one.txt", check="test -e one.txt", goal=GOAL)
-    yield made
-    made.close()
+def machine(machine: Machine) -> Machine:
+    machine.write(agent="echo 1 > one.txt", check="test -e one.txt", goal=GOAL)
+    return machine
 
 
 @pytest.mark.rule("H1")
