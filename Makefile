@@ -68,6 +68,7 @@ lint: $(STAMP) ## format, lint, types, layers, generated files, rules
 
 test-unit: $(STAMP) $(MOTO) ## unit, property, contract and replay tests: no cluster
 	@$(CLUSTER) agents
+	@$(CLUSTER) programs gitea
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
 
 test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd

@@ -9,6 +9,7 @@ from e2e.cluster.locks import exclusive
 from e2e.cluster.shell import run_logged
 
 # package → a file that shows it is there (a bare name is looked up on PATH)
+C_PACKAGES = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 CLUSTER_PACKAGES = {
     "runc": "runc",
     "containernetworking-plugins": "/usr/lib/cni/bridge",
@@ -20,9 +21,8 @@ CLUSTER_PACKAGES = {
     "procps": "sysctl",
     "util-linux": "nsenter",
     "busybox-static": "/var/lib/dpkg/info/busybox-static.list",
-    "gcc": "gcc",
-    "libc6-dev": "/usr/include/stdio.h",
     "git": "git",
+    **C_PACKAGES,
 }
 IMAGE_PACKAGES = {
     "mmdebstrap": "mmdebstrap",

@@ -1,14 +1,12 @@
 """Pods that only pretend: kwok plays the kubelet of nodes that aren't there, for thousands of runs on one machine."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster.processes import spawn, stop_recorded
-from e2e.cluster.programs import SOURCES, Programs, go_environment
-from e2e.cluster.shell import run
+from e2e.cluster.programs import GROUPS, Programs
 
 _MARK = ("kwok.x-k8s.io/node", "fake")
 _STAGES = ("node/fast", "node/heartbeat", "pod/fast")
@@ -48,7 +46,6 @@ def fake_node(name: str, *, pods: int = 1000) -> dict[str, Any]:
 
 def _stage_files(programs: Programs) -> list[Path]:
     """The module carries its stages as files; run alone, the program has none."""
-    argv = ["go", "mod", "download", "-json", "sigs.k8s.io/kwok"]
-    module = Path(json.loads(run(argv, cwd=SOURCES / "kwok", env=go_environment(programs.cache)))["Dir"])
-    found = [path for stage in _STAGES for path in (module / "kustomize" / "stage" / stage).glob("*.yaml")]
+    stages = programs.folder(GROUPS["kwok"]) / "kustomize" / "stage"
+    found = [path for stage in _STAGES for path in (stages / stage).glob("*.yaml")]
     return [path for path in sorted(found) if path.name != "kustomization.yaml"]

@@ -1,4 +1,4 @@
-"""The cluster's programs, each group built once from its own ``go.mod`` into the cache.
+"""The programs of the cluster and of tests, each group built once from its own ``go.mod`` into the cache.
 
 A build's folder carries a digest of all that goes into it, so nothing is rebuilt while versions stand, and two
 checkouts with different versions live side by side. Folders appear by rename: a half-built one is never seen.
@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e.cluster.caches import workplace
 from e2e.cluster.console import Console, duration
+from e2e.cluster.debian import C_PACKAGES, ensure
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.locks import exclusive
 from e2e.cluster.shell import run, run_logged
@@ -25,12 +27,20 @@ _BUILD_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -trimpath -mod=rea
 
 @dataclass(frozen=True)
 class Group:
-    """Programs that share a ``go.mod``: file name → Go package, and how long a cold build takes on two cores."""
+    """Programs that share a ``go.mod``: file name → Go package, and how long a cold build takes on two cores.
+
+    `files` are folders of `module` that a program reads as it runs: they come to lie beside it, by the same paths.
+    `cgo`: there is C in it.
+    """
 
     name: str
     binaries: dict[str, str]
     cold_build_s: int
     ldflags: str = "-s -w"
+    tags: tuple[str, ...] = ()
+    cgo: bool = False
+    module: str = ""
+    files: tuple[str, ...] = ()
 
 
 def _version_flags(version: str) -> str:
@@ -80,7 +90,22 @@ GROUPS = {
             {"local-path-provisioner": "github.com/rancher/local-path-provisioner"},
             cold_build_s=40,
         ),
-        Group("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, cold_build_s=60),
+        Group(
+            "kwok",
+            {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+            cold_build_s=60,
+            module="sigs.k8s.io/kwok",
+            files=("kustomize/stage",),
+        ),
+        Group(
+            "gitea",
+            {"gitea": "code.gitea.io/gitea"},
+            cold_build_s=200,
+            tags=("sqlite", "sqlite_unlock_notify"),
+            cgo=True,
+            module="code.gitea.io/gitea",
+            files=("options", "public", "templates"),
+        ),
     )
 }
 CLUSTER_GROUPS = ("kubernetes", "etcd", "containerd", "gvisor", "kube-router", "local-path", "helm")
@@ -130,6 +155,8 @@ class Programs:
             left = f"{index + 1} of {len(todo)}, about {expected} left where the Go build cache is cold"
             with exclusive(self.cache / "programs" / f"{group.name}.lock"):
                 if not self.folder(group).is_dir():
+                    if group.cgo:
+                        ensure(C_PACKAGES, console, self.cache)
                     with console.step(f"build {group.name}", left=left, expected_s=group.cold_build_s):
                         self._build(group)
 
@@ -141,10 +168,21 @@ class Programs:
         with workplace(final.parent, group.name) as partial:
             staged = partial / "whole"
             staged.mkdir()
+            environment = go_environment(self.cache) | {"CGO_ENABLED": str(int(group.cgo))}
             for outputs in _go_builds(group, staged):
-                argv = ["go", "build", "-ldflags", group.ldflags, *outputs]
-                run_logged(argv, log, env=go_environment(self.cache), cwd=self.sources / group.name)
+                argv = ["go", "build", "-tags", ",".join(group.tags), "-ldflags", group.ldflags, *outputs]
+                run_logged(argv, log, env=environment, cwd=self.sources / group.name)
+            if group.files:
+                self._bring_files(group, staged)
             staged.rename(final)
+
+    def _bring_files(self, group: Group, staged: Path) -> None:
+        argv = ["go", "mod", "download", "-json", group.module]
+        told = run(argv, cwd=self.sources / group.name, env=go_environment(self.cache))
+        for name in group.files:
+            shutil.copytree(Path(json.loads(told)["Dir"]) / name, staged / name)
+        for path in (staged, *staged.rglob("*")):  # a module's own folders may be for reading alone
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def go_environment(cache: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:

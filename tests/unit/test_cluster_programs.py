@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_the_digest_follows_versions_own_modules_and_the_recipe(sources: Path) -
 def test_every_group_has_its_module_files() -> None:
     known = {path.parent.name for path in SOURCES.glob("*/go.sum")}
     assert known == set(GROUPS)
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS.values() if group.files], ids=lambda group: group.name)
+def test_what_lies_beside_a_program_is_of_a_module_with_a_checksum(group: Group) -> None:
+    pinned = re.search(
+        rf"^\t{re.escape(group.module)} (v\S+)", (SOURCES / group.name / "go.mod").read_text(), re.MULTILINE
+    )
+    assert pinned
+    assert f"\n{group.module} {pinned[1]} h1:" in (SOURCES / group.name / "go.sum").read_text()
 
 
 def test_a_missing_program_names_the_command_that_builds_it(tmp_path: Path) -> None:
