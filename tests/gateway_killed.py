@@ -30,11 +30,11 @@ PASSING = {425, 500, 502, 503}
 class Killed:
     """A gateway's process on one port; `kill` leaves it no time for anything.
 
-    `dsn`: of the PostgreSQL that it shares with others.
+    `dsn`: of the PostgreSQL that it shares with others. `password`: of its tenant's remote.
     """
 
-    def __init__(self, root: Path, dsn: str | None = None) -> None:
-        self.root, self.dsn = root, dsn
+    def __init__(self, root: Path, dsn: str | None = None, *, password: str = PASSWORD) -> None:
+        self.root, self.dsn, self.password = root, dsn, password
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -43,7 +43,7 @@ class Killed:
 
     async def start(self, environ: Mapping[str, str] | None = None) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.gateway_process", str(self.root), str(self.port), PASSWORD),
+            *(sys.executable, "-m", "tests.gateway_process", str(self.root), str(self.port), self.password),
             cwd=ROOT,
             env={**os.environ, **({DSN: self.dsn} if self.dsn else {}), **(environ or {})},
         )

@@ -30,7 +30,9 @@ def commit(work: Path, name: str, text: str) -> str:
     return git(work, "rev-parse", "HEAD")
 
 
-def resolved(upstream: GitServer, uid: str = "u1", **changes: Any) -> ResolvedRun:
+def resolved(upstream: GitServer | str, uid: str = "u1", **changes: Any) -> ResolvedRun:
+    """A run in the repository of that server, or at that address."""
+    url = upstream if isinstance(upstream, str) else upstream.url("shop.git")
     spec = ResolvedRun(
         uid=uid,
         tenant="team-a",
@@ -39,7 +41,7 @@ def resolved(upstream: GitServer, uid: str = "u1", **changes: Any) -> ResolvedRu
         placement="cluster",
         goal="make the tests pass",
         workspace=ResolvedWorkspace(
-            key="w1", kind="remote_git", url=upstream.url("shop.git"), ref="main", credentials=SecretRef(name="git")
+            key="w1", kind="remote_git", url=url, ref="main", credentials=SecretRef(name="git")
         ),
         agent=ResolvedAgent(driver="command", command=("true",)),
         acceptance=(ResolvedCheck(name="tests", run="make test"),),

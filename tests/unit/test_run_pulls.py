@@ -16,6 +16,7 @@ from moorage.core.run import actions as a
 from moorage.core.run.merges import branch_of, pull_request
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.status import project
+from moorage.gateway.forge import Refused, judged
 
 URL = "https://forge.example/team/shop/pulls/1"
 ASKED = ResolvedPullRequest(kind="gitea", api="https://forge.example/api/v1", project="team/shop")
@@ -187,3 +188,9 @@ def test_a_pull_request_is_ours_by_its_branch_and_a_forks_is_not(kind: str, entr
     assert not closed.open
     for strange in ({}, {"head": None}, {"head": {"ref": 1}}, {"source_branch": []}):
         assert forge.pull(strange, "team/shop", "b") is None
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_repository_that_has_moved_is_refused_as_that(status: int) -> None:
+    with pytest.raises(Refused, match=f"{status}: the repository or its API has moved: correct remoteGit"):
+        judged(status, b'<a href="/elsewhere">Moved</a>')

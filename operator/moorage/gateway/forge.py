@@ -21,6 +21,8 @@ from moorage.gateway.ports import SecretMissing
 TIMEOUT_S = 30.0
 MAX_ANSWER = 4 * 1024 * 1024
 SAID = 300  # characters of a forge's own words
+MOVED = frozenset({301, 302, 307, 308})
+"""Never followed: the credential is for the address that was named."""
 
 
 class Refused(Exception):
@@ -120,6 +122,8 @@ def judged(status: int, body: bytes) -> Any:
     """The answer's JSON, where it is one that counts. Raise Refused, Busy."""
     if status in {408, 425, 429} or status >= 500:
         raise Busy(f"it answered {status}: {_words(body)}".rstrip(": "), done=status >= 500)
+    if status in MOVED:
+        raise Refused(status, "the repository or its API has moved: correct remoteGit of the workspace")
     if not 200 <= status < 300:
         raise Refused(status, _words(body))
     try:

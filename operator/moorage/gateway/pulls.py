@@ -98,7 +98,7 @@ class PullRequests:
                 return "unknown", str(_trouble(again))
             if there is not None:
                 return "confirmed", there.url
-        trouble = _trouble(error)
+        trouble = _trouble(error, f"{wanted.head} into {wanted.base}")
         if not trouble.passing:
             return "rejected", str(trouble)
         maybe = isinstance(error, Lost) or (isinstance(error, Busy) and error.done)
@@ -181,10 +181,12 @@ def _meant(run: Run, branch: str, asked: ResolvedPullRequest, base: str | None =
     }
 
 
-def _trouble(error: Exception) -> Trouble:
-    """Only what the forge itself has refused, or a credential that is no good, is final."""
+def _trouble(error: Exception, what: str = "it") -> Trouble:
+    """Only what the forge itself has refused, or a credential that is no good, is final. `what` was asked for: of a
+    branch that isn't there, a forge may say no more than that something isn't.
+    """
     if isinstance(error, Refused):
-        return Trouble(REASON, f"the forge refuses it: {error}", passing=False)
+        return Trouble(REASON, f"the forge refuses {what}: {error}", passing=False)
     if isinstance(error, Refusal):
         return Trouble(error.reason, error.message, passing=error.status == 503)
     return Trouble(AWAY, str(error), passing=True)

@@ -118,7 +118,7 @@ def _github_making(wanted: Wanted) -> tuple[str, Json]:
 
 
 def _gitea_listing(project: str, _: str, page: int) -> str:
-    asked = {"state": "all", "sort": "recentupdate", "page": page, "limit": PAGE}
+    asked = {"state": "all", "page": page, "limit": PAGE}  # of its orders, only the one without a name is by creation
     return f"{_repository(project)}/pulls?{urlencode(asked)}"
 
 
