@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Option(help="Name of the cluster.", envvar="MOORAGE_
 
 @app.command()
 def programs(
-    groups: Annotated[list[str] | None, typer.Argument(help="Groups to build; all but the tests' own by default.")] = None,
+    groups: Annotated[list[str] | None, typer.Argument(help="Groups to build; by default those of a cluster.")] = None,
 ) -> None:
     """Build the cluster's programs into the cache, where they are missing."""
     wanted = groups or [*CLUSTER_GROUPS, "kwok"]
