@@ -64,10 +64,10 @@ async def family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path) -> 
     return await a_family(gateway, upstream, tmp_path)
 
 
-async def a_family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path) -> Family:
+async def a_family(gateway: LocalGateway, upstream: GitServer, tmp_path: Path, limits: ResolvedLimits = ROOM) -> Family:
     """With the runner of its parent in pod p1."""
     agent = ResolvedAgent(driver="command", command=("true",), children=ResolvedChildren(max=3, concurrent=2))
-    parent = Operator(gateway, resolved(upstream, limits=ROOM, agent=agent))
+    parent = Operator(gateway, resolved(upstream, limits=limits, agent=agent))
     runner = await agent_at_work(gateway, parent)
     tree = await worktree(gateway, tmp_path, "p1")
     base = (await parent.state())["workspace_base"]

@@ -4,16 +4,20 @@ so much is left beside all of them.
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.test_gateway_children import Agent, Family, agent, asked, family
+from tests.contract.test_gateway_children import ROOM, Agent, Family, a_family, agent, asked, family
 from tests.gateway_script import Operator, ok, refused
 
+from moorage.api.budget import ResolvedConstraint
 from moorage.api.wire import ResolvedParent
 from moorage.core.journal.record import BlobRef, RecordType
 from moorage.core.run.parents import MAX_DEPTH
 from moorage.gateway.ledger import Run
+from moorage.testing.gateway import LocalGateway
+from moorage.testing.gitserver import GitServer
 
 __all__ = ["agent", "family"]
 
@@ -100,6 +104,23 @@ async def test_what_an_agent_asked_for_is_what_its_child_gets(agent: Agent) -> N
     refused(await put(agent.family.child(tokens=900, name=name)), 409, "SpecConflict")
     assert await agent.family.kinds() == ["CHILD_REQUESTED"]
     await agent.family.child(tokens=100, name=name).admit()
+
+
+@pytest.mark.rule("B3", "C4")
+async def test_no_share_is_given_by_which_a_constraint_of_the_parents_own_would_stop_it(
+    gateway: LocalGateway, upstream: GitServer, tmp_path: Path
+) -> None:
+    few = ResolvedConstraint(name="few", cel="tokens < 600")
+    family = await a_family(gateway, upstream, tmp_path, ROOM.model_copy(update={"custom": (few,)}))
+    agent = Agent(family)
+    answer = await agent.runner.post("/v1/self/children", json=asked(tokens=600))
+    assert "tokens < 600" in refused(answer, 403, "ParentBudget")
+    assert "tokens < 600" in refused(await put(family.child(tokens=600)), 403, "ParentBudget")
+    await agent.spawn("4.0", tokens=500)
+    await family.child(tokens=99).admit()
+    assert "tokens < 600" in refused(await put(family.child("u3", tokens=1)), 403, "ParentBudget")
+    state = await family.parent.state()
+    assert (state["phase"], state["pause"]) == ("Running", None)
 
 
 # --- what begins, and what doesn't ------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ import pytest
 from tests.property.run_world import BASE, HEAD, START, T, World, a_spec
 from tests.run_plans import kinds, observed, proposed, records, running
 
-from moorage.api.agent import Agent
-from moorage.api.agentrun import AgentRun, ParentRef
+from moorage.api.agentrun import ParentRef
 from moorage.api.budget import ResolvedLimits
-from moorage.api.modelprovider import ModelProvider
 from moorage.api.wire import (
-    ResolvedChildren,
     ResolvedParent,
     ResolvedRetention,
     ResolvedRun,
@@ -29,7 +26,6 @@ from moorage.core.run.parenthood import PATIENCE_MS
 from moorage.core.run.parents import MAX_DEPTH, Parent, child_of
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
-from moorage.core.run.resolve import Defaults, References, read_run, resolve
 from moorage.core.run.state import Checkpoint, Pause, PauseStage, RunState
 
 POINT = Checkpoint("c" * 40, "d" * 40, 3, 1)
@@ -437,82 +433,3 @@ def test_an_ended_child_is_kept_until_its_parent_has_settled_it_or_for_a_while()
 def test_a_parent_that_has_proposed_before_its_child_ends_is_judged_after_it() -> None:
     world = with_child(proposed())
     assert world.plan().reason == "ChildrenRunning"
-
-
-# --- limits of its Agent's --------------------------------------------------------------------------------------------
-
-
-def resolved_child(usual: dict[str, Any], own: dict[str, Any], left: int) -> ResolvedRun | Problem:
-    """A child by hand, whose Agent has limits, of a parent that has so many tool calls left."""
-    meta = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
-    spec = {"workspace": {"ephemeral": {}}, "goal": "g", "agentRef": {"name": "coder"}, "parentRef": {"name": "elder"}}
-    run = read_run({"metadata": meta, "spec": spec | {"constraints": own}})
-    assert isinstance(run, AgentRun), run
-    agent = {"metadata": {"name": "coder"}, "spec": {"driver": "command", "command": ["true"], "constraints": usual}}
-    parent = a_parent(limits=ResolvedLimits(tool_calls_hard=left))
-    refs = References(agent=Agent.model_validate(agent), drivers=frozenset({"command"}), parent=parent)
-    return resolve(run, refs, Defaults())
-
-
-@pytest.mark.rule("B3")
-@pytest.mark.parametrize(
-    ("usual", "own", "left", "share"),
-    [
-        (200, None, 190, 95),
-        (50, None, 190, 50),
-        (0, None, 1, 0),
-        (50, 150, 190, 150),
-        (200, 191, 190, None),
-        (200, None, 1, None),
-    ],
-)
-def test_a_limit_of_a_childs_agent_caps_what_it_gets_and_asks_for_nothing(
-    usual: int, own: int | None, left: int, share: int | None
-) -> None:
-    """The same Agent may be its parent's, which has used some of as much."""
-    asked = {} if own is None else {"toolCalls": {"hard": own}}
-    found = resolved_child({"toolCalls": {"hard": usual}, "maxIterations": 7}, asked, left)
-    if share is None:
-        assert isinstance(found, Problem)
-        assert found.reason == "ParentBudget"
-    else:
-        assert isinstance(found, ResolvedRun), found
-        assert (found.limits.tool_calls_hard, found.limits.max_iterations) == (share, 7)
-
-
-# --- who may start any ------------------------------------------------------------------------------------------------
-
-
-def parental(driver: str, placement: Any = "cluster") -> ResolvedRun | Problem:
-    """What becomes of a run whose agent is to have children."""
-    agent: dict[str, Any] = {"driver": driver, "children": {"max": 4}}
-    agent |= {"command": ["agent"]} if driver in {"acp", "command", "mine"} else {}
-    agent |= {} if driver in {"command", "mine"} else {"model": {"providerRef": {"name": "models"}, "name": "m"}}
-    spec = {"workspace": {"ephemeral": {}}, "goal": "g", "agent": agent}
-    meta = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
-    run = read_run({"metadata": meta, "spec": spec}, placement)
-    assert isinstance(run, AgentRun), run
-    protocol = "openai-responses" if driver == "codex" else "anthropic-messages"
-    provider = {"metadata": {"name": "models"}, "spec": {"protocol": protocol, "baseURL": "https://models.example"}}
-    known = frozenset({"acp", "builtin", "claude-code", "codex", "command", "mine", "pi"})
-    refs = References(provider=ModelProvider.model_validate(provider), drivers=known)
-    return resolve(run, refs, Defaults(placement=placement))
-
-
-@pytest.mark.rule("O2")
-@pytest.mark.parametrize("driver", ["acp", "builtin", "claude-code", "codex", "pi"])
-def test_an_agent_whose_program_is_told_of_the_tools_may_have_children(driver: str) -> None:
-    found = parental(driver)
-    assert isinstance(found, ResolvedRun), found
-    assert found.agent.children == ResolvedChildren(max=4, concurrent=2)
-
-
-@pytest.mark.parametrize(
-    ("driver", "placement", "who"),
-    [("command", "cluster", "command"), ("mine", "cluster", "mine"), ("builtin", "local", "a local run")],
-)
-def test_any_other_is_refused_before_it_begins(driver: str, placement: str, who: str) -> None:
-    found = parental(driver, placement)
-    assert isinstance(found, Problem)
-    assert (found.reason, found.stalled) == ("NotSupported", True)
-    assert f"agent.children: {'' if who.startswith('a ') else 'the driver '}{who} can't start any" in found.message

@@ -172,12 +172,12 @@ def divisible(run: Run) -> ResolvedLimits:
 
 def ungivable(judge: Judge, run: Run, share: Share) -> str | None:
     """Why so much can't be given away by the run's state as it is; None where it can: it is left beside what was used,
-    what children have, and all that requests under way may come to.
+    what children have, and all that requests under way may come to, and no constraint stops the run once it is given.
     """
     ask = Asking(asking(share))
-    worst = judge.verdict(run, ask).worst
-    if worst is not None and worst.action.stops:
-        return worst.validation.message
+    for verdict in (judge.verdict(run, ask), judge.verdict(run, Asking(), share)):
+        if (worst := verdict.worst) is not None and worst.action.stops:
+            return worst.validation.message
     return lacking(divisible(run), judge.context(run, ask), run.facts)
 
 

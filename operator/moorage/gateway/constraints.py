@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
@@ -34,6 +34,7 @@ from moorage.core.constraints.limits import DIMENSIONS, metered, with_more
 from moorage.core.constraints.telling import budget_of
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import Draft, RecordType
+from moorage.core.run.family import Share
 from moorage.core.run.state import PauseReason
 from moorage.gateway.errors import Refusal
 from moorage.gateway.ledger import Ledger, Run
@@ -123,10 +124,11 @@ class Judge:
         under_way = {"tool_calls": len(set(run.facts.tools) - ask.calls), "egress_bytes": self._carried.get(run, 0)}
         return with_agent(with_more(context, **under_way), run.spec)
 
-    def verdict(self, run: Run, ask: Asking) -> Verdict:
-        """By the state as it is. What a person has waived only warns."""
+    def verdict(self, run: Run, ask: Asking, given: Share | None = None) -> Verdict:
+        """By the state as it is, as if so much more were given away. What a person has waived only warns."""
         waived = {v.constraint: Action[v.waived] for v in run.state.violations if v.waived}
-        return evaluate(self._constraints(run), self.context(run, ask), waived)
+        context = self.context(run, ask)
+        return evaluate(self._constraints(run), with_more(context, **asdict(given)) if given else context, waived)
 
     def demand(self, run: Run, ask: Asking) -> None:
         """Raise Exhausted where a constraint stops the run."""

@@ -111,7 +111,7 @@ class SpawningRoom:
         )
 
     def _share(self, run: Run, body: SpawnRequest) -> ResolvedLimits:
-        """Its limits. Raise Refusal: ParentBudget."""
+        """Its limits. Raise Refusal: ParentBudget, also where a constraint of the run's own would stop it by that."""
         own = ResolvedLimits(
             max_iterations=body.iterations,
             tokens_hard=body.tokens,
@@ -121,6 +121,8 @@ class SpawningRoom:
         found = divided(own, divisible(run), beside(self._gate.judge.context(run, Asking()), run.facts))
         if isinstance(found, Problem):
             raise Refusal(found.message, status=403, reason=found.reason)
+        if (why := ungivable(self._gate.judge, run, reserve_of(found))) is not None:
+            raise Refusal(f"so much can't be given away: {why}: ask for less", status=403, reason="ParentBudget")
         return found
 
     async def wait(self, request: Request) -> Response:

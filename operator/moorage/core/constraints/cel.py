@@ -127,6 +127,14 @@ class Expression:
         return self.action
 
 
+def names_in(text: str) -> frozenset[str]:
+    """What an expression reads; nothing where it can't be read itself."""
+    try:
+        return frozenset(cel.compile(text).variables())
+    except FAULTS:
+        return frozenset()
+
+
 def _demand_known(program: Any) -> None:
     unknown = sorted(set(program.variables()) - NAMES)
     if unknown:

@@ -21,6 +21,7 @@ from moorage.core.constraints.limits import EFFECTS, EGRESS, SHARED, Dimension, 
 from moorage.core.run.family import Child, Share
 from moorage.core.run.observed import Problem
 from moorage.core.run.state import RunState
+from moorage.core.run.unseen import limit_missing
 
 MAX_DEPTH = 3
 DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS)
@@ -130,6 +131,8 @@ def _limits(
     theirs = dividing(parent.spec.limits, parent.spec.approvals, parent.state)
     if before is not None:
         return own.model_copy(update=as_limits(before.reserve, theirs))
+    if (problem := limit_missing(theirs, f"in a child of {parent.spec.name}", own)) is not None:
+        return problem
     return divided(asked, theirs, parent.context(), usual=own)
 
 

@@ -24,13 +24,15 @@ from moorage.core.approvals.resolving import resolved as resolved_approvals
 from moorage.core.approvals.resolving import unenforceable
 from moorage.core.run.merges import forge_of
 from moorage.core.run.observed import Problem
-from moorage.core.run.parents import child_of
+from moorage.core.run.parents import child_of, dividing
 from moorage.core.run.resolving.agents import SPEAKS, UNHEARING, WINDOW, model_choice, resolved_agent, template_of
 from moorage.core.run.resolving.goals import goal_of
 from moorage.core.run.resolving.limits import demand_prices, enforced_limits, limits
 from moorage.core.run.resolving.references import Broken, Defaults, Placement, References, Unresolved
 from moorage.core.run.resolving.sandboxes import demand_runtime_class, resolved_sandbox
 from moorage.core.run.resolving.workspaces import resolved_delivery, resolved_workspace, volume_size
+from moorage.core.run.state import RunState
+from moorage.core.run.unseen import limit_missing
 
 __all__ = ["SPEAKS", "WINDOW", "Broken", "Defaults", "References", "limits", "model_choice"]
 
@@ -51,13 +53,20 @@ def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> Agent
 def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
     """Follow everything, or say what is missing."""
     try:
-        found = _resolve(run, refs, defaults)
+        found: ResolvedRun | Problem = _resolve(run, refs, defaults)
     except Unresolved as error:
         return error.problem
     ref = run.spec.parent_ref
-    if ref is None:
+    if ref is not None and isinstance(found, ResolvedRun):
+        found = child_of(found, limits(run.spec.constraints, None), ref, run.metadata.created_at, refs.parent)
+    return found if isinstance(found, Problem) else _with_children(found)
+
+
+def _with_children(found: ResolvedRun) -> ResolvedRun | Problem:
+    """By the limits that its children's shares come out of."""
+    if found.agent.children is None:
         return found
-    return child_of(found, limits(run.spec.constraints, None), ref, run.metadata.created_at, refs.parent)
+    return limit_missing(dividing(found.limits, found.approvals, RunState()), "beside agent.children") or found
 
 
 def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun:
