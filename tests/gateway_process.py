@@ -14,6 +14,7 @@ from moorage.clock import SystemClock
 from moorage.gateway.app import create_app
 from moorage.gateway.settings import GatewaySettings
 from moorage.points import arm
+from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.postgres import PostgresStore
 from moorage.store.sqlite import SqliteStore
@@ -29,7 +30,7 @@ async def serve(root: Path, port: int, password: str) -> None:
     async with open_peers(dsn, clock, key) as peers:
         own = root / f"gateway-{port}" if dsn else root  # of several, each has a mirror of its own
         gateway = made(root, own, password, store=store, peers=peers, clock=clock, head_key=key)
-        config = uvicorn.Config(create_app(gateway.deps), port=port, log_level="critical", ws="none")
+        config = configured(create_app(gateway.deps), port=port, log_level="critical")
         await uvicorn.Server(config).serve()
 
 

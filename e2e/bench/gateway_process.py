@@ -18,6 +18,7 @@ from moorage.gateway.auth import Identity, Kind
 from moorage.gateway.cluster import ClusterLeases
 from moorage.gateway.errors import Unauthenticated
 from moorage.sandbox.kube import load_configuration
+from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import OPERATOR_TOKEN, LocalGateway
@@ -47,7 +48,7 @@ async def serve(folder: Path, port: int, kubeconfig: str) -> None:
         blobs = FileBlobs(folder / "blobs", SystemClock().now_ms)
         gateway = LocalGateway(folder, store=store, blobs=blobs, leases=ClusterLeases(api))
         app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
-        config = uvicorn.Config(app, port=port, log_level="critical", ws="none")
+        config = configured(app, port=port, log_level="critical")
         async with gateway:
             await uvicorn.Server(config).serve()
 

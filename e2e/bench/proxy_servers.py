@@ -21,6 +21,7 @@ from e2e.bench.loopback import inherited
 from moorage.clock import SystemClock
 from moorage.core.journal.ciphers import ContentKeys
 from moorage.gateway.app import create_app
+from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
@@ -95,7 +96,7 @@ async def ours(at: socket.socket, folder: Path) -> None:
         gateway = LocalGateway(folder, store=store, blobs=blobs, content_keys=ContentKeys.of([b"k" * 32]))
         gateway.secrets.give(TENANT, "model", key="k")
         gateway.token_for_pod(POD, TENANT)
-        config = uvicorn.Config(create_app(gateway.deps), log_level="critical", ws="none")
+        config = configured(create_app(gateway.deps), log_level="critical")
         async with gateway:
             await uvicorn.Server(config).serve(sockets=[at])
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from moorage.clock import SystemClock
 from moorage.gateway.app import create_app
+from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
@@ -26,7 +27,7 @@ async def ours(folder: Path, port: int) -> None:
     async with SqliteStore(folder / "moorage.db") as store:
         gateway = LocalGateway(folder, store=store, blobs=FileBlobs(folder / "blobs", SystemClock().now_ms))
         gateway.token_for_pod(POD, TENANT)
-        config = uvicorn.Config(create_app(gateway.deps), port=port, log_level="critical", ws="none")
+        config = configured(create_app(gateway.deps), port=port, log_level="critical")
         async with gateway:
             await uvicorn.Server(config).serve()
 

@@ -20,6 +20,7 @@ from moorage.clock import SystemClock
 from moorage.core.journal.ciphers import ContentKeys
 from moorage.gateway.app import create_app
 from moorage.gateway.settings import GatewaySettings
+from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
@@ -39,7 +40,7 @@ async def serve(folder: Path, at: socket.socket) -> None:
         )
         gateway.secrets.give(TENANT, SECRET, key="k")
         app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
+        server = uvicorn.Server(configured(app, log_level="critical"))
         async with gateway, asyncio.TaskGroup() as group:
             lagging = group.create_task(tell_lag())
             await server.serve(sockets=[at])

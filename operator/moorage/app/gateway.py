@@ -31,6 +31,7 @@ from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.issuer import IssuerAuthenticator
 from moorage.gateway.providers import HttpProviders
 from moorage.gateway.settings import GatewaySettings
+from moorage.serving import configured
 from moorage.store.bucket import Bucket
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
@@ -171,7 +172,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             appended=appended,
             constraints=installed(),
         )
-        serving = uvicorn.Config(
+        serving = configured(
             create_app(deps),
             host="0.0.0.0",  # noqa: S104  its own network namespace; who may connect is the network policy's business
             port=env.port,

@@ -44,6 +44,7 @@ from moorage.gateway.providers import HttpProviders, Providers
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
 from moorage.sandbox.port import Unavailable
+from moorage.serving import configured
 from moorage.store.errors import StoreError
 from moorage.store.peers import Alone, Peers
 from moorage.telemetry.logs import start_logging
@@ -245,7 +246,7 @@ async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
     """Serve on a socket file in a folder of its own, reachable by this user alone."""
     with _made(folder):
         path = folder / SOCKET
-        config = uvicorn.Config(
+        config = configured(
             app,
             uds=str(path),
             log_config=None,

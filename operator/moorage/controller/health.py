@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from moorage.serving import configured
+
 STUCK_MS = 300_000  # a push upstream may take 180 s; nothing may take longer
 TICK_S = 1.0
 SILENT_S = 10.0
@@ -73,7 +75,7 @@ def health_app(pulse: Pulse, duty: Duty, registry: CollectorRegistry) -> Starlet
 async def serve_probes(listener: socket.socket, duty: Duty, registry: CollectorRegistry) -> None:
     """Serve probes and metrics until cancelled."""
     pulse = Pulse()
-    config = uvicorn.Config(health_app(pulse, duty, registry), log_level="critical", lifespan="off", ws="none")
+    config = configured(health_app(pulse, duty, registry), log_level="critical", lifespan="off")
     async with asyncio.TaskGroup() as group:
         group.create_task(pulse.beat())
         group.create_task(uvicorn.Server(config).serve([listener]))

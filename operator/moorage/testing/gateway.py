@@ -37,6 +37,7 @@ from moorage.gateway.gate import Gate, drawn
 from moorage.gateway.ports import Lack, LeaseRenewer, NoLeases, Secret, SecretMissing
 from moorage.gateway.providers import HttpProviders, Providers
 from moorage.gateway.settings import GatewaySettings
+from moorage.serving import configured
 from moorage.store.blobs import BlobStore, MemoryBlobs
 from moorage.store.memory import MemoryStore
 from moorage.store.peers import Alone, Peers
@@ -198,7 +199,7 @@ class LocalGateway:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
             listener.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            config = uvicorn.Config(self, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+            config = configured(self, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
             server = uvicorn.Server(config)
             task = asyncio.create_task(server.serve([listener]))
             try:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 import uvicorn
 
+from moorage.serving import configured
 from moorage.workspace.doors import ReceivePolicy
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.mirror import MirrorKey, Mirrors
@@ -43,7 +44,7 @@ class GitDoor:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}{_PREFIX.rstrip('/')}"
-            server = uvicorn.Server(uvicorn.Config(self, log_level="critical", lifespan="off", ws="none"))
+            server = uvicorn.Server(configured(self, log_level="critical", lifespan="off"))
             task = asyncio.create_task(server.serve([listener]))
             try:
                 yield self

@@ -10,6 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from moorage.serving import configured
+
 
 class _Embedded(uvicorn.Server):
     """A server that leaves this process's signals alone: whoever started us handles them."""
@@ -27,7 +29,7 @@ async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(1_024)
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        config = configured(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
         server = _Embedded(config)
         task = asyncio.create_task(server.serve([listener]))
         try:

@@ -10,6 +10,7 @@ import uvicorn
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from moorage.serving import configured
 from moorage.testing.models.script import Reply, Script, load
 from moorage.testing.models.server import StandIn
 
@@ -28,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValidationError, YAMLError) as error:
         parser.error(f"{args.script}: {error}")
     sys.stderr.write(f"serving http://{args.host}:{args.port} (what was asked: GET /_log)\n")
-    uvicorn.run(StandIn(script).app, host=args.host, port=args.port, log_level="error", timeout_graceful_shutdown=1)
+    settings = {"host": args.host, "port": args.port, "log_level": "error", "timeout_graceful_shutdown": 1}
+    uvicorn.Server(configured(StandIn(script).app, **settings)).run()
     return 0
 
 
