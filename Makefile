@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.moorage-setup
 MOTO := $(VENV)/moto/.moorage-setup
 NODES ?= 1
+# test processes: twice the two cores, since tests wait for disks and each other's clocks two thirds of their time
+JOBS ?= 4
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest
 RESOLVE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11
@@ -69,11 +71,11 @@ lint: $(STAMP) ## format, lint, types, layers, generated files, rules
 test-unit: $(STAMP) $(MOTO) ## unit, property, contract and replay tests: no cluster
 	@$(CLUSTER) agents
 	@$(CLUSTER) programs gitea
-	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/contract tests/replay
+	$(PYTEST) -n $(JOBS) --dist loadfile tests/unit tests/property tests/contract tests/replay
 
 test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd
 	@$(CLUSTER) programs
-	$(PYTEST) tests/integration
+	$(PYTEST) -n 2 --dist loadfile tests/integration
 
 test-e2e: $(STAMP) $(MOTO) ## on a real node with gVisor
 	@$(CLUSTER) programs

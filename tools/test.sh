@@ -11,11 +11,13 @@ step "unit, property, contract, replay"
 make --no-print-directory test-unit
 step "programs of the cluster"
 $python -m e2e.cluster programs
+step "integration"
+make --no-print-directory test-integration
 step "cluster and images" # afresh: one that stands was left by a run that was killed
 trap '$python -m e2e.cluster down' EXIT
 $python -m e2e.cluster down
 $python -m e2e.cluster up
 $python -m e2e.cluster images
 trap - EXIT
-step "integration and e2e"
-MOORAGE_E2E_DOWN=1 exec $python -m pytest tests/integration e2e/cases
+step "e2e"
+MOORAGE_E2E_DOWN=1 exec $python -m pytest e2e/cases
