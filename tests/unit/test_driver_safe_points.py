@@ -25,11 +25,13 @@ DID = ToolResult(ok=True, text="")
 
 
 class Lines:
-    """Implements Dialect: `{"ask": ID}`, `{"did": ID}` and `{"end": ""}`."""
+    """Implements Dialect: `{"ask": ID}`, `{"did": ID}`, `{"settled": ""}` and `{"end": ""}`."""
 
     def facts(self, event: Mapping[str, Any]) -> Sequence[Fact] | None:
         if "ask" in event:
             return [Asked(event["ask"], "tool", {})]
+        if "settled" in event:
+            return [Settled({}, more=False)]
         if "end" in event:
             return [Settled({}, more=False), Ended()]
         return [Answered(event["did"], "tool", {}, DID)] if "did" in event else None
@@ -41,6 +43,12 @@ class Lines:
 def carrying(*calls: str, title: str = "") -> bytes:
     results = [{"type": "tool_result", "tool_use_id": call, "content": "x"} for call in calls]
     return json.dumps({"messages": [{"role": "user", "content": results}], "system": title}).encode()
+
+
+def talk(*said: str, tools: bool = True) -> bytes:
+    """A conversation without calls: a person, or a hook, and the model, in turn."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": words} for at, words in enumerate(said)]
+    return json.dumps({"messages": messages, "tools": [{"name": "bash"}] if tools else []}).encode()
 
 
 @dataclass
@@ -294,6 +302,78 @@ async def test_an_agent_that_is_to_pause_is_held_at_its_safe_point_and_passes_un
     assert await play.ask() == b"", "which comes later, so that the other one has had its turn"
     assert (play.host.iterations, asked.done()) == ([1], False)
     asked.cancel()
+
+
+@pytest.mark.rule("P6", "B3")
+async def test_an_agent_whose_hook_wont_let_it_stop_uses_up_its_iterations(playing: Playing) -> None:
+    """It calls nothing, says the same each time, and is told the same each time."""
+    play = playing(limits=ResolvedLimits(max_iterations=3))
+    said = ["do it"]
+    for _ in range(3):
+        assert await play.ask(body=talk(*said)) == b""
+        said += ["Done.", "You are not done: go on."]
+    assert play.host.iterations == [1, 2]
+    asked = asyncio.create_task(play.ask(body=talk(*said)))
+    with pytest.raises(Spent):
+        await play.attending
+    assert play.host.iterations == [1, 2, 3]
+    assert not asked.done()
+    asked.cancel()
+
+
+@pytest.mark.rule("P6")
+async def test_words_that_are_answered_once_end_one_iteration(playing: Playing) -> None:
+    play = playing()
+    said = ("do it", "Done.", "You are not done: go on.")
+    await play.ask(body=talk("do it"))
+    for again in (talk(*said), talk(*said), talk("do it"), talk(*said, tools=False)):
+        await play.ask(body=again)
+    assert play.host.iterations == [1]
+
+
+@pytest.mark.rule("P6", "M3")
+async def test_an_end_that_was_told_is_counted_once_though_somebody_answers_it(playing: Playing) -> None:
+    play = playing()
+    await play.ask(body=talk("do it"))
+    await play.say(end="")
+    await play.until(lambda: play.host.iterations == [1])
+    await play.ask(body=talk("do it", "Done.", "and now that"))
+    assert play.host.iterations == [1]
+    await play.ask(body=talk("do it", "Done.", "and now that", "Done.", "go on"))
+    assert play.host.iterations == [1, 2]
+
+
+@pytest.mark.rule("B3")
+async def test_who_answers_the_end_of_the_last_iteration_gets_no_other_one(playing: Playing) -> None:
+    play = playing(limits=ResolvedLimits(max_iterations=1), settles=True)
+    await play.ask(body=talk("do it"))
+    await play.say(settled="")
+    await play.until(lambda: play.host.iterations == [1])
+    asked = asyncio.create_task(play.ask(body=talk("do it", "Done.", "go on")))
+    with pytest.raises(Spent):
+        await play.attending
+    assert not asked.done()
+    asked.cancel()
+
+
+@pytest.mark.rule("P6")
+async def test_words_of_an_earlier_attempt_end_nothing_whatever_is_asked_before(playing: Playing) -> None:
+    play = playing()
+    await play.ask(body=talk("name this", tools=False))
+    await play.ask(body=talk("do it", "Done.", "go on from there"))
+    assert play.host.iterations == []
+
+
+@pytest.mark.rule("P6")
+@pytest.mark.parametrize("how", ["it tells each end itself", "it is an agent within a call"])
+async def test_answered_words_that_end_nothing(playing: Playing, how: str) -> None:
+    play = playing(settles=how.startswith("it tells"), nested=True)
+    await play.ask(body=talk("do it"))
+    if how.endswith("a call"):
+        await play.say(ask="helper")
+        await play.until(lambda: bool(play.listener._open))
+    await play.ask(body=talk("do it", "Done.", "go on"))
+    assert play.host.iterations == []
 
 
 @pytest.mark.rule("B3")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moorage.core.models.anthropic import MESSAGES
 from moorage.core.models.chat import CHAT, without_usage
 from moorage.core.models.passing import Passing
-from moorage.core.models.protocol import Carried, Protocol
+from moorage.core.models.protocol import Carried, Protocol, replied
 from moorage.core.models.reading import Reading
 from moorage.core.models.responses import KEPT, RESPONSES
 from moorage.core.models.spoken import PROTOCOLS
@@ -357,3 +357,75 @@ def test_a_request_of_any_shape_carries_what_can_be_told_of_it(name: str, value:
         inner = {"type": "tool_result", "tool_use_id": value, "call_id": value, "role": "tool", "content": value}
         for asked in ({field: value}, {field: [inner]}, {field: [{"content": [inner], "tool_calls": value}]}):
             assert all(each.call for each in PROTOCOLS[name].carried(asked))
+
+
+GO, DONE_1, DONE_2 = "go on", "Done.", "Done. Really."
+REPLIED: dict[str, dict[str, Any]] = {
+    "anthropic-messages": {
+        "messages": [
+            {"role": "user", "content": "do it"},
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": DONE_1, "cache_control": {"type": "ephemeral"}}],
+            },
+            {"role": "user", "content": [{"type": "text", "text": GO}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "c1"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1"}, {"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": DONE_2},
+            {"role": "user", "content": GO},
+            {"role": "assistant", "content": "and"},
+        ]
+    },
+    "openai-responses": {
+        "input": [
+            {"role": "user", "content": "do it"},
+            {"type": "reasoning", "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": DONE_1}]},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": GO}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+            {"type": "message", "role": "user", "content": "x"},
+            {"type": "message", "role": "assistant", "content": DONE_2},
+            {"type": "message", "role": "user", "content": GO},
+            {"type": "message", "role": "user", "content": GO},
+            {"type": "message", "role": "assistant", "content": "and"},
+        ]
+    },
+    "openai-chat": {
+        "messages": [
+            {"role": "system", "content": "be good"},
+            {"role": "user", "content": "do it"},
+            {"role": "assistant", "content": DONE_1},
+            {"role": "user", "content": [{"type": "text", "text": GO}]},
+            {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c1", "function": {"name": "bash"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "done"},
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": DONE_2},
+            {"role": "user", "content": GO},
+            {"role": "assistant", "content": "and"},
+        ]
+    },
+}
+
+
+def test_decisions_without_calls_that_were_answered_are_named_alike_in_all_protocols() -> None:
+    named = [PROTOCOLS[name].replied(asked) for name, asked in REPLIED.items()]
+    assert len(named[0]) == 2
+    assert (
+        named[0]
+        == named[1]
+        == named[2]
+        == replied([("decided", DONE_1), ("words", GO), ("decided", DONE_2), ("words", "x")])
+    )
+
+
+def test_the_same_words_said_again_are_another_decision() -> None:
+    once, twice = (replied([("decided", "Done."), ("words", "go on")] * times) for times in (1, 2))
+    assert once < twice
+    assert len(twice) == 2
+
+
+@pytest.mark.parametrize("asked", [{}, {"messages": 3, "input": 3}, {"messages": [{}, 3], "input": [{}, {"type": 3}]}])
+def test_nothing_is_answered_where_there_is_no_conversation(asked: dict[str, Any]) -> None:
+    assert [each.replied(asked) for each in PROTOCOLS.values()] == [frozenset()] * 3

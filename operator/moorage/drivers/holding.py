@@ -1,12 +1,15 @@
-"""P6: which of an agent's model requests end an iteration, told by the tool results that they carry.
+"""P6: which of an agent's model requests end an iteration, told by what they carry.
 
-A request that carries a result for the first time comes after a decision with all its tool calls. One that carries none
-(the first one, a retry, a title, a count of tokens, a summary that follows its compaction) ends nothing.
+A request that carries a tool's result for the first time comes after a decision with all its tool calls. One in which,
+for the first time, somebody answers the model's own words comes after a decision that called none: so goes on who has
+a hook or an extension that won't let it stop. Any other (the first one, a retry, a title, a count of tokens, a summary
+that follows its compaction) ends nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from moorage.core.models.protocol import Carried, Protocol
@@ -28,16 +31,29 @@ def _protocol(held: Held) -> Protocol | None:
     return BY_PATH.get(held.path.partition("?")[0])
 
 
-def carried(held: Held) -> Sequence[Carried] | None:
-    """The tool results in it; None where nobody can tell, and nothing where it is no question for a decision."""
+@dataclass(frozen=True)
+class Carrying:
+    """What a request brings: tool results, None where nobody can tell, and answers to the model's own words. `acts`:
+    what it asks for may be a call, which no title or summary may.
+    """
+
+    results: Sequence[Carried] | None = ()
+    replied: frozenset[str] = frozenset()
+    acts: bool = False
+
+
+def carrying(held: Held) -> Carrying:
+    """Nothing where it is no question for a decision."""
     protocol = _protocol(held)
     if protocol is None:
-        return ()
+        return Carrying()
     try:
         asked = read(held.body) if held.body is not None else None
     except ValueError:
-        return ()  # the model door refuses it
-    return protocol.carried(asked) if isinstance(asked, dict) else None
+        return Carrying()  # the model door refuses it
+    if not isinstance(asked, dict):
+        return Carrying(None)
+    return Carrying(protocol.carried(asked), protocol.replied(asked), bool(asked.get("tools")))
 
 
 def refuse(held: Held, reason: str, why: str) -> None:

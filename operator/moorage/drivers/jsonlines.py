@@ -33,7 +33,7 @@ from moorage.drivers.facts import (
     Used,
     Wanted,
 )
-from moorage.drivers.holding import STOPPING, carried, decides, refuse
+from moorage.drivers.holding import STOPPING, carrying, decides, refuse
 from moorage.drivers.port import Child, Held, Host, Kind, Outcome, Task
 from moorage.drivers.program import (
     FINAL_GRACE_S,
@@ -83,7 +83,7 @@ class Speech:
 class Launch:
     """How the program is started and understood. `remember` takes the conversation's name; `results` tells the calls
     whose results its conversation holds by now, where that is known; `nested`: a tool may be an agent of its own, whose
-    requests end no iteration while its call is under way.
+    requests end no iteration while its call is under way; `settles`: it tells the end of each decision without calls.
     """
 
     argv: Sequence[str]
@@ -93,6 +93,7 @@ class Launch:
     remember: Callable[[str], None]
     results: Callable[[], frozenset[str]] | None = None
     nested: bool = False
+    settles: bool = False
     speech: Speech | None = None
     final_grace_s: float = FINAL_GRACE_S
 
@@ -143,6 +144,8 @@ class AgentListener:
         self.iterations = Iterations(task, host, told=True)
         self._host, self._launch, self._telling = host, launch, Telling(host)
         self._seen = set(self._results())  # the calls whose results the model knows of
+        self._replied: frozenset[str] = frozenset()  # decisions without calls that were answered
+        self._decides = False  # asked for what may be a call since the last safe point
         self._usage: dict[str, int] = {}  # of the iteration that is under way
         self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
         self._asks = False  # its model by way of us
@@ -332,26 +335,32 @@ class AgentListener:
                 request.pass_on()
 
     async def _before(self, request: Held) -> bool:
-        """Take a safe point where the request carries a result for the first time, or where nobody can tell and a call
-        is over. Whether one was taken.
+        """Take a safe point where the request carries a result, or an answer to the model's words, for the first time,
+        or where nobody can tell and a call is over. Whether one was taken.
         """
-        results = carried(request)
+        brought = carrying(request)
         self._asks = self._asks or decides(request)
-        fresh = [each for each in results or () if each.call not in self._seen]
+        fresh = [each for each in brought.results or () if each.call not in self._seen]
         calls = {each.call for each in fresh}
         within = self._launch.nested and bool(self._open.keys() - calls)
         begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
-        ends = bool(fresh and begun and not within) or bool(results is None and self._heard)
-        if ends:
+        ends = bool(fresh) and begun and not within
+        idle = self._decides and not self._launch.settles and bool(brought.replied - self._replied) and not within
+        unread = brought.results is None and self._heard > 0
+        if ends or idle or unread:
             agrees = await self._caught_up(fresh)
-            await self._go_on(request, conversation=agrees and results is not None)
+            await self._go_on(request, conversation=agrees and not unread)
+        elif brought.acts and not within and not self.final.is_set():
+            self.iterations.demand_one()  # the last one's end may have been told, and somebody have answered that
         self._seen |= calls
-        return ends
+        self._replied |= brought.replied
+        self._decides = self._decides or brought.acts
+        return ends or idle or unread
 
     async def _complete(self, *, more: bool, held: Held | None = None, conversation: bool = True) -> None:
         """One at a time: an agent may give up on what it asks, and tell its end meanwhile."""
         async with self._completing:
-            usage, self._usage = self._usage, {}
+            usage, self._usage, self._decides = self._usage, {}, False
             await self.iterations.complete(usage, more=more, held=held, conversation=conversation)
             self._index = self._heard = 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from moorage.core.models import usage
-from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
+from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied, tokens, words
 from moorage.core.models.reading import Reading, inner, items
 
 ERROR_TYPES = {
@@ -66,6 +66,17 @@ def _carried(asked: Asked) -> list[Carried]:
     ]
 
 
+def _replied(asked: Asked) -> frozenset[str]:
+    return replied((_heard(message), words(message.get("content"))) for message in items(asked, "messages"))
+
+
+def _heard(message: Mapping[str, Any]) -> Heard:
+    kinds = {part.get("type") for part in items(message, "content")}
+    if kinds & {"tool_use", "tool_result"}:
+        return "acted"
+    return "decided" if message.get("role") == "assistant" else "words"
+
+
 def _entry(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": EPOCH}
 
@@ -92,4 +103,5 @@ MESSAGES = Protocol(
     counting="/v1/messages/count_tokens",
     versioned={"anthropic-version": "2023-06-01"},
     carried=_carried,
+    replied=_replied,
 )

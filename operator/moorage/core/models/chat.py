@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from moorage.core.models import openai, usage
-from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
+from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied, tokens, words
 from moorage.core.models.reading import Reading, inner, items
 
 DONE = b"[DONE]"
@@ -64,6 +64,16 @@ def _carried(asked: Asked) -> list[Carried]:
     ]
 
 
+def _replied(asked: Asked) -> frozenset[str]:
+    return replied((_heard(message), words(message.get("content"))) for message in items(asked, "messages"))
+
+
+def _heard(message: Mapping[str, Any]) -> Heard:
+    if message.get("role") == "tool" or items(message, "tool_calls"):
+        return "acted"
+    return "decided" if message.get("role") == "assistant" else "words"
+
+
 def sent(asked: Asked, body: bytes) -> bytes:
     """A stream is asked for its usage."""
     if asked.get("stream") is not True or inner(asked, OPTIONS).get(USAGE) is True:
@@ -107,4 +117,5 @@ CHAT = Protocol(
     sent=sent,
     said=without_usage,
     carried=_carried,
+    replied=_replied,
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -38,6 +39,11 @@ def as_said(rest: bytes) -> bytes:
 def nothing_carried(_: Asked) -> Sequence[Carried]:
     """No tools."""
     return ()
+
+
+def nothing_replied(_: Asked) -> frozenset[str]:
+    """No conversation."""
+    return frozenset()
 
 
 def all_here(_: Asked) -> None:
@@ -75,6 +81,7 @@ class Protocol:
     counting: str | None = None
     versioned: Mapping[str, str] = field(default_factory=dict)
     carried: Callable[[Asked], Sequence[Carried]] = nothing_carried
+    replied: Callable[[Asked], frozenset[str]] = nothing_replied
 
     def reader(self) -> StreamReader:
         """For one streamed answer."""
@@ -96,6 +103,30 @@ def carried(call: object, tool: object, text: object) -> Iterator[Carried]:
     if isinstance(call, str) and call:
         tool, text = (value if isinstance(value, str) else "" for value in (tool, text))
         yield Carried(call, tool, text[:CARRIED_TEXT])
+
+
+Heard = Literal["words", "decided", "acted"]
+"""What somebody tells the model; the model's own words, which may be its last; a tool's call, or its result."""
+
+
+def replied(conversation: Iterable[tuple[Heard, str]]) -> frozenset[str]:
+    """Names for the decisions that called no tool, and that somebody had something to say to all the same: each of its
+    words, and of how many went before.
+    """
+    found, said = list[str](), None
+    for kind, text in conversation:
+        if kind == "words" and said is not None:
+            found.append(hashlib.sha256(f"{len(found)}:{said}".encode("utf-8", "replace")).hexdigest())
+        said = f"{said or ''}{text}" if kind == "decided" else None
+    return frozenset(found)
+
+
+def words(content: object) -> str:
+    """What is text of a message's content, as a string or as parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    return "".join(text for each in parts if isinstance(each, Mapping) and isinstance(text := each.get("text"), str))
 
 
 def tokens(value: object) -> int | None:

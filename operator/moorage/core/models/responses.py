@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.core.models import openai, usage
-from moorage.core.models.protocol import Asked, Carried, Protocol, carried, tokens
+from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied, tokens, words
 from moorage.core.models.reading import Reading, inner, items
 
 ENDS = frozenset({"completed", "incomplete"})
@@ -76,6 +76,18 @@ def _carried(asked: Asked) -> list[Carried]:
     ]
 
 
+def _replied(asked: Asked) -> frozenset[str]:
+    kinds = ((_heard(item), words(item.get("content"))) for item in items(asked, "input"))
+    return replied((kind, text) for kind, text in kinds if kind is not None)
+
+
+def _heard(item: Mapping[str, Any]) -> Heard | None:
+    """None: reasoning, which is before a decision's words or its calls."""
+    if item.get("type", "message") == "message":
+        return "decided" if item.get("role") == "assistant" else "words"
+    return "acted" if "call" in str(item.get("type")) else None
+
+
 RESPONSES = Protocol(
     name="openai-responses",
     path="/v1/responses",
@@ -88,4 +100,5 @@ RESPONSES = Protocol(
     cap=_cap,
     elsewhere=elsewhere,
     carried=_carried,
+    replied=_replied,
 )

@@ -61,6 +61,7 @@ def _launch(task: Task, model: str) -> Launch:
         dialect=PiEvents(),
         remember=conversation.remember,
         results=kept.reader().results,
+        settles=True,
     )
 
 
