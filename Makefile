@@ -69,8 +69,7 @@ lint: $(STAMP) ## format, lint, types, layers, generated files, rules
 	$(BIN)/python tools/rules.py --unknown
 
 test-unit: $(STAMP) $(MOTO) ## unit, property, contract and replay tests: no cluster
-	@$(CLUSTER) agents
-	@$(CLUSTER) programs gitea
+	@$(CLUSTER) prepare
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/unit tests/property tests/contract tests/replay
 
 test-integration: $(STAMP) $(MOTO) ## against a real kube-apiserver and etcd

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import backend, helm, npm
+from e2e.cluster import backend, debian, helm, npm
 from e2e.cluster import images as images_
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
@@ -37,6 +37,14 @@ def agents(more: With = None) -> None:
     """Have npm bring the programs of the real agents into the cache, where they are missing."""
     for agent in dict.fromkeys((*npm.TESTED, *(image.folder for image in _asked(more)))):
         npm.installed(agent, cache_root(), Console())
+
+
+@app.command()
+def prepare() -> None:
+    """Have here what the tests without a cluster ask for: bubblewrap, the programs of real agents, a real Gitea."""
+    debian.ensure(debian.TEST_PACKAGES, Console(), cache_root())
+    agents()
+    programs(["gitea"])
 
 
 @app.command()

@@ -29,6 +29,7 @@ IMAGE_PACKAGES = {
     "buildah": "buildah",
     "debian-archive-keyring": "/usr/share/keyrings/debian-archive-keyring.gpg",
 }
+TEST_PACKAGES = {"bubblewrap": "bwrap"}
 NPM_PACKAGES = {"npm": "npm"}
 POSTGRES_PACKAGES = {"postgresql": "/var/lib/dpkg/info/postgresql.list", "util-linux": "setpriv"}
 
