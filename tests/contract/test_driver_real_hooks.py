@@ -1,4 +1,4 @@
-"""Real agents whose own hooks or extensions never let them stop: their decisions call no tool, and count all the same."""
+"""Real agents whose own hooks or extensions never let them stop: decisions that call no tool count all the same."""
 
 import json
 from dataclasses import replace
