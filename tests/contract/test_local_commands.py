@@ -1,7 +1,10 @@
 """Commands to a run on this machine, by the real program: heard once and in their place, whatever dies meanwhile."""
 
+import contextlib
+import json
 import shutil
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
@@ -120,6 +123,26 @@ async def test_a_result_waits_for_its_approval_over_a_kill_and_is_delivered_once
     assert (await run.ended(process))["phase"] == "Succeeded"
     assert machine.told("APPROVAL_REQUESTED") == machine.told("APPROVAL_DECIDED") == 1
     assert git(machine.repository, "show", f"{BRANCH}:all.txt") == "1"
+
+
+def recorded_at(machine: Machine, kind: str) -> int:
+    """When the only record of that type was made (ms)."""
+    with contextlib.closing(sqlite3.connect(machine.state / "gateway" / "moorage.db")) as db:
+        bodies = [json.loads(body) for (body,) in db.execute("SELECT body FROM execution_events")]
+    (found,) = [body["recorded_at"] for body in bodies if body["type"] == kind]
+    return int(found)
+
+
+@pytest.mark.rule("T6")
+def test_a_result_that_nobody_answers_for_is_refused_once_its_time_is_over_and_never_before(machine: Machine) -> None:
+    asked = {"name": "push", "before": "Delivery", "rejectAfter": "2s"}
+    machine.write(agent="echo 1 > all.txt", check="test -e all.txt", approvals=[asked])
+    code, result, err = machine.run()
+    assert (code, result["phase"], result["reason"]) == (1, "Failed", "ApprovalRejected"), err
+    assert machine.told("APPROVAL_REQUESTED") == machine.told("APPROVAL_DECIDED") == 1
+    asked_at, decided_at = (recorded_at(machine, f"APPROVAL_{word}") for word in ("REQUESTED", "DECIDED"))
+    assert decided_at - asked_at >= 2_000
+    assert git(machine.repository, "branch", "--list", BRANCH) == ""
 
 
 @pytest.mark.rule("T6", "R7", "Q5")
