@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from tests.contract.commanded_run import commanded
 from tests.contract.local_machine import CANARY, Machine
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -89,6 +90,28 @@ def test_a_run_is_one_trace_whose_parts_lie_within_each_other(machine: Machine, 
         assert span.status.code == Status.STATUS_CODE_UNSET
     told = {each.key: each.value.string_value for each in root.attributes}
     assert (told["moorage.run.uid"], told["moorage.run.name"]) == (result["uid"], "steps")
+
+
+@pytest.mark.rule("H1", "T5")
+async def test_what_a_model_is_asked_and_what_it_calls_are_spans_without_their_words(
+    machine: Machine, collector: Collector
+) -> None:
+    machine.armed[ENDPOINT] = collector.url
+    async with commanded(machine) as run:
+        process = await run.begun()
+        run.go()
+        assert (await run.ended(process))["phase"] == "Succeeded"
+    spans = collector.spans
+    (agent,) = [span for span in spans if span.name == "invoke_agent builtin"]
+    chats = [span for span in spans if span.name == "chat stand-in"]
+    (tool,) = [span for span in spans if span.name == "execute_tool bash"]
+    assert len(chats) == len(run.model.log) == 2
+    assert {span.parent_span_id for span in (*chats, tool)} == {agent.span_id}
+    for chat in chats:
+        told = {each.key: each.value.int_value for each in chat.attributes}
+        assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (10, 1)
+    sent = b"".join(collector.bodies)
+    assert not [each for each in ("Working.", "All done.", "out.txt") if each.encode() in sent]
 
 
 @pytest.mark.rule("T5")
