@@ -86,7 +86,7 @@ async def test_a_share_is_reserved_once_before_its_child_is_admitted(family: Fam
     state = await family.parent.state()
     assert [(c["uid"], c["name"], c["status"]) for c in state["children"]] == [("u2", "fix-u2", "started")]
     assert state["children"][0]["reserve"] == {"tokens": 400, "tool_calls": 2} | dict.fromkeys(
-        ("iterations", "cost_micros", "effects", "egress_bytes"), 0
+        ("iterations", "cost_micros", "effects", "egress_bytes", "human_approvals"), 0
     )
     assert await family.kinds() == ["CHILD_STARTED"]
     assert await child.types() == ["RUN_ADMITTED"]

@@ -11,7 +11,8 @@ from tests.contract.test_two_gateways import Pair, pair
 from tests.gateway_script import Operator, agent_at_work, ok, resolved, result, told
 from tests.model_place import ANTHROPIC, PRICES, Place, place, script
 
-from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedChildren
+from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedChildren, ResolvedParent
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -58,8 +59,9 @@ def asking(runner: httpx.AsyncClient, key: str, epoch: int = 1) -> "asyncio.Task
     return asyncio.create_task(runner.post(CONSENT, json={"epoch": epoch, "key": key, "tool": "bash"}))
 
 
-async def at_work(gateway: LocalGateway, upstream: GitServer) -> tuple[Operator, httpx.AsyncClient]:
-    operator = Operator(gateway, resolved(upstream, agent=BUILTIN, approvals=(SHELL,)))
+async def at_work(gateway: LocalGateway, upstream: GitServer, **limits: int) -> tuple[Operator, httpx.AsyncClient]:
+    spec = resolved(upstream, agent=BUILTIN, approvals=(SHELL,), limits=ResolvedLimits(**limits))
+    operator = Operator(gateway, spec)
     return operator, await agent_at_work(gateway, operator)
 
 
@@ -114,6 +116,102 @@ async def _phase(operator: Operator, phase: str) -> bool:
     return bool((await operator.state())["phase"] == phase)
 
 
+# --- a limit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B2", "B3", "T6")
+async def test_of_fifty_questions_at_once_no_more_are_asked_than_the_limit(pair: Pair, upstream: GitServer) -> None:
+    operator, here = await at_work(pair.one, upstream, human_approvals_hard=10)
+    _, there = pair.sandboxes("p1")
+    asked = [asking(http, f"{at}.{n}") for n in range(25) for at, http in enumerate((here, there))]
+    assert {(await ok(await each))["status"] for each in asked} == {"pending"}, "the run is to pause"
+    state = await operator.state()
+    assert ((await operator.types()).count("APPROVAL_REQUESTED"), len(await pending(operator))) == (10, 10)
+    assert [(v["constraint"], v["action"]) for v in state["violations"]] == [("humanApprovals", "GRACEFUL_EXIT")]
+    assert (state["pause"]["reason"], state["pause"]["limit"]) == ("BudgetExhausted", "human_approvals_hard")
+    assert state["pause"]["message"] == "the run's human approval limit of 10 is used up (10)"
+
+
+@pytest.mark.rule("B2", "B3", "T6")
+async def test_a_call_for_which_nobody_may_be_asked_is_asked_for_once_the_limit_is_raised(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    operator, runner = await at_work(gateway, upstream, human_approvals_hard=1)
+    first = asking(runner, "1.0")
+    await until(lambda: pending(operator))
+    await answer(operator, "a1", "shell")
+    assert (await ok(await first))["status"] == "approved"
+    assert (await operator.state())["violations"] == [], "all of it may be used"
+    assert (await ok(await asking(runner, "1.1")))["status"] == "pending"
+    assert await pending(operator) == []
+    gateway.restart()
+    assert (await ok(await asking(runner, "1.1")))["status"] == "pending"
+    assert (await operator.types()).count("APPROVAL_REQUESTED") == 1, "nobody is shown what may not be asked"
+    await ok(await operator.report(1, "PAUSED", {}))
+    refused_to_go_on = await operator.http.post(
+        f"{operator.door}/commands", json={"command_id": "r1", "type": "Resume", "issuer": "ada"}
+    )
+    assert "constraints" in (await ok(refused_to_go_on))["message"], "how to raise it"
+    await ok(await operator.report(1, "LIMITS_RAISED", {"limits": {"human_approvals_hard": 2}, "by": "spec"}))
+    await ok(await operator.report(1, "RESUMED", {}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    await ok(await second.get("/v1/self"))
+    await ok(await second.post(RECORDS, json=told("AGENT_STARTED", {}, epoch=2)))
+    assert (await operator.state())["violations"] == []
+    again = asking(second, "1.1", 2)
+    await until(lambda: pending(operator))
+    await answer(operator, "a2", "shell", "Reject")
+    assert (await ok(await again))["status"] == "rejected"
+    assert (await operator.state())["usage"]["human_approvals"] == 2
+
+
+@pytest.mark.rule("B2", "T6", "R1")
+async def test_a_question_that_the_next_attempt_comes_to_is_no_further_one(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    operator, runner = await at_work(gateway, upstream, human_approvals_hard=1)
+    first = asking(runner, "1.0")
+    await until(lambda: pending(operator))
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    second = gateway.sandbox("p2", "team-a")
+    await ok(await second.post(RECORDS, json=told("AGENT_STARTED", {}, epoch=2)))
+    asked = asking(second, "1.0", 2)
+    await until(lambda: _phase(operator, "AwaitingApproval"))
+    await answer(operator, "a1", "shell")
+    assert (await ok(await asked))["status"] == "approved"
+    assert (await operator.state())["violations"] == []
+    await first
+
+
+@pytest.mark.rule("B3", "O2", "T6")
+async def test_what_a_child_may_ask_is_not_its_parents_to_ask(gateway: LocalGateway, upstream: GitServer) -> None:
+    operator, runner = await at_work(gateway, upstream, human_approvals_hard=3)
+    base = (await operator.state())["workspace_base"]
+    mine = {"name": "fix-u2", "parent": ResolvedParent(uid="u1", name="fix", commit=base), "delivery": None}
+    limits = ResolvedLimits(human_approvals_hard=2)
+    spec = resolved(upstream, "u2", agent=BUILTIN, approvals=(SHELL,), limits=limits, acceptance=(), **mine)
+    child = Operator(gateway, spec)
+    worker = await child.start(pod="p2")
+    await ok(await worker.get("/v1/self"))
+    await ok(await worker.post(RECORDS, json=told("AGENT_STARTED", {})))
+    own, its = asking(runner, "1.0"), asking(worker, "1.0")
+    for of, name in ((operator, "a1"), (child, "b1")):
+        await until(lambda of=of: pending(of))  # type: ignore[misc]
+        await answer(of, name, "shell")
+    assert [(await ok(await each))["status"] for each in (own, its)] == ["approved", "approved"]
+    assert (await ok(await asking(runner, "1.1")))["status"] == "pending"
+    assert (await operator.state())["pause"]["limit"] == "human_approvals_hard"
+    await ok(await child.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    body = {"gone": ["u2"], "over": []}
+    state = (await ok(await gateway.operator.post("/v1/runs/u1/children", json=body)))["state"]
+    assert (state["children_used"]["human_approvals"], state["usage"]["human_approvals"]) == (1, 1)
+    assert state["pause"]["widened"], "its child has given one back"
+
+
 # --- spending ---------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +240,18 @@ async def test_a_request_that_nobody_waits_for_is_not_sent_without_its_approval(
 
     await until(refused_it)
     assert len(place.model.bodies) == 1
+
+
+@pytest.mark.rule("T6", "B3")
+async def test_a_step_of_cost_for_which_nobody_may_be_asked_is_not_spent(place: Place) -> None:
+    limits = ResolvedLimits(human_approvals_hard=0)
+    operator = await place.run(ANTHROPIC, prices=PRICES, approvals=(SPEND,), limits=limits)
+    assert (await place.ask(ANTHROPIC)).status_code == 200
+    answered = await place.ask(ANTHROPIC)
+    assert answered.status_code == 400
+    assert answered.json()["error"]["message"] == "BudgetExhausted: the run's human approval limit of 0 is used up (0)"
+    assert (len(place.model.bodies), await pending(operator)) == (1, [])
+    assert (await operator.state())["pause"]["limit"] == "human_approvals_hard"
 
 
 @pytest.mark.rule("T6", "B3")

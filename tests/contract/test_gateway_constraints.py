@@ -121,7 +121,9 @@ class Site:
     authority: Authority
     model: StandIn
 
-    async def agent(self, *custom: ResolvedConstraint, **limits: Any) -> Agent:
+    async def agent(
+        self, *custom: ResolvedConstraint, approvals: tuple[ResolvedApproval, ...] = (), **limits: Any
+    ) -> Agent:
         common: dict[str, Any] = {"scheme": "http", "port": self.authority.port}
         hosts = (
             ResolvedEgress(host="plain.example.com", **common),
@@ -135,6 +137,7 @@ class Site:
             sandbox=ResolvedSandbox(egress=hosts),
             agent=ResolvedAgent(driver="command", command=("true",), model=model),
             limits=ResolvedLimits(custom=custom, **limits),
+            approvals=approvals,
         )
         operator = Operator(self.gateway, spec)
         return Agent(operator, await agent_at_work(self.gateway, operator))
@@ -252,6 +255,61 @@ async def test_calls_that_are_told_at_once_are_as_many_as_they_are(site: Site) -
     body = {"epoch": 1, "records": [record | {"recorded_at": 7} for record in records]}
     budget = (await ok(await agent.http.post("/v1/self/records", json=body)))["budget"]
     assert budget["exhausted"] == "the run's tool call limit of 2 doesn't allow for 3 more (0 are used)"
+
+
+# --- people -----------------------------------------------------------------------------------------------------------
+
+
+WAYS = ResolvedApproval(name="ways", before="Egress")
+
+
+async def allowed(agent: Agent, asking: "asyncio.Task[httpx.Response]") -> httpx.Response:
+    """What comes of it once somebody has allowed what it waits for."""
+    op = agent.operator
+    while not any(each["status"] == "pending" for each in (await op.state())["consents"]):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    said = {"command_id": f"a{(await op.state())['offset']}", "type": "Approve", "approval": "ways", "issuer": "ada"}
+    await ok(await op.http.post(f"{op.door}/commands", json=said))
+    return await asking
+
+
+@pytest.mark.rule("B2", "B3", "T6")
+async def test_one_question_over_the_limit_is_put_to_nobody_and_nothing_leaves(site: Site) -> None:
+    agent = await site.agent(approvals=(WAYS,), human_approvals_hard=1)
+    assert (await allowed(agent, asyncio.create_task(agent.get()))).status_code == 200
+    assert (await agent.get()).status_code == 200, "the same way is allowed already"
+    said = refused(await agent.post(), 403, "BudgetExhausted")
+    assert said == "the run's human approval limit of 1 is used up (1)"
+    assert [seen.method for seen in site.authority.log] == ["GET", "GET"]
+    assert (await agent.operator.types()).count("APPROVAL_REQUESTED") == 1
+    assert await agent.standing() == [("humanApprovals", "GRACEFUL_EXIT")]
+    agent = await agent.resumed({"human_approvals_hard": 2})
+    assert (await allowed(agent, asyncio.create_task(agent.post()))).status_code == 201
+    assert (await agent.usage())["human_approvals"] == 2
+
+
+@pytest.mark.rule("B2", "T6")
+async def test_a_question_that_was_withdrawn_costs_nobody_an_answer(site: Site) -> None:
+    agent = await site.agent(approvals=(WAYS,), human_approvals_hard=1)
+    waiting = asyncio.create_task(agent.get())
+    while not (await agent.operator.state())["consents"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    refused(await agent.post(), 403, "BudgetExhausted")
+    agent = await agent.resumed()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert await agent.standing() == []
+    assert (await allowed(agent, asyncio.create_task(agent.post()))).status_code == 201
+
+
+@pytest.mark.rule("B3", "C7")
+async def test_how_often_somebody_may_still_be_asked_is_told(site: Site) -> None:
+    agent = await site.agent(approvals=(WAYS,), human_approvals_soft=1, human_approvals_hard=2)
+    assert (await agent.iterate(1))["left"] == {"humanApprovals": 2}
+    await allowed(agent, asyncio.create_task(agent.get()))
+    budget = await agent.iterate(2)
+    assert (budget["left"], budget["exhausted"]) == ({"humanApprovals": 1}, None)
+    assert budget["warnings"] == ["the soft human approval limit of 1 is passed (1)"]
+    assert (await agent.ask()).headers["x-moorage-human-approvals-left"] == "1"
 
 
 # --- iterations, disk -------------------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ LIMITS = st.builds(
 SMALL = st.integers(min_value=0, max_value=60)
 USED = {each.uses: SMALL for each in METERED}
 CONTEXTS = st.builds(
-    Context, **USED, asking=st.dictionaries(st.sampled_from([each.name for each in METERED]), SMALL, max_size=7)
+    Context,
+    **USED,
+    asking=st.dictionaries(st.sampled_from([each.name for each in METERED]), SMALL, max_size=len(METERED)),
 )
 
 

@@ -1,5 +1,5 @@
-"""B2, B3, I4: effects, bytes and tool calls of parallel work, under gateways and attempts that die: no limit is passed
-by what is asked for before it is done, and what the journal says is the sum of what was let through.
+"""B2, B3, I4: effects, bytes, tool calls and questions to people, of parallel work by gateways and attempts that die:
+no limit is passed by what is asked for before it is done, and what the journal says is the sum of what was let through.
 """
 
 import json
@@ -19,7 +19,7 @@ from moorage.core.run.limits import in_force
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import RunState
-from moorage.gateway.constraints import Asking, Exhausted, Judge, of_calls, outward
+from moorage.gateway.constraints import Asking, Exhausted, Judge, of_calls, of_people, outward
 from moorage.gateway.facts import Facts, fold
 from moorage.testing.clock import StepClock
 
@@ -46,13 +46,18 @@ class Limits(RuleBasedStateMachine):
         effects=st.none() | st.integers(min_value=0, max_value=6),
         egress=st.none() | st.integers(min_value=0, max_value=1_500),
         tools=st.none() | st.integers(min_value=0, max_value=6),
+        humans=st.none() | st.integers(min_value=0, max_value=4),
     )
-    def begin(self, effects: int | None, egress: int | None, tools: int | None) -> None:
-        limits = ResolvedLimits(effects_hard=effects, egress_hard_bytes=egress, tool_calls_hard=tools)
+    def begin(self, effects: int | None, egress: int | None, tools: int | None, humans: int | None) -> None:
+        limits = ResolvedLimits(
+            effects_hard=effects, egress_hard_bytes=egress, tool_calls_hard=tools, human_approvals_hard=humans
+        )
         self.run: Any = Run(a_spec(limits=limits))
         self.judge = Judge(None, StepClock(), {}, None)  # type: ignore[arg-type] # nothing is written here
         self.effects: dict[str, int] = {}
         self.calls: set[str] = set()
+        self.waiting: set[str] = set()
+        self.answered = 0
         self.charged, self.sent, self.done, self.asked = 0, 0, 0, 0
         self.largest = 0
 
@@ -121,6 +126,25 @@ class Limits(RuleBasedStateMachine):
         self.done += 1
 
     @rule()
+    def ask_somebody(self) -> None:
+        self.asked += 1
+        key = f"host:{self.asked}"
+        if self._let_through(Asking(of_people())):
+            self._append("APPROVAL_REQUESTED", {"key": key, "name": "ways", "before": "Egress"})
+            self.waiting.add(key)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), outcome=st.sampled_from(["approved", "rejected"]), late=st.booleans())
+    def told_by_somebody(self, data: st.DataObject, outcome: str, late: bool) -> None:
+        """Or by nobody, in time."""
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.waiting.remove(key)
+        by = {"outcome": "rejected", "by": "timeout"} if late else {"outcome": outcome, "by": "ada"}
+        usage = {} if late else {"usage": {"human_approvals": 1}}
+        self._append("APPROVAL_DECIDED", {"key": key, **by, **usage})
+        self.answered += not late
+
+    @rule()
     def recover(self) -> None:
         """The attempt dies: calls without a result never come to one. Another one owns the run, from the journal."""
         epoch = self.run.state.epoch + 1
@@ -128,6 +152,7 @@ class Limits(RuleBasedStateMachine):
         self._append("EPOCH_RAISED", {"epoch": epoch, "attempt": epoch, "holder": "h"})
         self._append("AGENT_STARTED", {})
         self.calls.clear()
+        self.waiting.clear()
 
     @rule(more=st.integers(min_value=1, max_value=3))
     def raise_effects(self, more: int) -> None:
@@ -141,6 +166,8 @@ class Limits(RuleBasedStateMachine):
             assert used.effects <= limits.effects_hard
         if limits.tool_calls_hard is not None:
             assert used.tool_calls + len(self.calls) <= limits.tool_calls_hard
+        if limits.human_approvals_hard is not None:
+            assert used.human_approvals + len(self.waiting) <= limits.human_approvals_hard
         if limits.egress_hard_bytes is not None:
             assert used.egress_bytes <= limits.egress_hard_bytes + self.largest, "answers alone come unasked"
 
@@ -149,6 +176,9 @@ class Limits(RuleBasedStateMachine):
         used = self.run.state.usage
         assert (used.effects, used.egress_bytes, used.tool_calls) == (self.sent, self.charged, self.done)
         left = self.judge.budget(self.run).left
+        assert used.human_approvals == self.answered
+        if self.run.limits.human_approvals_hard is not None:
+            assert left["humanApprovals"] == self.run.limits.human_approvals_hard - self.answered - len(self.waiting)
         assert all(amount >= 0 for amount in left.values())
         if self.run.limits.effects_hard is not None:
             assert left["effects"] == self.run.limits.effects_hard - self.sent
@@ -158,7 +188,7 @@ class Limits(RuleBasedStateMachine):
         again: Any = Run(self.run.spec)
         again.state = restored(RunState, json.loads(json.dumps(plain(self.run.state))))
         again.facts = restored(Facts, json.loads(json.dumps(plain(self.run.facts))))
-        ask = Asking({**outward(1, effect=True), **of_calls()})
+        ask = Asking({**outward(1, effect=True), **of_calls(), **of_people()})
         assert self.judge.verdict(again, ask) == self.judge.verdict(self.run, ask)
 
 

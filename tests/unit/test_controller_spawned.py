@@ -83,9 +83,10 @@ def test_its_share_and_its_parents_own_constraints_are_its_limits() -> None:
     assert (found.tokens_hard, found.cost_hard_micros, found.max_iterations) == (300, 1_500_000, 4)
     assert [each.name for each in found.custom] == ["few"]
     assert (found.wall_clock_ms, found.disk_hard_bytes) == (3_600_000, 2**30)
-    every = {"tool_calls": 5, "effects": 6, "egress_bytes": 7}
+    every = {"tool_calls": 5, "effects": 6, "egress_bytes": 7, "human_approvals": 8}
     found = limits(child(**every).spec.constraints, None)
     assert (found.tool_calls_hard, found.effects_hard, found.egress_hard_bytes) == (5, 6, 7)
+    assert found.human_approvals_hard == 8
 
 
 RUN = RunKey("u-1", "team-a", "fix")

@@ -9,7 +9,7 @@ from tests.run_plans import records, started
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.runstatus import AgentRunStatus
-from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedCheck
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedCheck, ResolvedParent
 from moorage.core.approvals.consent import for_tool, unmet
 from moorage.core.journal.chain import MAX_ID
 from moorage.core.run import actions as a
@@ -114,6 +114,49 @@ def test_all_approvals_of_a_result_are_asked_for_one_after_the_other() -> None:
     answer(world, "approved")
     settle(world)
     assert world.state.phase is RunPhase.SUCCEEDED
+
+
+def with_limit(world: World, most: int) -> World:
+    world.spec = world.spec.model_copy(update={"limits": ResolvedLimits(human_approvals_hard=most)})
+    return world
+
+
+@pytest.mark.rule("T6", "B2", "B3")
+def test_a_result_for_which_nobody_may_be_asked_waits_for_the_raise_and_is_asked_for_then() -> None:
+    world = settle(with_limit(at_delivery(PUSH, PUSH.model_copy(update={"name": "legal"})), 1))
+    answer(world, "approved")
+    settle(world)
+    world.now += 1000 * HOUR
+    settle(world)
+    assert [each.name for each in world.state.consents] == ["push"]
+    status = project(world.observed(), world.plan(), AgentRunStatus(), world.now)
+    told = status.message or ""
+    assert (status.reason, world.remote.pushes) == ("BudgetExhausted", 0)
+    assert told.startswith(
+        "nobody may be asked for the approval legal: the run's human approval limit of 1 is used up (1)"
+    )
+    assert '{"spec": {"constraints": {"humanApprovals": {"hard": 2}}}}' in told
+    truths = {each.type: (each.status, each.reason) for each in status.conditions}
+    assert truths["WithinBudget"] == ("False", "BudgetExhausted")
+    assert truths["Stalled"][0] == "True", "somebody has to act"
+    world.wanted = ResolvedLimits(human_approvals_hard=2)
+    settle(world)
+    answer(world, "approved")
+    settle(world)
+    assert (world.state.phase, world.remote.pushes) == (RunPhase.SUCCEEDED, 1)
+
+
+@pytest.mark.rule("T6", "B3")
+def test_a_child_for_whose_result_nobody_may_be_asked_has_ended() -> None:
+    """Its limits aren't raised."""
+    world = with_limit(at_delivery(PUSH), 0)
+    above = ResolvedParent(uid="u-0", name="elder", commit=BASE)
+    world.spec = world.spec.model_copy(update={"parent": above})
+    settle(world)
+    assert world.state.end is not None
+    assert (world.state.phase, world.state.end.reason) == (RunPhase.FAILED, "BudgetExhausted")
+    assert "is kept until the run is released" in world.state.end.message
+    assert (world.remote.pushes, world.state.consents) == (0, ())
 
 
 @pytest.mark.rule("X1")

@@ -16,6 +16,7 @@ from moorage.api.wire import (
     ResolvedTimeouts,
     ResolvedWorkspace,
 )
+from moorage.core.approvals.consent import Consent
 from moorage.core.constraints.context import used
 from moorage.core.journal.plain import plain, restored
 from moorage.core.run import actions as a
@@ -129,9 +130,9 @@ def test_more_than_is_left_waits_for_a_sibling(asked: int | None) -> None:
 
 @pytest.mark.rule("B3")
 def test_a_child_does_without_what_there_is_too_little_of_to_halve() -> None:
-    limits = ResolvedLimits(tokens_hard=1_000, effects_hard=1, egress_hard_bytes=0)
+    limits = ResolvedLimits(tokens_hard=1_000, effects_hard=1, egress_hard_bytes=0, human_approvals_hard=1)
     assert accepted(a_parent(limits=limits)).limits == ResolvedLimits(
-        tokens_hard=500, effects_hard=0, egress_hard_bytes=0
+        tokens_hard=500, effects_hard=0, egress_hard_bytes=0, human_approvals_hard=0
     )
     found = child(a_parent(limits=limits), limits=ResolvedLimits(effects_hard=2))
     assert isinstance(found, Problem)
@@ -147,6 +148,20 @@ def test_what_requests_under_way_may_come_to_is_not_divided() -> None:
     assert (found.reason, found.stalled) == ("ParentBudget", False)
 
 
+@pytest.mark.rule("B2", "B3", "T6")
+def test_questions_that_wait_are_not_divided() -> None:
+    waiting = (
+        Consent("a", "shell", "ToolCall", "s", "pending", 0),
+        Consent("b", "shell", "ToolCall", "s", "pending", 0),
+    )
+    state = replace(STATE, usage=replace(STATE.usage, human_approvals=1), consents=waiting)
+    limits = ResolvedLimits(human_approvals_hard=7)
+    assert accepted(a_parent(state, limits=limits)).limits.human_approvals_hard == 2
+    found = child(a_parent(state, limits=limits), limits=ResolvedLimits(human_approvals_hard=5))
+    assert isinstance(found, Problem)
+    assert found.message.startswith("of the parent's human approval budget 4 is left")
+
+
 @pytest.mark.rule("B2", "O6")
 def test_what_was_reserved_for_it_is_its_limit_whatever_is_left_now() -> None:
     state = replace(STATE, children=(Child("u-1", "fix", Share(tokens=250)),), children_used=Share(tokens=740))
@@ -156,7 +171,15 @@ def test_what_was_reserved_for_it_is_its_limit_whatever_is_left_now() -> None:
 
 # --- the parent's state -----------------------------------------------------------------------------------------------
 
-RESERVE = {"tokens": 500, "cost_micros": 40, "iterations": 5, "tool_calls": 6, "effects": 1, "egress_bytes": 9}
+RESERVE = {
+    "tokens": 500,
+    "cost_micros": 40,
+    "iterations": 5,
+    "tool_calls": 6,
+    "effects": 1,
+    "egress_bytes": 9,
+    "human_approvals": 2,
+}
 USED = {"tokens": 120, "cost_micros": 11, "iterations": 2, "tool_calls": 3}
 
 
@@ -175,7 +198,7 @@ def test_a_share_counts_as_used_until_it_is_settled_at_what_was() -> None:
     world = with_child(running())
     context = used(world.state, iterations=1, wall_ms=0, asking={})
     assert (context.tokens, context.cost_micros, context.iterations) == (500, 40, 6)
-    assert (context.tool_calls, context.effects, context.egress_bytes) == (6, 1, 9)
+    assert (context.tool_calls, context.effects, context.egress_bytes, context.human_approvals) == (6, 1, 9, 2)
     child_ends(world)
     child_ends(world, times=" again")
     assert world.state.given_away == world.state.children_used == share_of(USED)

@@ -70,7 +70,9 @@ FEW = ResolvedConstraint(name="few", cel="tokens < 900 || toolCalls + effects < 
         ("costMicros < 9000000", {"cost": {"soft": "5.00"}}, "constraints.cost.hard"),
         ("costMicros < 9000000", {"cost": {"hard": "10.00"}}, ""),
         (FEW.cel, {"toolCalls": {"hard": 9}}, "constraints.tokens.hard and constraints.effects.hard"),
-        ("modelRequests < 9 && humanApprovals < 3 && wallTimeMs < 9000", {}, ""),
+        ("humanApprovals < 3", {"toolCalls": {"hard": 9}}, "constraints.humanApprovals.hard"),
+        ("humanApprovals < 3", {"humanApprovals": {"hard": 3}}, ""),
+        ("modelRequests < 9 && wallTimeMs < 9000", {}, ""),
     ],
 )
 def test_a_run_whose_constraint_would_see_too_late_what_children_use_says_a_limit_or_has_none(

@@ -7,6 +7,7 @@ from tests.property.run_world import T, a_spec
 from tests.run_plans import records, running
 
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
+from moorage.core.approvals.consent import Consent
 from moorage.core.constraints.context import lived_ms
 from moorage.core.constraints.limits import DIMENSIONS
 from moorage.core.run.conditions import conditions
@@ -15,7 +16,14 @@ from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import Raise, RunState, Usage, Violation
 
-STATE = RunState(usage=Usage(input_tokens=7, cost_micros=70, tool_calls=3, effects=2, egress_bytes=5), disk_bytes=9)
+STATE = RunState(
+    usage=Usage(input_tokens=7, cost_micros=70, tool_calls=3, effects=2, egress_bytes=5, human_approvals=2),
+    disk_bytes=9,
+    consents=(
+        Consent("a", "shell", "ToolCall", "s", "pending", 0),
+        Consent("b", "shell", "ToolCall", "s", "approved", 0),
+    ),
+)
 
 
 def refused(name: str) -> RunState:
@@ -46,6 +54,7 @@ def test_what_leaves_nothing_for_another_decision_is_spent(limits: ResolvedLimit
         ("toolCalls", ResolvedLimits(tool_calls_hard=3)),
         ("effects", ResolvedLimits(effects_hard=2)),
         ("egress", ResolvedLimits(egress_hard_bytes=5)),
+        ("humanApprovals", ResolvedLimits(human_approvals_hard=3)),
     ],
 )
 def test_what_was_used_up_counts_once_more_was_asked_for(name: str, limits: ResolvedLimits) -> None:

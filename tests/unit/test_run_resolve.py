@@ -103,6 +103,17 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             True,
         ),
         (
+            {
+                "delivery": {},
+                "approvals": [{"name": "push", "before": "Delivery"}, {"name": "legal", "before": "Delivery"}],
+                "constraints": {"humanApprovals": {"hard": 1}},
+            },
+            {},
+            "ConstraintInvalid",
+            "constraints.humanApprovals.hard of 1 is less than spec.approvals asks before Delivery (2)",
+            True,
+        ),
+        (
             {"sandbox": {"runtimeClassName": "kata"}},
             {"runtime_classes": frozenset({"gvisor"})},
             "RuntimeClassNotFound",

@@ -180,7 +180,7 @@ def test_what_a_constraint_came_to_is_a_condition(action: str, reason: str, with
 
 
 def test_what_was_used_is_told_in_full() -> None:
-    used = Usage(cost_micros=2_500_000, effects=2, egress_bytes=3)
+    used = Usage(cost_micros=2_500_000, effects=2, egress_bytes=3, human_approvals=5)
     told = projected(replace(RUNNING, usage=used, disk_bytes=4)).usage
     assert (told.cost_micros, told.cost, told.effects, told.egress_bytes, told.disk_bytes) == (
         2_500_000,
@@ -189,6 +189,7 @@ def test_what_was_used_is_told_in_full() -> None:
         3,
         4,
     )
+    assert told.human_approvals == 5
 
 
 def test_a_waiting_sandbox_says_why() -> None:

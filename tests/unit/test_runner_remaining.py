@@ -26,6 +26,7 @@ def test_nothing_left_is_0_and_unlimited_is_null(tmp_path: Path) -> None:
         "effects": 3,
         "egress_bytes": None,
         "disk_bytes": None,
+        "human_approvals": None,
         "cost": "1.25",
         "ends_at": "1970-01-01T00:00:00Z",
         "warnings": ["soon"],

@@ -368,7 +368,11 @@ class AgentRun(Resource):
             for of in ("tokens", "cost", "egress", "disk")
             for limit in ("soft", "hard")
         ),
-        *(raised_number(f"constraints.{of}.{limit}") for of in ("toolCalls", "effects") for limit in ("soft", "hard")),
+        *(
+            raised_number(f"constraints.{of}.{limit}")
+            for of in ("toolCalls", "effects", "humanApprovals")
+            for limit in ("soft", "hard")
+        ),
         Rule(
             "give the run a name: lower case letters, digits, '-' and '.', at most 253 characters",
             holds=lambda run: re.fullmatch(OBJECT_NAME, run.metadata.name) is not None,

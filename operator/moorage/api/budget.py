@@ -34,6 +34,8 @@ class ResolvedLimits(Wire):
     egress_hard_bytes: int | None = None
     disk_soft_bytes: int | None = None
     disk_hard_bytes: int | None = None
+    human_approvals_soft: int | None = None
+    human_approvals_hard: int | None = None
     custom: tuple[ResolvedConstraint, ...] = ()
 
 

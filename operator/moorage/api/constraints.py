@@ -160,6 +160,11 @@ class Constraints(Fields):
         description="Limits on the bytes of the worktree and the agent's own folders, as measured at each safe point."
         " How much the volume can hold at all is sandbox.resources.disk.",
     )
+    human_approvals: CountLimit | None = Field(
+        default=None,
+        description="Limits on how often people are asked by spec.approvals: questions that they answered, and those"
+        " that wait for an answer. One more than hard isn't asked.",
+    )
     custom: Annotated[tuple[CustomConstraint, ...], Field(max_length=MAX_CUSTOM), KeyedBy("name")] | None = Field(
         default=None, description="Constraints of your own. Names are unique."
     )

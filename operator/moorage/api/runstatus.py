@@ -46,6 +46,7 @@ class Usage(Told):
     effects: int = Field(default=0, description="Effects that count against constraints.effects.")
     egress_bytes: int = Field(default=0, description="Bytes to and from the hosts of sandbox.egress.")
     disk_bytes: int = Field(default=0, description="Bytes on disk, as measured at the last safe point.")
+    human_approvals: int = Field(default=0, description="Answers of people to what the run asked by spec.approvals.")
 
 
 class QueueStatus(Told):

@@ -27,6 +27,7 @@ LIMITS: Mapping[str, Callable[[int], dict[str, Any]]] = MappingProxyType(
         "tool_calls": lambda amount: {"toolCalls": {"hard": amount}},
         "effects": lambda amount: {"effects": {"hard": amount}},
         "egress_bytes": lambda amount: {"egress": {"hard": str(amount)}},
+        "human_approvals": lambda amount: {"humanApprovals": {"hard": amount}},
     }
 )
 

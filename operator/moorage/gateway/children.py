@@ -219,5 +219,6 @@ def used_by(s: RunState, iterations: int) -> Share:
         tool_calls=s.usage.tool_calls,
         effects=s.usage.effects,
         egress_bytes=s.usage.egress_bytes,
+        human_approvals=s.usage.human_approvals,
     )
     return own.plus(s.given_away)

@@ -25,7 +25,7 @@ from moorage.core.approvals.consent import (
 from moorage.core.approvals.reducing import ended
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
-from moorage.gateway.constraints import Exhausted
+from moorage.gateway.constraints import Asking, Exhausted, of_people
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.ledger import Run
@@ -54,11 +54,16 @@ class Consents:
         if approval is None:
             return ConsentAnswer(status="approved")
         subject = f"the tool {body.tool} is to run" + (f": {body.said}" if body.said else "")
-        found = await self._answered(caller, approval, f"tool:{body.key}", subject)
+        try:
+            found = await self._answered(caller, approval, f"tool:{body.key}", subject)
+        except Exhausted:  # the run is to pause for that, and its next attempt comes to the same call
+            return PENDING
         return _answer(found) if found is not None else PENDING
 
     async def demand_host(self, caller: Caller, host: str) -> None:
-        """Wait until the agent may reach that host. Raise Refusal where it may not (403), or nobody says (503)."""
+        """Wait until the agent may reach that host. Raise Refusal where it may not (403), or nobody says (503), and
+        Exhausted.
+        """
         approval = for_host(caller.run.spec.approvals, host)
         if approval is None:
             return
@@ -94,7 +99,7 @@ class Consents:
 
     async def _answered(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> Consent | None:
         """The answer, once there is one; None where the wait is over without, the run is to stand still, or the
-        question is withdrawn.
+        question is withdrawn. Raise Exhausted where nobody may be asked.
         """
         run = caller.run
         if asked_in(run.state.consents, key, caller.epoch) is None:
@@ -111,7 +116,11 @@ class Consents:
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
     async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> None:
-        """Once in an attempt, however many ask at one moment and at whatever gateway."""
+        """Once in an attempt, however many ask at one moment and at whatever gateway.
+
+        A question that is new is judged by the very state that its record follows (B2): those that wait count. Raise
+        Exhausted where a constraint stops it.
+        """
         patience = approval.reject_after_ms
         said = {
             "key": key,
@@ -123,12 +132,17 @@ class Consents:
         attempt = caller.run.state.attempt or None
         draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, uuid4().hex, attempt=attempt)
 
+        ask = Asking(of_people())
+
         def needed(run: Run) -> None:
             if ended(run.state) or asked_in(run.state.consents, key, caller.epoch) is not None:
                 raise Needless
+            if asked(run.state.consents, key) is None:
+                self._gate.judge.demand(run, ask)
 
         with contextlib.suppress(Needless):
-            await self._ledger.append(caller.run, caller.epoch, [draft], needed)
+            async with self._gate.judge.noting(caller.run, ask):
+                await self._ledger.append(caller.run, caller.epoch, [draft], needed)
 
 
 def _stands(run: Run) -> bool:

@@ -55,6 +55,11 @@ def of_calls(count: int = 1) -> Mapping[str, int]:
     return {"toolCalls": count}
 
 
+def of_people() -> Mapping[str, int]:
+    """What a question to a person asks for that nobody was asked before."""
+    return {"humanApprovals": 1}
+
+
 class Exhausted(Refusal):
     """A constraint stops the run. 0 left means 0, and asking again doesn't help."""
 

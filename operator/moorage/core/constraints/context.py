@@ -12,9 +12,10 @@ from moorage.core.run.state import RunState
 
 def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int]) -> Context:
     """What the state says was used, with what was given to its children (B3). `iterations`: complete ones, of which it
-    knows only the last number.
+    knows only the last number. A question that waits has been put to somebody, and may be answered at any moment: it
+    counts as one that was.
     """
-    given = s.given_away
+    given, waiting = s.given_away, sum(each.pending for each in s.consents)
     return Context(
         iterations=iterations + given.iterations,
         tokens=s.usage.tokens + given.tokens,
@@ -25,7 +26,7 @@ def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int
         effects=s.usage.effects + given.effects,
         egress_bytes=s.usage.egress_bytes + given.egress_bytes,
         disk_bytes=s.disk_bytes,
-        human_approvals=s.usage.human_approvals,
+        human_approvals=s.usage.human_approvals + waiting + given.human_approvals,
         state=Snapshot(s.phase, s.attempt),
         asking=asking,
     )

@@ -126,6 +126,15 @@ DISK = Dimension(
     kind="level",
     spelt=_bytes,
 )
+HUMAN_APPROVALS = Dimension(
+    "humanApprovals",
+    "human_approvals",
+    "human_approvals_hard",
+    "human approval",
+    "HumanApprovalsExhausted",
+    lambda limits: limits.human_approvals_hard,
+    lambda limits: limits.human_approvals_soft,
+)
 WALL_CLOCK = Dimension(
     "wallClock",
     "wall_ms",
@@ -137,7 +146,7 @@ WALL_CLOCK = Dimension(
     action=Action.EMERGENCY_STOP,
     spelt=_seconds,
 )
-METERED = (ITERATIONS, TOKENS, COST, TOOL_CALLS, EFFECTS, EGRESS, DISK)
+METERED = (ITERATIONS, TOKENS, COST, TOOL_CALLS, EFFECTS, EGRESS, DISK, HUMAN_APPROVALS)
 """In the order in which they are judged. Time is judged by who sees it pass: the operator's plan."""
 
 SHARED: tuple[Dimension, ...] = tuple(each for each in METERED if each.kind == "used")
@@ -224,6 +233,11 @@ def metered(limits: ResolvedLimits) -> tuple[Constraint, ...]:
 def timed(limits: ResolvedLimits) -> tuple[Constraint, ...]:
     """The limit on time."""
     return tuple(_of(limits, (WALL_CLOCK,)))
+
+
+def alone(limits: ResolvedLimits, dimension: Dimension) -> tuple[Constraint, ...]:
+    """The limits on one dimension."""
+    return tuple(_of(limits, (dimension,)))
 
 
 def _of(limits: ResolvedLimits, dimensions: tuple[Dimension, ...]) -> Iterator[Constraint]:

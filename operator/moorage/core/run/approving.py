@@ -18,8 +18,10 @@ from moorage.core.approvals.consent import (
     parking,
     refused_spending,
 )
+from moorage.core.constraints.limits import HUMAN_APPROVALS
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Plan, Report
+from moorage.core.run.limits import Spent, how_to_raise, spent_of
 from moorage.core.run.observed import Observed
 from moorage.core.run.pauses import pausable
 from moorage.core.run.state import PauseReason, Proposal, RunState
@@ -109,6 +111,8 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
     """None once every approval of the result is there; else the plan that asks, waits, or ends the run."""
     for approval in for_delivery(spec.approvals):
         consent = asked(s.consents, delivery_key(approval.name, proposal.commit))
+        if consent is None and (reached := spent_of(HUMAN_APPROVALS, spec.limits, s)) is not None:
+            return _unasked(spec, approval, reached, proposal)
         if consent is None:
             return Plan(actions=(_asking(s, approval, proposal, now),), requeue_ms=1)
         if consent.pending:
@@ -116,6 +120,17 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
         if consent.status != APPROVED:
             return Plan(actions=(_refused(approval, consent, proposal),), requeue_ms=1)
     return None
+
+
+def _unasked(spec: ResolvedRun, approval: ResolvedApproval, reached: Spent, proposal: Proposal) -> Plan:
+    """B3: nobody may be asked any more. The result waits for the raise, and costs nothing meanwhile; a child's limits
+    aren't raised.
+    """
+    why = f"nobody may be asked for the approval {approval.name}: {reached.message}"
+    if spec.parent is not None:
+        ends = fail(PauseReason.BUDGET, f"{why}. {_kept(proposal)}", proposal.commit)
+        return Plan(actions=(ends,), requeue_ms=1)
+    return Plan(reason=PauseReason.BUDGET, message=f"{why}; {how_to_raise(spec, reached.limit)}")
 
 
 def told(o: Observed, consent: Consent) -> str:
@@ -150,5 +165,8 @@ def _asking(s: RunState, approval: ResolvedApproval, proposal: Proposal, now: in
 def _refused(approval: ResolvedApproval, consent: Consent, proposal: Proposal) -> Report:
     who = f" by {consent.by}" if consent.by else ""
     why = f"the approval {approval.name} was refused{who}" + (f": {consent.reason}" if consent.reason else "")
-    kept = f"{proposal.commit} is kept until the run is released: `kubectl moorage diff` shows it"
-    return fail("ApprovalRejected", f"{why}. {kept}", proposal.commit)
+    return fail("ApprovalRejected", f"{why}. {_kept(proposal)}", proposal.commit)
+
+
+def _kept(proposal: Proposal) -> str:
+    return f"{proposal.commit} is kept until the run is released: `kubectl moorage diff` shows it"

@@ -149,8 +149,9 @@ def _budget(o: Observed, s: RunState, told: Plan) -> Condition:
         return _truth("WithinBudget", "False", reached.reason, reached.message)
     if (stop := stopping(s.violations)) is not None:
         return _truth("WithinBudget", "False", _short(stop.reason) or VIOLATED, stop.message)
-    if s.pause is not None and s.pause.reason == PauseReason.BUDGET and s.phase is RunPhase.PAUSED:
-        return _truth("WithinBudget", "False", s.pause.reason, told.message)
+    paused = s.pause is not None and s.pause.reason == PauseReason.BUDGET and s.phase is RunPhase.PAUSED
+    if paused or told.reason == PauseReason.BUDGET:  # or its result waits for a question that may not be asked
+        return _truth("WithinBudget", "False", PauseReason.BUDGET, told.message)
     if passed := warning(s.violations):
         why = "; ".join(v.message for v in passed)
         return _truth("WithinBudget", "True", _short(passed[0].reason) or VIOLATED, why)

@@ -34,6 +34,7 @@ class Share:
     tool_calls: int = 0
     effects: int = 0
     egress_bytes: int = 0
+    human_approvals: int = 0
 
     def plus(self, other: Share) -> Share:
         """Both together."""

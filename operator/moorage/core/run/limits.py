@@ -14,7 +14,7 @@ from moorage.api.quantity import dollars
 from moorage.api.wire import ResolvedRun
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context, Verdict, evaluate
-from moorage.core.constraints.limits import COST, DIMENSIONS, ITERATIONS, TOKENS, metered, timed
+from moorage.core.constraints.limits import COST, DIMENSIONS, ITERATIONS, TOKENS, Dimension, alone, metered, timed
 from moorage.core.run.state import Raise, RunState
 
 NUMBERS = sorted(ResolvedLimits.model_fields.keys() - {"custom"})
@@ -41,6 +41,11 @@ def spent(
     context = used(s, iterations=iterations or 0, wall_ms=lived_ms or 0, asking=asking)
     found = _first(evaluate(metered(limits), context))
     return found or (clock_spent(limits, lived_ms) if lived_ms is not None else None)
+
+
+def spent_of(dimension: Dimension, limits: ResolvedLimits, s: RunState) -> Spent | None:
+    """Whether there is none left of that dimension, whatever is left of others."""
+    return _first(evaluate(alone(limits, dimension), used(s, iterations=0, wall_ms=0, asking={dimension.name: 1})))
 
 
 def clock_spent(limits: ResolvedLimits, lived_ms: int) -> Spent | None:
@@ -111,6 +116,8 @@ WRITTEN: Mapping[str, _Written] = MappingProxyType(
         "egress_hard_bytes": _Written("constraints.egress.hard", str),
         "disk_soft_bytes": _Written("constraints.disk.soft", str),
         "disk_hard_bytes": _Written("constraints.disk.hard", str),
+        "human_approvals_soft": _Written("constraints.humanApprovals.soft", int),
+        "human_approvals_hard": _Written("constraints.humanApprovals.hard", int),
         "wall_clock_ms": _Written("constraints.wallClock", lambda ms: f"{ms // 1000}s"),
     }
 )

@@ -17,14 +17,14 @@ from moorage.api.wire import ResolvedApproval, ResolvedParent, ResolvedRun, Reso
 from moorage.core.approvals.consent import spendable
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context
-from moorage.core.constraints.limits import EFFECTS, EGRESS, SHARED, Dimension, with_more
+from moorage.core.constraints.limits import EFFECTS, EGRESS, HUMAN_APPROVALS, SHARED, Dimension, with_more
 from moorage.core.run.family import Child, Share
 from moorage.core.run.observed import Problem
 from moorage.core.run.state import RunState
 from moorage.core.run.unseen import limit_missing
 
 MAX_DEPTH = 3
-DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS)
+DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS, HUMAN_APPROVALS)
 """Those that a child can work without: where half of what is left is nothing, it gets nothing of it."""
 
 

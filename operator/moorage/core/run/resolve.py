@@ -27,7 +27,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.parents import child_of, dividing
 from moorage.core.run.resolving.agents import SPEAKS, UNHEARING, WINDOW, model_choice, resolved_agent, template_of
 from moorage.core.run.resolving.goals import goal_of
-from moorage.core.run.resolving.limits import demand_prices, enforced_limits, limits
+from moorage.core.run.resolving.limits import demand_answerable, demand_prices, enforced_limits, limits
 from moorage.core.run.resolving.references import Broken, Defaults, Placement, References, Unresolved
 from moorage.core.run.resolving.sandboxes import demand_runtime_class, resolved_sandbox
 from moorage.core.run.resolving.workspaces import resolved_delivery, resolved_workspace, volume_size
@@ -79,6 +79,10 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
     )
     demand_runtime_class(sandbox.runtime_class, refs.runtime_classes)
     resolved = resolved_agent(template, refs, defaults)
+    allowed = enforced_limits(run, agent, resolved, refs.constraints)
+    approvals = _approvals(run, resolved)
+    if spec.delivery is not None:
+        demand_answerable(allowed, approvals)
     return ResolvedRun(
         uid=meta.uid,
         tenant=meta.namespace,
@@ -93,11 +97,11 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
             for check in spec.acceptance or ()
         ),
         delivery=resolved_delivery(run, prefix, workspace, forge_of(run, refs.workspace)),
-        limits=enforced_limits(run, agent, resolved, refs.constraints),
+        limits=allowed,
         timeouts=timeouts(run),
         sandbox=sandbox,
         retention=retention(run),
-        approvals=_approvals(run, resolved),
+        approvals=approvals,
         max_attempts=spec.recovery.max_attempts,
         acceptance_rounds=_rounds(run, resolved.driver),
     )

@@ -95,7 +95,7 @@ def _kstatus(o: Observed, phase: Phase, reason: str, message: str) -> tuple[Cond
     waits_for_author = phase == "Pending" and o.problem is not None and o.problem.stalled
     if phase == "Succeeded":
         return kstatus("Current", reason, message, o.generation)
-    stuck = phase == "Paused" and reason not in GOES_ON
+    stuck = (phase == "Paused" and reason not in GOES_ON) or reason == PauseReason.BUDGET
     failed = waits_for_author or stuck or phase in ENDS
     return kstatus("Failed" if failed else "InProgress", reason, message, o.generation)
 
@@ -155,6 +155,7 @@ def usage(used: Usage, disk_bytes: int = 0) -> UsageStatus:
         effects=used.effects,
         egress_bytes=used.egress_bytes,
         disk_bytes=disk_bytes,
+        human_approvals=used.human_approvals,
     )
 
 

@@ -16,7 +16,13 @@ from moorage.drivers.port import Host
 
 FEW_ITERATIONS = 3
 SHORT = 0.2  # of the hard limit
-UNITS = {"iterations": "steps", "toolCalls": "tool calls", "egress": "bytes of egress", "disk": "bytes on disk"}
+UNITS = {
+    "iterations": "steps",
+    "toolCalls": "tool calls",
+    "egress": "bytes of egress",
+    "disk": "bytes on disk",
+    "humanApprovals": "questions to people",
+}
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.budget import ResolvedConstraint, ResolvedLimits
 from moorage.api.constraints import BytesLimit, Constraints, CostLimit, CountLimit, CustomConstraint, TokenLimit
 from moorage.api.quantity import Quantity
-from moorage.api.wire import ResolvedAgent, ResolvedModel
+from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedModel
+from moorage.core.approvals.consent import for_delivery
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.run.resolving.references import Unresolved
@@ -23,6 +26,17 @@ def enforced_limits(
     for custom in found.custom:
         _demand_judged(custom, resolved, installed)
     return found
+
+
+def demand_answerable(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval]) -> None:
+    """Raise Unresolved where more has to be asked before the result leaves than may be asked in all."""
+    needed, most = len(for_delivery(approvals)), limits.human_approvals_hard
+    if most is not None and needed > most:
+        why = (
+            f"constraints.humanApprovals.hard of {most} is less than spec.approvals asks before Delivery ({needed}), so"
+            " that no result could leave: set it higher, or leave approvals out"
+        )
+        raise Unresolved("ConstraintInvalid", why, stalled=True)
 
 
 def _demand_judged(custom: ResolvedConstraint, agent: ResolvedAgent, installed: frozenset[str]) -> None:
@@ -60,6 +74,7 @@ def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:
     effects = next((c.effects for c in layers if c.effects is not None), CountLimit())
     egress = next((c.egress for c in layers if c.egress is not None), BytesLimit())
     disk = next((c.disk for c in layers if c.disk is not None), BytesLimit())
+    humans = next((c.human_approvals for c in layers if c.human_approvals is not None), CountLimit())
     return ResolvedLimits(
         max_iterations=next((c.max_iterations for c in layers if c.max_iterations is not None), None),
         tokens_soft=tokens.soft.number if tokens.soft else None,
@@ -75,6 +90,8 @@ def limits(own: Constraints, usual: Constraints | None) -> ResolvedLimits:
         egress_hard_bytes=_whole(egress.hard),
         disk_soft_bytes=_whole(disk.soft),
         disk_hard_bytes=_whole(disk.hard),
+        human_approvals_soft=humans.soft,
+        human_approvals_hard=humans.hard,
         custom=next((tuple(map(_custom, c.custom)) for c in layers if c.custom is not None), ()),
     )
 
