@@ -1,6 +1,9 @@
-"""Constraints on a cluster: a call too many isn't made, an expression stops a run; both go on from where they stood."""
+"""Constraints on a cluster: a call too many isn't made, nobody is asked too often, an expression stops a run; all go on
+from where they stood.
+"""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,6 +39,29 @@ def test_a_tool_call_too_many_isnt_made_until_there_may_be_more(tenant: Tenant):
     tenant.kubectl("patch", "ar", "called", "--type=merge", "-p", json.dumps(raised))
     status = tenant.ended("called")
     assert (status["phase"], status["usage"]["toolCalls"]) == ("Succeeded", 3), json.dumps(status, indent=1)
+    assert condition(status, "WithinBudget")["reason"] == "WithinLimits"
+
+
+@pytest.mark.rule("B3", "C3", "T6")
+def test_nobody_is_asked_more_often_than_may_be_until_the_limit_is_raised(tenant: Tenant, moorage: Callable[..., str]):
+    model = {"providerRef": {"name": "stand-in"}, "name": "scripted"}
+    agent = {"driver": "builtin", "image": SANDBOX_IMAGE, "model": model}
+    asked_first = [{"name": "shell", "before": "ToolCall", "tools": ["bash"]}]
+    limits = {"humanApprovals": {"hard": 0}}
+    goal = f"{tenant.namespace}: Ask before you mend it."
+    tenant.run("unasked", agent=agent, goal=goal, approvals=asked_first, constraints=limits)
+    status = paused(tenant, "unasked")
+    assert status["reason"] == "BudgetExhausted", json.dumps(status, indent=1)
+    assert '{"spec": {"constraints": {"humanApprovals": {"hard": 2}}}}' in status["message"]
+    assert condition(status, "WithinBudget")["reason"] == "HumanApprovalsExhausted"
+    assert condition(status, "AwaitingApproval")["status"] == "False", "nobody was asked"
+
+    raised = {"spec": {"constraints": {"humanApprovals": {"hard": 1}}}}
+    tenant.kubectl("patch", "ar", "unasked", "--type=merge", "-p", json.dumps(raised))
+    tenant.until("unasked", lambda s: condition(s, "AwaitingApproval").get("status") == "True", within_s=180)
+    moorage("-n", tenant.namespace, "approve", "unasked", "shell")
+    status = tenant.ended("unasked")
+    assert (status["phase"], status["usage"]["humanApprovals"]) == ("Succeeded", 1), json.dumps(status, indent=1)
     assert condition(status, "WithinBudget")["reason"] == "WithinLimits"
 
 
