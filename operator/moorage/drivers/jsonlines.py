@@ -351,7 +351,8 @@ class AgentListener:
             agrees = await self._caught_up(fresh)
             await self._go_on(request, conversation=agrees and not unread)
         elif brought.acts and not within and not self.final.is_set():
-            self.iterations.demand_one()  # the last one's end may have been told, and somebody have answered that
+            async with self._completing:  # the last one's end may have been told, and somebody have answered that
+                self.iterations.demand_one()
         self._seen |= calls
         self._replied |= brought.replied
         self._decides = self._decides or brought.acts
