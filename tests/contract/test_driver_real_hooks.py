@@ -8,6 +8,9 @@ import pytest
 from tests.contract.real_agents import model_door, path_with, resolved
 
 from moorage.api.budget import ResolvedLimits
+from moorage.core.continuation.chain import NO_PROGRESS
+from moorage.core.continuation.loops import Thresholds
+from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import load
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Reply
@@ -62,3 +65,22 @@ async def test_who_is_never_let_stop_is_stopped_after_its_last_iteration(agent, 
     assert ended.outcome == "exhausted", ended
     assert host.iterations == [1, 2, 3]
     assert len(model.bodies) <= MOST + 1
+
+
+@pytest.mark.rule("N2", "N6")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("agent", ["codex", "pi", "claude-code"])
+async def test_a_real_agent_that_is_never_let_stop_is_ended_without_any_limit(agent, tmp_path):
+    """It is told the facts in its conversation first; this host begins no other program to do so."""
+    path = path_with(agent, tmp_path / "programs")
+    (tmp_path / "tree").mkdir()
+    host = LocalHost(tmp_path / "tree")
+    task = task_for(host, resolved(agent, path))
+    task.home.mkdir(parents=True, exist_ok=True)
+    agent_with = task.agent.model_copy(update={"args": never_done(agent, task.home)})
+    async with model_door(host, *[SAID] * 40) as (url, model):
+        for reason in (CIRCLING, NO_PROGRESS):
+            ended = await load(agent).run(replace(task, agent=agent_with, relay_url=url), host)
+            assert (ended.outcome, ended.reason) == ("failed", reason)
+            assert "decisions in a row called no tool" in ended.message
+    assert len(model.bodies) <= 2 * (Thresholds().idle + 1)

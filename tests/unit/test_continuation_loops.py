@@ -3,10 +3,11 @@
 import pytest
 
 from moorage.core.continuation.checks import AFTER, Changes, Checked, failing_set, objection, tail_of, untested
-from moorage.core.continuation.loops import Stood, Thresholds, Verified, Watched, watch
+from moorage.core.continuation.loops import Called, Spurred, Stood, Thresholds, Verified, Watched, WentOn, watch
 from moorage.drivers.watching import Circles
 
-AT = Thresholds(calls=3, verifications=3, share=40, turns=1)
+AT = Thresholds(calls=3, verifications=3, share=40, turns=1, idle=3)
+ON = Stood("a", asks=True)  # and it asks for another decision
 
 
 def failing(*names: str) -> Verified:
@@ -48,10 +49,39 @@ def test_whoever_has_few_turns_may_look_around_in_most_of_them() -> None:
     assert told == []
 
 
+@pytest.mark.rule("N2", "N6")
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        ([ON] * 2, []),
+        ([ON] * 3, [False]),
+        ([ON] * 6, [False, True]),
+        ([Stood("a")] * 9, []),  # nobody says that it goes on
+        ([Stood("a"), WentOn()] * 3, [False]),
+        ([ON, ON, Called("read", "d", "read"), ON, ON, ON], []),  # the first one after a call is that call's
+        ([*[ON] * 5, Called("read", "d", "read"), *[ON] * 4], [False, False]),
+        ([ON, ON, Spurred(), ON, ON, ON], []),
+        ([ON, ON, Stood("b", asks=True), Stood("b", asks=True), Stood("b", asks=True)], []),
+    ],
+)
+def test_decisions_that_call_nothing_and_are_gone_on_from_are_told(between: list[object], told: list[bool]) -> None:
+    assert findings(Stood("a"), *between) == [("IdleDecisions", last) for last in told]
+
+
 def test_a_call_that_waits_is_no_circle() -> None:
     circles = Circles(AT)
     for _ in range(30):
         circles.told("TOOL_REQUEST", {"tool": "BashOutput", "arguments": {"bash_id": "1"}})
+        circles.stood("a", 0, asks=True)
+    assert circles.news() is None
+
+
+@pytest.mark.rule("M3", "N6")
+def test_whoever_answers_people_goes_in_no_circle() -> None:
+    circles = Circles(AT)
+    for _ in range(30):
+        circles.told("COMMAND_DELIVERED", {"command_id": "c"})
+        circles.stood("a", 0, asks=True)
     assert circles.news() is None
 
 

@@ -39,6 +39,8 @@ def number(text: str) -> float:
         (PAGE, r"same arguments, \d+ times[^|]*\| told so \| at (\d+), ended", 2 * AT.calls),
         (PAGE, r"no less in (\d+) checks in a row", AT.verifications),
         (PAGE, r"checks in a row \| told so \| at (\d+), ended", 2 * AT.verifications),
+        (PAGE, r"(\d+) decisions in a row that called no tool", AT.idle),
+        (PAGE, r"begins the count anew \| told so \| at (\d+), ended", 2 * AT.idle),
         (PAGE, r"(\d+) % of a hard limit", AT.share),
         (PAGE, r"last changed, in (\d+) turns at least", AT.turns),
         (PAGE, r"is asked for \| told so \| at (\d+) %, ended", 2 * AT.share),

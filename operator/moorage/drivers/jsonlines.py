@@ -338,14 +338,15 @@ class AgentListener:
         """Take a safe point where the request carries a result, or an answer to the model's words, for the first time,
         or where nobody can tell and a call is over. Whether one was taken.
         """
-        brought = carrying(request)
+        brought, first = carrying(request), not self._asks
         self._asks = self._asks or decides(request)
         fresh = [each for each in brought.results or () if each.call not in self._seen]
         calls = {each.call for each in fresh}
         within = self._launch.nested and bool(self._open.keys() - calls)
         begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
         ends = bool(fresh) and begun and not within
-        idle = self._decides and not self._launch.settles and bool(brought.replied - self._replied) and not within
+        answered = bool(brought.replied - self._replied) and not within
+        idle = self._decides and not self._launch.settles and answered
         unread = brought.results is None and self._heard > 0
         if ends or idle or unread:
             agrees = await self._caught_up(fresh)
@@ -353,6 +354,9 @@ class AgentListener:
         elif brought.acts and not within and not self.final.is_set():
             async with self._completing:  # the last one's end may have been told, and somebody have answered that
                 self.iterations.demand_one()
+            if answered and self._launch.settles and not first:
+                self._host.went_on()
+                self.iterations.demand_straight()
         self._seen |= calls
         self._replied |= brought.replied
         self._decides = self._decides or brought.acts

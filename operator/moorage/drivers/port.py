@@ -258,6 +258,9 @@ class Host(Protocol):
         be alive.
         """
 
+    def went_on(self) -> None:
+        """N6: what the agent told as its end was none: it asks for another decision, and nobody has said a word."""
+
     def circle(self) -> Finding | None:
         """N6: that the agent goes in circles, where that is news."""
 

@@ -120,7 +120,12 @@ class Iterations:
         await self._host.safe_point(self.next, usage, held=held, conversation=conversation)
         self.next += 1
         self._used += 1
-        found = self._host.circle() if more else None
+        if more:
+            self.demand_straight()
+
+    def demand_straight(self) -> None:
+        """Raise Circling where the agent goes in circles."""
+        found = self._host.circle()
         if found is not None and (found.last or self._told):
             raise Circling(found)
 

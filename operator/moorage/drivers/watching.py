@@ -7,7 +7,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.core.continuation.loops import Called, Event, Finding, Stood, Thresholds, Verified, Watched, watch
+from moorage.core.continuation.loops import (
+    Called,
+    Event,
+    Finding,
+    Spurred,
+    Stood,
+    Thresholds,
+    Verified,
+    Watched,
+    WentOn,
+    watch,
+)
 from moorage.drivers.telling import brief
 
 WAITING = frozenset({"BashOutput", "TaskOutput", "write_stdin", "wait_run"})
@@ -25,19 +36,28 @@ class Circles:
         """A fact on its way to the journal."""
         if kind == "TOOL_REQUEST" and isinstance(tool := payload.get("tool"), str):
             self.called(tool, payload.get("arguments"))
+        elif kind == "COMMAND_DELIVERED":
+            self._take(Spurred())
 
     def called(self, tool: str, arguments: object) -> None:
         """A tool call began. One that waits for something is no circle, however often it is made."""
         if tool in WAITING:
+            self._take(Spurred())
             return
         text = json.dumps(arguments, sort_keys=True, default=str)
         said = brief(arguments) if isinstance(arguments, Mapping) else ""
         shown = f"{tool} {said}".strip()
         self._take(Called(tool, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), shown))
 
-    def stood(self, tree: str, used: int) -> None:
-        """A safe point: the tree's hash, and percent of the nearest hard limit that are used."""
-        self._take(Stood(tree, used))
+    def stood(self, tree: str, used: int, *, asks: bool = False) -> None:
+        """A safe point: the tree's hash, percent of the nearest hard limit that are used, and whether the agent is
+        about to decide something more.
+        """
+        self._take(Stood(tree, used, asks))
+
+    def went_on(self) -> None:
+        """An end that was told, and stood at a safe point of its own, was none."""
+        self._take(WentOn())
 
     def verified(self, failing: frozenset[str]) -> None:
         """Acceptance commands ran in the agent's sandbox."""

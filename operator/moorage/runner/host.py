@@ -54,7 +54,7 @@ class RunnerHost:
     ) -> None:
         self.stopping, self.pausing, self.parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.log = OutputLog(reporter.emit)
-        self.messages = Mailbox(client.messages, reporter.emit)
+        self.messages = Mailbox(client.messages, self.emit)
         self.child_runs = RunnerChildren(client, assignment.epoch, self.leaving, reporter.progressed, worktree.merge)
         self._circles = Circles(Thresholds() if change_asked(assignment) else Thresholds(share=0))
         self._completion = Completion(assignment, worktree, paths.tmp, paths.environment(), reporter)
@@ -113,6 +113,10 @@ class RunnerHost:
         told = {"decision": decision, "kind": kind, "iteration": self.next_iteration, "text": plain(text)}
         await self.emit("CONTINUATION_DECIDED", told, record_id=f"CONTINUATION_DECIDED:{self._decided}:{kind}")
 
+    def went_on(self) -> None:
+        """N6: see the port."""
+        self._circles.went_on()
+
     def circle(self) -> Finding | None:
         """N6: what the loop detector has found."""
         return self._circles.news()
@@ -164,7 +168,7 @@ class RunnerHost:
         self._iterations += 1
         self.next_iteration = iteration + 1
         self._remaining.hear(reported.budget)
-        self._circles.stood(taken.tree, self._used())
+        self._circles.stood(taken.tree, self._used(), asks=held is not None)
         self._turned(taken.tree)
         if self.pausing.is_set():
             self.parked.set()

@@ -162,7 +162,7 @@ class LocalHost:
         iteration: int,
         usage: Mapping[str, int] | None = None,
         *,
-        held: Held | None = None,  # noqa: ARG002  the port's signature
+        held: Held | None = None,
         conversation: bool = True,
     ) -> str:
         """Count an iteration."""
@@ -170,13 +170,17 @@ class LocalHost:
         self.iterations.append(iteration)
         self.usage.append(dict(usage or {}))
         tree = await asyncio.to_thread(_hash_of, self.tree)
-        self.circles.stood(tree, 0)
+        self.circles.stood(tree, 0, asks=held is not None)
         return tree
 
     async def check_end(self) -> EndCheck:
         """The next one of `ends`; nothing to say when they are used up."""
         self.checked += 1
         return self.ends.pop(0) if self.ends else EndCheck()
+
+    def went_on(self) -> None:
+        """See the port."""
+        self.circles.went_on()
 
     def circle(self) -> Finding | None:
         """What the loop detector has found."""

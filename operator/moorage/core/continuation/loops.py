@@ -13,19 +13,22 @@ from types import MappingProxyType
 KEPT_CALLS = 64
 KEPT_TREES = 64
 SHOWN = 200  # characters of a call
+IDLE = "IdleDecisions"
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """calls: so often the same call on an unchanged tree. verifications: so many in a row whose failing set didn't
     shrink. share: percent of a hard limit used while the tree stayed the same; 0 where no change is asked for. turns:
-    so many of them at least, since whoever has few may need most of them to look around.
+    so many of them at least, since whoever has few may need most of them to look around. idle: so many decisions in a
+    row that called nothing, each followed by another one.
     """
 
     calls: int = 5
     verifications: int = 3
     share: int = 40
     turns: int = 10
+    idle: int = 5
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,26 @@ class Verified:
 
 @dataclass(frozen=True)
 class Stood:
-    """A safe point: the tree, by hash, and how much of the hard limit that is nearest is used, in percent."""
+    """A safe point: the tree, by hash, and how much of the hard limit that is nearest is used, in percent. `asks`: the
+    agent asks for another decision already.
+    """
 
     tree: str
     used: int = 0
+    asks: bool = False
 
 
-Event = Called | Verified | Stood
+@dataclass(frozen=True)
+class WentOn:
+    """What was told as an end, and stood as one, was none: the agent asks for another decision."""
+
+
+@dataclass(frozen=True)
+class Spurred:
+    """What the agent does next it has a new reason for: a person's words, or something that it waits for."""
+
+
+Event = Called | Verified | Stood | WentOn | Spurred
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,7 @@ class Watched:
     trees: tuple[str, ...] = ()
     since: int = 0  # percent that was used when the tree was last a new one
     turns: int = 0  # safe points since then
+    idle: int = 0  # of those the last ones in a row between two decisions that called nothing
     failing: frozenset[str] = frozenset()
     unshrunk: int = 0  # verifications in a row
     told: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # kind -> the count that was told of
@@ -86,6 +103,10 @@ def watch(seen: Watched, event: Event, at: Thresholds) -> tuple[Watched, Finding
             return _verified(seen, event, at)
         case Stood():
             return _stood(seen, event, at)
+        case WentOn():
+            return _idled(seen, at)
+        case Spurred():
+            return _busy(seen), None
 
 
 def _called(seen: Watched, event: Called, at: Thresholds) -> tuple[Watched, Finding | None]:
@@ -93,12 +114,18 @@ def _called(seen: Watched, event: Called, at: Thresholds) -> tuple[Watched, Find
     times = seen.calls.get(key, 0) + 1
     others = {other: count for other, count in seen.calls.items() if other != key}
     kept = dict([*others.items()][-(KEPT_CALLS - 1) :]) | {key: times}
-    seen = replace(seen, calls=MappingProxyType(kept))
+    seen = replace(_busy(seen), calls=MappingProxyType(kept))
     facts = (
         f"`{event.shown[:SHOWN]}` was called {times} times with the same arguments, and nothing in the worktree has"
         " changed meanwhile. Doing it again tells nothing new: try something else, or say what is in the way."
     )
     return _told(seen, "RepeatedCall", times, at.calls, facts)
+
+
+def _busy(seen: Watched) -> Watched:
+    """It does something, so whatever it said before that was no end."""
+    told = {kind: count for kind, count in seen.told.items() if kind != IDLE}
+    return replace(seen, idle=-1, told=MappingProxyType(told))
 
 
 def _verified(seen: Watched, event: Verified, at: Thresholds) -> tuple[Watched, Finding | None]:
@@ -118,21 +145,31 @@ def _verified(seen: Watched, event: Verified, at: Thresholds) -> tuple[Watched, 
 def _stood(seen: Watched, event: Stood, at: Thresholds) -> tuple[Watched, Finding | None]:
     if event.tree not in seen.trees:
         return _moved(seen, event), None
-    idle, seen = event.used - seen.since, replace(seen, turns=seen.turns + 1)
-    if not at.share or seen.turns < at.turns:
-        return seen, None
+    used, seen = event.used - seen.since, replace(seen, turns=seen.turns + 1)
+    seen, found = _idled(seen, at) if event.asks else (seen, None)
+    if found is not None or not at.share or seen.turns < at.turns:
+        return seen, found
     facts = (
-        f"{idle} % of this run's limit were used in the {seen.turns} turns since the worktree was last changed. Change"
+        f"{used} % of this run's limit were used in the {seen.turns} turns since the worktree was last changed. Change"
         " something, or say what is in the way."
     )
-    return _told(seen, "UnchangedTree", idle, at.share, facts)
+    return _told(seen, "UnchangedTree", used, at.share, facts)
+
+
+def _idled(seen: Watched, at: Thresholds) -> tuple[Watched, Finding | None]:
+    seen = replace(seen, idle=seen.idle + 1)
+    facts = (
+        f"{seen.idle} decisions in a row called no tool and changed nothing, and each was followed by another. Saying"
+        " the same again changes nothing: do what is asked for, or say what is in the way, and stop."
+    )
+    return _told(seen, IDLE, seen.idle, at.idle, facts)
 
 
 def _moved(seen: Watched, event: Stood) -> Watched:
     trees = (*seen.trees, event.tree)[-KEPT_TREES:]
     told = {kind: count for kind, count in seen.told.items() if kind == "FailingSet"}
     fresh = replace(seen, calls=MappingProxyType({}), told=MappingProxyType(told))
-    return replace(fresh, trees=trees, since=event.used, turns=0)
+    return replace(fresh, trees=trees, since=event.used, turns=0, idle=0)
 
 
 def _told(seen: Watched, kind: str, count: int, threshold: int, facts: str) -> tuple[Watched, Finding | None]:
