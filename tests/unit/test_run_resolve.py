@@ -99,7 +99,7 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             {"approvals": [{"name": "shell", "before": "ToolCall"}]},
             {},
             "ApprovalNotEnforceable",
-            "doesn't ask before its tool calls; builtin does",
+            "holds up no tool call for an answer; builtin does",
             True,
         ),
         (
