@@ -113,7 +113,8 @@ CLUSTER_GROUPS = ("kubernetes", "etcd", "containerd", "gvisor", "kube-router", "
 
 def digest(group: Group, sources: Path = SOURCES) -> str:
     """Digest of a group's recipe and of every file in its folder (``go.mod``, ``go.sum``, modules of our own)."""
-    seen = hashlib.sha256(json.dumps([asdict(group), _BUILD_ENV], sort_keys=True).encode())
+    recipe = {key: value for key, value in asdict(group).items() if value}  # a new kind of entry rebuilds nothing
+    seen = hashlib.sha256(json.dumps([recipe, _BUILD_ENV], sort_keys=True).encode())
     folder = sources / group.name
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         seen.update(f"\0{path.relative_to(folder)}\0".encode() + path.read_bytes())

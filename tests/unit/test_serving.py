@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from moorage.serving import PIPELINED
 from moorage.testing.serving import listening
 
 PIECE = b"x" * 8_192
@@ -18,20 +17,42 @@ ENOUGH = 8_192  # pieces: 64 MiB, many times what is taken, and what the sockets
 
 
 class Door:
-    """Answers with the size of a body, or waits until it is let go."""
+    """Answers with the size of a body, with the headers that it sees, or not before it is let go."""
 
     def __init__(self) -> None:
-        self.asked, self.go, self.read = 0, asyncio.Event(), 0
+        self.asked, self.go, self.read, self.gone = 0, asyncio.Event(), 0, 0
 
     async def size(self, request: Request) -> Response:
         async for chunk in request.stream():
             self.read += len(chunk)
         return PlainTextResponse(str(self.read))
 
-    async def wait(self, _: Request) -> Response:
+    async def headers(self, request: Request) -> Response:
+        await request.body()
+        return PlainTextResponse("\n".join(f"{name}: {value}" for name, value in request.headers.items()))
+
+    async def wait(self, request: Request) -> Response:
+        """Asks again and again whether the client is there."""
         self.asked += 1
-        await self.go.wait()
+        while not self.go.is_set():
+            if await request.is_disconnected():
+                self.gone += 1
+                break
+            await asyncio.sleep(0.002)
         return PlainTextResponse("done")
+
+    async def stream(self, _: Request) -> Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"first"
+            await self.go.wait()
+            yield b"second"
+
+        return StreamingResponse(pieces())
+
+    async def until(self, there: Callable[[], bool]) -> None:
+        async with asyncio.timeout(40):
+            while not there():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -41,7 +62,12 @@ def door() -> Door:
 
 @contextlib.asynccontextmanager
 async def connection(door: Door) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    routes = [Route("/size", door.size, methods=["POST"]), Route("/wait", door.wait)]
+    routes = [
+        Route("/size", door.size, methods=["POST"]),
+        Route("/headers", door.headers, methods=["POST"]),
+        Route("/wait", door.wait),
+        Route("/stream", door.stream),
+    ]
     async with listening(Starlette(routes=routes)) as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -131,23 +157,57 @@ async def test_a_body_in_small_pieces_is_no_head(door: Door) -> None:
         assert (await said(reader)).partition(b"\r\n\r\n")[2] == b"40000"
 
 
-async def test_few_requests_are_kept_that_were_sent_ahead(door: Door) -> None:
-    async with connection(door) as (reader, writer):
-        writer.write(b"GET /wait HTTP/1.1\r\n\r\n" * (PIPELINED + 1))
-        async with asyncio.timeout(40):
-            while not door.asked:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        door.go.set()
-        for _ in range(PIPELINED + 1):
-            assert await reader.readuntil(b"done")
-        assert door.asked == PIPELINED + 1
+async def answered(reader: asyncio.StreamReader) -> list[bytes]:
+    """The headers that the door has seen."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+    return (await reader.readexactly(size)).split(b"\n")
 
 
-async def test_many_that_were_sent_ahead_end_the_connection(door: Door) -> None:
+async def test_one_request_follows_another(door: Door) -> None:
     async with connection(door) as (reader, writer):
-        writer.write(b"GET /wait HTTP/1.1\r\n\r\n" * (PIPELINED + 2))
-        assert (await said(reader)).startswith(b"HTTP/1.1 400 ")
-        assert door.asked <= 1
+        for number in range(3):
+            writer.write(b"POST /headers HTTP/1.1\r\nnumber: %d\r\ncontent-length: 3\r\n\r\nabc" % number)
+            assert b"number: %d" % number in await answered(reader)
+
+
+async def test_trailers_are_no_headers(door: Door) -> None:
+    asked = b"POST /headers HTTP/1.1\r\nauthorization: Bearer ours\r\ntransfer-encoding: chunked\r\n\r\n"
+    trailers = b"1\r\nx\r\n0\r\nx-moorage-call: theirs\r\nauthorization: Bearer theirs\r\n\r\n"
+    async with connection(door) as (reader, writer):
+        writer.write(asked + trailers)
+        seen = await answered(reader)
+        assert b"authorization: Bearer ours" in seen
+        assert not [each for each in seen if b"theirs" in each]
+        writer.write(b"POST /headers HTTP/1.1\r\nafter: trailers\r\ncontent-length: 0\r\n\r\n")
+        assert b"after: trailers" in await answered(reader)
+
+
+async def test_a_request_before_the_answer_to_the_last_ends_the_connection(door: Door) -> None:
+    async with connection(door) as (reader, writer):
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+        await door.until(lambda: door.asked == 1)
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+        assert await said(reader) == b""
+        await door.until(lambda: door.gone == 1)
+        assert door.asked == 1
+
+
+async def test_a_body_that_is_sent_ahead_is_kept_by_nobody(door: Door) -> None:
+    """However often it is asked meanwhile whether the client is still there."""
+    async with connection(door) as (reader, writer):
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\nPOST /size HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n")
+        assert await flood(writer, PIECE) < ENOUGH * len(PIECE) // 2
+        assert await said(reader) == b""
+
+
+@pytest.mark.parametrize("behind", [b"GET /wait HTTP/1.1\r\n\r\n", b"no HTTP\r\n\r\n", PIECE * 12])
+async def test_nothing_of_ours_is_put_into_an_answer(door: Door, behind: bytes) -> None:
+    async with connection(door) as (reader, writer):
+        writer.write(b"GET /stream HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"first\r\n")
+        writer.write(behind)
+        assert await said(reader) == b""
 
 
 BAD = {
@@ -169,20 +229,8 @@ async def test_a_request_of_two_meanings_is_none(door: Door, what: str) -> None:
 
 
 async def test_a_client_that_goes_away_is_seen(door: Door) -> None:
-    seen = asyncio.Event()
-
-    async def until_gone(request: Request) -> Response:
-        while not await request.is_disconnected():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        seen.set()
-        return PlainTextResponse("")
-
-    async with listening(Starlette(routes=[Route("/", until_gone)])) as url:
-        host, port = url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        await writer.drain()
-        await asyncio.sleep(0.1)
+    async with connection(door) as (_, writer):
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+        await door.until(lambda: door.asked == 1)
         writer.close()
-        async with asyncio.timeout(40):
-            await seen.wait()
+        await door.until(lambda: door.gone == 1)
