@@ -356,6 +356,28 @@ async def test_who_answers_the_end_of_the_last_iteration_gets_no_other_one(playi
     asked.cancel()
 
 
+@pytest.mark.rule("P6", "N5")
+async def test_a_conversation_that_is_made_shorter_ends_nothing_by_that(playing: Playing) -> None:
+    play = playing()
+    await play.ask(body=talk("do it"))
+    await play.ask(body=talk("do it", "Done 1", "go on", "Done 2", "go on"))
+    assert play.host.iterations == [1]
+    await play.ask(body=talk("sum it up", tools=False))
+    await play.ask(body=talk("in short", "Done 2", "go on"))
+    assert play.host.iterations == [1]
+    await play.ask(body=talk("in short", "Done 2", "go on", "Done 2", "go on"))
+    assert play.host.iterations == [1, 2]
+
+
+@pytest.mark.rule("P6")
+@pytest.mark.parametrize("odd", [[], {}, None, 3])
+async def test_a_body_of_another_shape_passes(playing: Playing, odd: Any) -> None:
+    play = playing()
+    body = {"messages": [{"role": odd, "content": [{"type": odd, "text": odd}]}, odd], "tools": odd}
+    assert await play.ask(body=json.dumps(body).encode()) == b""
+    assert play.host.iterations == []
+
+
 @pytest.mark.rule("P6")
 async def test_words_of_an_earlier_attempt_end_nothing_whatever_is_asked_before(playing: Playing) -> None:
     play = playing()

@@ -355,8 +355,10 @@ def test_the_results_that_a_request_carries_are_told_by_their_calls(name: str) -
 def test_a_request_of_any_shape_carries_what_can_be_told_of_it(name: str, value: Any) -> None:
     for field in ("messages", "input"):
         inner = {"type": "tool_result", "tool_use_id": value, "call_id": value, "role": "tool", "content": value}
-        for asked in ({field: value}, {field: [inner]}, {field: [{"content": [inner], "tool_calls": value}]}):
+        odd = {"type": value, "role": value, "content": [{"type": value, "text": value}]}
+        for asked in ({field: value}, {field: [inner]}, {field: [odd, {"content": [inner], "tool_calls": value}]}):
             assert all(each.call for each in PROTOCOLS[name].carried(asked))
+            assert len(PROTOCOLS[name].replied(asked)) <= 1
 
 
 GO, DONE_1, DONE_2 = "go on", "Done.", "Done. Really."

@@ -56,6 +56,23 @@ def carrying(held: Held) -> Carrying:
     return Carrying(protocol.carried(asked), protocol.replied(asked), bool(asked.get("tools")))
 
 
+class Conversation:
+    """Which of the model's words have been answered, as the requests of one agent show it."""
+
+    def __init__(self) -> None:
+        self._known, self._length = frozenset[str](), 0
+
+    def grown(self, replied: frozenset[str]) -> bool:
+        """Whether somebody has answered words since. Who shortens a conversation writes it anew: nothing follows."""
+        return bool(replied - self._known) and len(replied) > self._length
+
+    def heard(self, replied: frozenset[str]) -> None:
+        """What a request shows; one of something else (a title) shows nothing new."""
+        if replied - self._known:
+            self._known = self._known | replied if len(replied) > self._length else replied
+            self._length = len(replied)
+
+
 def refuse(held: Held, reason: str, why: str) -> None:
     """In the words of its protocol, as an error that isn't worth a retry."""
     protocol = _protocol(held)

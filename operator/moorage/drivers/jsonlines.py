@@ -33,7 +33,7 @@ from moorage.drivers.facts import (
     Used,
     Wanted,
 )
-from moorage.drivers.holding import STOPPING, carrying, decides, refuse
+from moorage.drivers.holding import STOPPING, Conversation, carrying, decides, refuse
 from moorage.drivers.port import Child, Held, Host, Kind, Outcome, Task
 from moorage.drivers.program import (
     FINAL_GRACE_S,
@@ -144,7 +144,7 @@ class AgentListener:
         self.iterations = Iterations(task, host, told=True)
         self._host, self._launch, self._telling = host, launch, Telling(host)
         self._seen = set(self._results())  # the calls whose results the model knows of
-        self._replied: frozenset[str] = frozenset()  # decisions without calls that were answered
+        self._talk = Conversation()
         self._decides = False  # asked for what may be a call since the last safe point
         self._usage: dict[str, int] = {}  # of the iteration that is under way
         self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
@@ -345,7 +345,7 @@ class AgentListener:
         within = self._launch.nested and bool(self._open.keys() - calls)
         begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
         ends = bool(fresh) and begun and not within
-        answered = bool(brought.replied - self._replied) and not within
+        answered = self._talk.grown(brought.replied) and not within
         idle = self._decides and not self._launch.settles and answered
         unread = brought.results is None and self._heard > 0
         if ends or idle or unread:
@@ -358,7 +358,8 @@ class AgentListener:
                 self._host.went_on()
                 self.iterations.demand_straight()
         self._seen |= calls
-        self._replied |= brought.replied
+        if not within:
+            self._talk.heard(brought.replied)
         self._decides = self._decides or brought.acts
         return ends or idle or unread
 

@@ -71,8 +71,7 @@ def _replied(asked: Asked) -> frozenset[str]:
 
 
 def _heard(message: Mapping[str, Any]) -> Heard:
-    kinds = {part.get("type") for part in items(message, "content")}
-    if kinds & {"tool_use", "tool_result"}:
+    if any(part.get("type") in ("tool_use", "tool_result") for part in items(message, "content")):
         return "acted"
     return "decided" if message.get("role") == "assistant" else "words"
 
