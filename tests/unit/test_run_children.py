@@ -7,7 +7,8 @@ import pytest
 from tests.property.run_world import BASE, HEAD, START, T, World, a_spec
 from tests.run_plans import kinds, observed, proposed, records, running
 
-from moorage.api.agentrun import ParentRef
+from moorage.api.agent import Agent
+from moorage.api.agentrun import AgentRun, ParentRef
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import (
     ResolvedParent,
@@ -27,6 +28,7 @@ from moorage.core.run.parenthood import PATIENCE_MS
 from moorage.core.run.parents import MAX_DEPTH, Parent, child_of
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
+from moorage.core.run.resolve import Defaults, References, read_run, resolve
 from moorage.core.run.state import Checkpoint, Pause, PauseStage, RunState
 
 POINT = Checkpoint("c" * 40, "d" * 40, 3, 1)
@@ -160,6 +162,58 @@ def test_questions_that_wait_are_not_divided() -> None:
     found = child(a_parent(state, limits=limits), limits=ResolvedLimits(human_approvals_hard=5))
     assert isinstance(found, Problem)
     assert found.message.startswith("of the parent's human approval budget 4 is left")
+
+
+def delivering(state: RunState, most: int, needed: int) -> ResolvedRun | Problem:
+    """A run by hand with so many approvals before its delivery, of a parent that may ask `most` questions."""
+    spec = {
+        "workspace": {"remoteGit": {"url": "https://git.example/web.git"}},
+        "goal": "g",
+        "agentRef": {"name": "coder"},
+        "delivery": {},
+        "approvals": [{"name": f"push-{n}", "before": "Delivery"} for n in range(needed)],
+    }
+    agent = Agent.model_validate({"metadata": {"name": "coder"}, "spec": {"driver": "command", "command": ["true"]}})
+    refs = References(agent=agent, drivers=frozenset({"command"}))
+    meta = {"name": "fix", "namespace": "team-a", "uid": "u-1", "generation": 1}
+
+    def read(spec: dict[str, Any]) -> AgentRun:
+        found = read_run({"metadata": meta, "spec": spec})
+        assert isinstance(found, AgentRun), found
+        return found
+
+    alone = resolve(read(spec), refs, Defaults())
+    assert isinstance(alone, ResolvedRun), alone
+    parent = a_parent(state, workspace=alone.workspace, limits=ResolvedLimits(human_approvals_hard=most))
+    return resolve(read(spec | {"parentRef": {"name": "elder"}}), replace(refs, parent=parent), Defaults())
+
+
+@pytest.mark.rule("B3", "T6")
+@pytest.mark.parametrize(("most", "needed", "share"), [(1, 1, 1), (3, 2, 2), (10, 2, 5), (1, 0, 0)])
+def test_a_childs_share_of_the_questions_is_what_its_delivery_asks_at_least(most: int, needed: int, share: int) -> None:
+    found = delivering(STATE, most, needed)
+    assert isinstance(found, ResolvedRun), found
+    assert found.limits.human_approvals_hard == share
+
+
+@pytest.mark.rule("B3", "T6")
+def test_a_child_whose_delivery_asks_for_more_than_is_left_waits_before_it_works() -> None:
+    state = replace(STATE, usage=replace(STATE.usage, human_approvals=2))
+    found = delivering(state, 3, 2)
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("ParentBudget", False)
+    assert "1 is left" in found.message
+    assert "its delivery asks for 2" in found.message
+
+
+@pytest.mark.rule("B3", "T6", "O6")
+def test_a_child_with_a_share_that_no_delivery_could_come_of_is_not_admitted() -> None:
+    """One that was reserved before says as little as any other."""
+    state = replace(STATE, children=(Child("u-1", "fix", Share(human_approvals=1)),))
+    found = delivering(state, 9, 2)
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("ConstraintInvalid", True)
+    assert isinstance(delivering(state, 9, 1), ResolvedRun)
 
 
 @pytest.mark.rule("B2", "O6")

@@ -1,9 +1,10 @@
 """O2, F5, B3: what a run becomes by being a child: where it starts, how long it may take, and its share of the budget.
 
 A child says itself how much it may use, in each dimension in which its parent has a hard limit; where it says nothing,
-it gets half of what is left, and no more than its Agent allows for. Its limits are what is reserved for it, and they
-are never raised. What the parent's journal says of a child that was started already counts before anything else: a pass
-may have died in between.
+it gets half of what is left, and no more than its Agent allows for, but as many questions to people as its delivery
+asks: without them none of its work could leave. Its limits are what is reserved for it, and they are never raised. What
+the parent's journal says of a child that was started already counts before anything else: a pass may have died in
+between.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from moorage.api.agentrun import ParentRef
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedApproval, ResolvedParent, ResolvedRun, ResolvedTimeouts, ResolvedWorkspace
-from moorage.core.approvals.consent import spendable
+from moorage.core.approvals.consent import for_delivery, spendable
 from moorage.core.constraints.context import used
 from moorage.core.constraints.judging import Context
 from moorage.core.constraints.limits import EFFECTS, EGRESS, HUMAN_APPROVALS, SHARED, Dimension, with_more
@@ -68,7 +69,7 @@ def child_of(
     workspace = _workspace(found, parent.spec)
     if isinstance(workspace, Problem):
         return workspace
-    limits = _limits(found.limits, asked, parent, before)
+    limits = _limits(found, asked, parent, before)
     if isinstance(limits, Problem):
         return limits
     above = parent.spec.parent.depth if parent.spec.parent else 0
@@ -126,14 +127,15 @@ def _timeouts(own: ResolvedTimeouts, created_at: int, parent: Parent) -> Resolve
 
 
 def _limits(
-    own: ResolvedLimits, asked: ResolvedLimits, parent: Parent, before: Child | None
+    found: ResolvedRun, asked: ResolvedLimits, parent: Parent, before: Child | None
 ) -> ResolvedLimits | Problem:
-    theirs = dividing(parent.spec.limits, parent.spec.approvals, parent.state)
+    own, theirs = found.limits, dividing(parent.spec.limits, parent.spec.approvals, parent.state)
     if before is not None:
         return own.model_copy(update=as_limits(before.reserve, theirs))
     if (problem := limit_missing(theirs, f"in a child of {parent.spec.name}", own)) is not None:
         return problem
-    return divided(asked, theirs, parent.context(), usual=own)
+    needed = Share(human_approvals=len(for_delivery(found.approvals)) if found.delivery is not None else 0)
+    return divided(asked, theirs, parent.context(), usual=own, needed=needed)
 
 
 def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: RunState) -> ResolvedLimits:
@@ -147,32 +149,42 @@ def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: R
 
 
 def divided(
-    asked: ResolvedLimits, theirs: ResolvedLimits, context: Context, *, usual: ResolvedLimits | None = None
+    asked: ResolvedLimits,
+    theirs: ResolvedLimits,
+    context: Context,
+    *,
+    usual: ResolvedLimits | None = None,
+    needed: Share | None = None,
 ) -> ResolvedLimits | Problem:
     """The child's limits out of what its parent has left. `asked`: what it says itself; `usual`: the same with what its
-    Agent says beside it, where there is one, of which it gets no more than half of what is left.
+    Agent says beside it, where there is one, of which it gets no more than half of what is left. `needed`: what it
+    surely uses, and gets no less of.
     """
-    own, found = usual or asked, dict[str, int]()
+    own, least, found = usual or asked, needed or Share(), dict[str, int]()
     for each in SHARED:
         left = each.left(theirs, context)
         if left is None:
             continue
-        share = _share(each, left, each.hard(asked), each.hard(own))
+        surely = getattr(least, each.uses)
+        share = _share(each, left, each.hard(asked), each.hard(own), surely)
         if share is None:
             said = (
                 f"of the parent's {each.noun} budget {each.spelt(left)} is left beside its own use, what its requests"
                 " under way may come to, and its children's shares"
             )
+            said += f", and its delivery asks for {surely}" if surely > left else ""
             return _waits("ParentBudget", f"{said}: ask for less, or wait until one of them ends")
         found[each.limit] = share
     return own.model_copy(update=found)
 
 
-def _share(of: Dimension, left: int, asked: int | None, most: int | None) -> int | None:
+def _share(of: Dimension, left: int, asked: int | None, most: int | None, least: int) -> int | None:
     """None where there is too little."""
     if asked is not None:
         return asked if asked <= left else None
-    half = left // 2
+    if left < least:
+        return None
+    half = max(left // 2, least)
     if half == 0 and most != 0 and of not in DISPENSABLE:
         return None
     return half if most is None else min(half, most)

@@ -53,13 +53,21 @@ def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> Agent
 def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
     """Follow everything, or say what is missing."""
     try:
-        found: ResolvedRun | Problem = _resolve(run, refs, defaults)
+        found = _as_child(_resolve(run, refs, defaults), run, refs)
     except Unresolved as error:
         return error.problem
-    ref = run.spec.parent_ref
-    if ref is not None and isinstance(found, ResolvedRun):
-        found = child_of(found, limits(run.spec.constraints, None), ref, run.metadata.created_at, refs.parent)
     return found if isinstance(found, Problem) else _with_children(found)
+
+
+def _as_child(alone: ResolvedRun, run: AgentRun, refs: References) -> ResolvedRun | Problem:
+    """With the limits that count in the end: what a run has to be able to do, it has to with its share, too."""
+    ref = run.spec.parent_ref
+    if ref is None:
+        return alone
+    found = child_of(alone, limits(run.spec.constraints, None), ref, run.metadata.created_at, refs.parent)
+    if isinstance(found, ResolvedRun) and found.delivery is not None:
+        demand_answerable(found.limits, found.approvals)
+    return found
 
 
 def _with_children(found: ResolvedRun) -> ResolvedRun | Problem:
