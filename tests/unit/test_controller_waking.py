@@ -2,23 +2,37 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
+from tests.property.run_world import START, World
+from tests.run_plans import observed
 
+from moorage.api.runstatus import AgentRunStatus
 from moorage.controller import operator as waking
-from moorage.controller.engine import Outcome
+from moorage.controller.engine import Engine, Outcome
+from moorage.controller.gather import Gathered
 from moorage.controller.operator import Operator
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.admission import PROBLEM_RECHECK_MS
+from moorage.core.run.observed import Problem
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.metrics import OperatorMetrics
+from moorage.testing.clock import StepClock
 
 ELDER = RunKey("uid-elder", "t", "elder")
-CHILDREN = {"short": Standing.BLOCKED, "paused": Standing.BLOCKED, "queued": Standing.WAITING, "ended": Standing.ENDED}
+CHILDREN = {
+    "short": (Standing.BLOCKED, "ParentBudget"),
+    "limitless": (Standing.BLOCKED, "LimitMissing"),
+    "driverless": (Standing.BLOCKED, "UnknownDriver"),
+    "paused": (Standing.BLOCKED, "ParentEnded"),
+    "queued": (Standing.WAITING, "Queued"),
+    "ended": (Standing.ENDED, "ParentBudget"),
+}
 
 
 def family() -> Roll:
@@ -28,7 +42,7 @@ def family() -> Roll:
         meta = {"name": name, "namespace": "t", "uid": f"uid-{name}", "resourceVersion": "1"}
         body: dict[str, Any] = {"metadata": meta, "spec": {} if name == "elder" else {"parentRef": {"name": "elder"}}}
         roll.saw(body | ({"status": {"phase": "Paused", "epoch": 1}} if name == "paused" else {}))
-        roll.note(RunKey(f"uid-{name}", "t", name), CHILDREN.get(name, Standing.LIVE))
+        roll.note(RunKey(f"uid-{name}", "t", name), *CHILDREN.get(name, (Standing.LIVE, "")))
     return roll
 
 
@@ -38,13 +52,13 @@ async def test_a_child_that_waits_for_its_parent_looks_again_once_that_writes(mo
     monkeypatch.setattr(waking, "FOR_PARENT_MS", 100)
     passes: list[str] = []
 
-    class Engine:
+    class Passes:
         async def run_pass(self, key: RunKey) -> Outcome:
             passes.append(key.name)
             return Outcome(PROBLEM_RECHECK_MS)
 
     operator = Operator(
-        engine=Engine(),  # type: ignore[arg-type]
+        engine=Passes(),  # type: ignore[arg-type]
         roll=family(),
         metrics=OperatorMetrics(CollectorRegistry()),
         log=structlog.get_logger(),
@@ -64,3 +78,61 @@ async def test_a_child_that_waits_for_its_parent_looks_again_once_that_writes(mo
         with contextlib.suppress(asyncio.CancelledError):
             await work
     assert passes == ["elder", "short"]
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize(
+    ("reason", "woken"),
+    [
+        ("ParentBudget", True),
+        ("ParentNotReady", True),
+        ("ParentPaused", True),
+        ("ParentNotFound", True),
+        ("ParentEnded", True),
+        ("ParentTooDeep", False),
+        ("LimitMissing", False),
+        ("UnknownDriver", False),
+        ("", False),
+    ],
+)
+def test_a_parent_that_writes_wakes_those_that_its_writing_may_help(reason: str, woken: bool) -> None:
+    """One that only its author can mend would be looked at each second. What its last pass found outlives the echo of
+    its status.
+    """
+    roll, key = family(), RunKey("uid-short", "t", "short")
+    roll.note(key, Standing.BLOCKED, reason)
+    meta = {"name": "short", "namespace": "t", "uid": "uid-short", "resourceVersion": "2"}
+    roll.saw({"metadata": meta, "spec": {"parentRef": {"name": "elder"}}, "status": {"phase": "Pending"}})
+    assert roll.unadmitted(ELDER) == ([key] if woken else [])
+
+
+@pytest.mark.rule("B3")
+@pytest.mark.parametrize(
+    ("problem", "woken"),
+    [(Problem("ParentBudget", "wait", stalled=False), True), (Problem("LimitMissing", "set it", stalled=True), False)],
+)
+async def test_what_keeps_a_child_is_known_after_its_pass(problem: Problem, woken: bool) -> None:
+    roll, key = family(), RunKey("uid-queued", "t", "queued")
+    assert key not in roll.unadmitted(ELDER)
+
+    class Parts:
+        """Of a run that isn't admitted: nothing stands, nothing is applied."""
+
+        async def gather(self, *_: Any, **__: Any) -> Gathered:
+            return Gathered(observed(World(), problem=problem, spec=None), AgentRunStatus(), None)
+
+        async def apply(self, *_: Any) -> AsyncIterator[Any]:
+            return
+            yield
+
+        async def write_status(self, *_: Any) -> None:
+            return None
+
+    parts: Any = Parts()
+    metrics = OperatorMetrics(CollectorRegistry())
+    clock = StepClock(START)
+    engine = Engine(
+        gatherer=parts, applier=parts, objects=parts, roll=roll, clock=clock, telling=parts, metrics=metrics
+    )
+    await engine.run_pass(key)
+    assert (key in roll.unadmitted(ELDER)) is woken

@@ -62,7 +62,7 @@ class Engine:
         if any(_takes_slot(action) for action in plan.actions):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
         known, plan = await self._act(key, plan, gathered)
-        freed |= self._roll.note(key, _standing(known.observed, plan))
+        freed |= self._roll.note(key, _standing(known.observed, plan), plan.reason)
         self._measures.passed(key, plan, gathered.observed, known.observed, self._clock.now_ms())
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
         gone = known.observed.gone and plan.requeue_ms is None and not plan.actions

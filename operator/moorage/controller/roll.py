@@ -30,6 +30,8 @@ class Standing(StrEnum):
 
 
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
+FOR_PARENT = frozenset({"ParentBudget", "ParentEnded", "ParentNotFound", "ParentNotReady", "ParentPaused"})
+"""Reasons of a child that waits for what its parent's journal may say next."""
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Entry:
     background: bool = False
     parent: tuple[str, str] | None = None  # namespace and name
     fresh: bool = False  # created under this process's own eyes, and not looked at since
+    reason: str = ""  # why it stands there, as its last pass found
 
 
 class Roll:
@@ -73,6 +76,7 @@ class Roll:
         kept = None if settled(body) else body
         entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
         entry.fresh, entry.parent = fresh, parent_of(body)
+        entry.reason = known.reason if known is not None else ""
         self._entries[key.tenant, key.name] = entry
         if entry.parent is not None:
             self._children.setdefault(entry.parent, set()).add(key.name)
@@ -128,17 +132,17 @@ class Roll:
         return [entry.key for entry in found if entry is not None and entry.standing is not Standing.ENDED]
 
     def unadmitted(self, key: RunKey) -> list[RunKey]:
-        """Children of this run that wait for something else than a slot, and haven't begun."""
+        """Children of this run that haven't begun, and wait for what may be in its journal."""
         found = (self._entries[child.tenant, child.name] for child in self.children(key))
-        return [each.key for each in found if each.standing is Standing.BLOCKED and not _begun(each.body)]
+        return [each.key for each in found if each.reason in FOR_PARENT and not _begun(each.body)]
 
-    def note(self, key: RunKey, standing: Standing) -> bool:
-        """Set what it counts as; True where that moved the queue: a slot is free, or nobody is ahead any more."""
+    def note(self, key: RunKey, standing: Standing, reason: str = "") -> bool:
+        """Set what it counts as, and why. True where that moved the queue: a slot is free, or nobody is ahead now."""
         entry = self.get(key)
         if entry is None:
             return False
         moved = entry.standing in COUNTED and standing is not entry.standing
-        entry.standing = standing
+        entry.standing, entry.reason = standing, reason
         return moved
 
     def slots(self, key: RunKey) -> Slots:
