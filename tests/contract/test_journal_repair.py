@@ -242,6 +242,40 @@ async def test_children_that_dropped_records_tell_of_keep_their_shares_until_the
     assert s == replay(await damaged.store.read("u1"))
 
 
+@pytest.mark.rule("I1", "O2")
+@pytest.mark.parametrize("asked_is_kept", [True, False])
+async def test_a_child_whose_object_was_seen_is_not_made_again_after_a_repair(
+    damaged: Damaged, asked_is_kept: bool
+) -> None:
+    """Somebody may have deleted it. One that ended before it began is made no more; one only asked for still is."""
+    made = await worked(damaged.store, turns=2)
+    run = await made.ledger.open("u1")
+
+    async def tell(kind: RecordType, **said: Any) -> None:
+        key = f"{kind}:{said['name']}"
+        await made.ledger.append(run, None, [made.ledger.observed(kind, said, key)])
+
+    async def ask() -> None:
+        for name in ("seen", "over", "asked"):
+            await tell(RecordType.CHILD_REQUESTED, name=name, key=name, start="Base", reserve={"tokens": 5})
+
+    if asked_is_kept:
+        await ask()
+    await made.ledger.append(run, 1, [draft_of("late", 3)])
+    bad = run.state.offset
+    if not asked_is_kept:
+        await ask()
+    await tell(RecordType.CHILD_MADE, name="seen", uid="k1")
+    await tell(RecordType.CHILD_ENDED, uid="", name="over", outcome="NeverStarted", used={}, commit=None)
+    await damaged.change(lambda events: events.update({bad: Stored(events[bad].hash, b"\0" * 40)}))
+    after = Gateway(damaged.store)
+    await after.ledger.repair("u1", "power cut", "ann")
+    s = (await after.ledger.open("u1")).state
+    assert {c.name: c.status for c in s.children} == {"seen": "made", "over": "made", "asked": "requested"}
+    assert s.given_away.tokens == 15
+    assert s == replay(await damaged.store.read("u1"))
+
+
 PUSHED = {"effect_id": "e-1", "kind": "http", "key": "k", "target": "https://x.example", "level": "opaque"}
 
 

@@ -13,7 +13,7 @@ from moorage.core.run.family import Child, ChildStatus, share_of
 from moorage.core.run.phases import LIVE, TERMINAL, RunPhase, move
 from moorage.core.run.reducing.effects import kept
 from moorage.core.run.reducing.usage import add_usage
-from moorage.core.run.state import AttemptEnd, Effect, End, RunState
+from moorage.core.run.state import AttemptEnd, Effect, End, RunState, changed
 
 REPAIRED = "JournalRepaired"
 ENDED, STOOD = frozenset({"COMPLETED", "FAILED", "CANCELLED"}), "PAUSED"  # statuses of a store's row (S4)
@@ -32,7 +32,7 @@ def repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         "usage": add_usage(s.usage, p["usage"]),
         "effects": kept((*s.effects, *feared)),
         "last_loss": AttemptEnd(s.epoch, REPAIRED, p["why"], r.recorded_at),
-        "children": _with_feared(s.children, p.get("children", ())),
+        "children": _made(_with_feared(s.children, p.get("children", ())), p.get("children_made", ())),
         "children_used": s.children_used.plus(share_of(p.get("children_used", {}))),
         "children_asked": s.children_asked + p.get("children_asked", 0),
     }
@@ -67,3 +67,12 @@ def _with_feared(children: tuple[Child, ...], told: Iterable[Mapping[str, Any]])
         new = Child(uid, name, share_of(each["reserve"]), status, key=key)
         children = (*(c for c in children if c is not asked), new)
     return children
+
+
+def _made(children: tuple[Child, ...], names: Iterable[str]) -> tuple[Child, ...]:
+    """Those whose objects dropped records tell of are made by nobody again."""
+    known = frozenset(names)
+    return tuple(
+        changed(each, status=ChildStatus.MADE) if each.status == ChildStatus.REQUESTED and each.name in known else each
+        for each in children
+    )
