@@ -22,7 +22,7 @@ import aiohttp
 from e2e.bench.figures import Aim, Figure, Report
 from e2e.bench.leases import Meter
 from e2e.bench.loopback import answers, listening, told
-from e2e.bench.proxy_servers import POD, TENANT
+from e2e.bench.proxy_servers import RUNS, TENANT, pod
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import CHECKOUT
@@ -70,7 +70,8 @@ async def _measure(console: Console) -> Found:
     found = Found()
     connector = aiohttp.TCPConnector(limit=0)
     async with _places() as places, aiohttp.ClientSession(connector=connector) as http:
-        await _run(http, places["ours"].url, places["direct"].url)
+        for number in range(RUNS):
+            await _run(http, places["ours"].url, places["direct"].url, number)
         for number in range(ROUNDS):
             with console.step(f"round {number + 1} of {ROUNDS}, requests"):
                 await _requests(http, places, found)
@@ -111,9 +112,10 @@ async def _server(folder: Path, kind: str, *argv: str) -> AsyncIterator[Place]:
         await process.wait()
 
 
-async def _run(http: aiohttp.ClientSession, ours: str, model: str) -> None:
+async def _run(http: aiohttp.ClientSession, ours: str, model: str, number: int) -> None:
     """A run whose agent is at work."""
-    operator, runner = ({"authorization": f"Bearer {token}"} for token in (OPERATOR_TOKEN, f"token-of-{POD}"))
+    uid, mine = f"u{number}", pod(number)
+    operator, runner = ({"authorization": f"Bearer {token}"} for token in (OPERATOR_TOKEN, f"token-of-{mine}"))
     chosen = ResolvedModel(
         provider="stand-in",
         protocol="anthropic-messages",
@@ -122,22 +124,25 @@ async def _run(http: aiohttp.ClientSession, ours: str, model: str) -> None:
         credentials=SecretRef(name="model", key="key"),
     )
     spec = ResolvedRun(
-        uid="u1",
+        uid=uid,
         tenant=TENANT,
-        name="bench",
-        session_id="u1",
+        name=f"bench-{number}",
+        session_id=uid,
         placement="cluster",
         goal="ask a lot",
-        workspace=ResolvedWorkspace(key="w1", kind="ephemeral"),
+        workspace=ResolvedWorkspace(key=f"w{number}", kind="ephemeral"),
         agent=ResolvedAgent(driver="command", command=("true",), model=chosen),
     )
-    pod = {"pod_uid": POD, "pod_name": POD, "epoch": 1, "role": "runner"}
-    await told(http.put(f"{ours}/v1/runs/u1", data=spec.model_dump_json(), headers=operator))
+    bound = {"pod_uid": mine, "pod_name": mine, "epoch": 1, "role": "runner"}
+    await told(http.put(f"{ours}/v1/runs/{uid}", data=spec.model_dump_json(), headers=operator))
     fence = {"epoch": 1, "attempt": 1, "holder": "a"}
-    await told(http.post(f"{ours}/v1/runs/u1/fence", json=fence, headers=operator))
-    await told(http.post(f"{ours}/v1/runs/u1/pods", json=pod, headers=operator))
+    await told(http.post(f"{ours}/v1/runs/{uid}/fence", json=fence, headers=operator))
+    await told(http.post(f"{ours}/v1/runs/{uid}/pods", json=bound, headers=operator))
     base = json.loads(await _said(http.get(f"{ours}/v1/self", headers=runner)))["git"]["base"]
-    for kind, payload in (("WORKSPACE_READY", {"base": base, "branch": "moorage/bench"}), ("AGENT_STARTED", {})):
+    for kind, payload in (
+        ("WORKSPACE_READY", {"base": base, "branch": f"moorage/bench-{number}"}),
+        ("AGENT_STARTED", {}),
+    ):
         record = {"record_id": f"r:{kind}", "type": kind, "payload": payload, "recorded_at": 1}
         body = {"epoch": 1, "records": [record]}
         await told(http.post(f"{ours}/v1/self/records", json=body, headers=runner))
@@ -154,9 +159,9 @@ async def _said(asked: Any) -> bytes:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _asking(http: aiohttp.ClientSession, place: Place, body: dict[str, Any]) -> Any:
+def _asking(http: aiohttp.ClientSession, place: Place, body: dict[str, Any], run: int = 0) -> Any:
     path = "/v1/messages" if place.kind == "direct" else "/model/v1/messages"
-    headers = {"authorization": f"Bearer token-of-{POD}", "content-type": "application/json"}
+    headers = {"authorization": f"Bearer token-of-{pod(run)}", "content-type": "application/json"}
     return http.post(f"{place.url}{path}", data=json.dumps(body), headers=headers)
 
 
@@ -181,11 +186,15 @@ async def _requests(http: aiohttp.ClientSession, places: dict[str, Place], found
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-async def _stream(http: aiohttp.ClientSession, place: Place, chunks: int, phase: float = 0.0) -> list[float]:
+async def _stream(
+    http: aiohttp.ClientSession, place: Place, chunks: int, phase: float = 0.0, run: int = 0
+) -> list[float]:
     """Milliseconds from each chunk's sending to its being here."""
     pace = {"chunks": chunks, "per_second": PER_SECOND, "phase": phase}
     took = []
-    async with _asking(http, place, _body(f"{time.perf_counter()}", stream=True, metadata=pace)) as answer:
+    async with _asking(http, place, _body(f"{time.perf_counter()}", stream=True, metadata=pace), run) as answer:
+        if answer.status != 200:
+            raise HarnessError(f"{place.kind}: {answer.status}: {await answer.text()}")
         async for line in answer.content:
             if line.startswith(b"data:") and b"text_delta" in line:
                 text = json.loads(line[5:])["delta"]["text"]
@@ -196,9 +205,12 @@ async def _stream(http: aiohttp.ClientSession, place: Place, chunks: int, phase:
 
 
 async def _many(http: aiohttp.ClientSession, place: Place, count: int) -> list[float]:
-    """The median of each of so many streams, spread evenly over the tenth of a second between their chunks."""
-    seen = await asyncio.gather(*(_stream(http, place, CHUNKS, number / count) for number in range(count)))
-    return [statistics.median(each) for each in seen]
+    """The median of each of so many streams, spread evenly over the runs, which may have 32 each, and over the tenth of
+    a second between their chunks.
+    """
+    each = (_stream(http, place, CHUNKS, number / count, number % RUNS) for number in range(count))
+    seen = await asyncio.gather(*each)
+    return [statistics.median(took) for took in seen]
 
 
 async def _streams(http: aiohttp.ClientSession, place: Place, found: Found) -> None:

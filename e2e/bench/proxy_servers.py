@@ -26,9 +26,14 @@ from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
 from moorage.testing.gateway import LocalGateway
 
-POD, TENANT = "p1", "bench"
+RUNS, TENANT = 10, "bench"
 USAGE = {"input_tokens": 5_000, "output_tokens": 120, "cache_read_input_tokens": 4_000}
 WORDS = "word " * 12
+
+
+def pod(number: int) -> str:
+    """The UID of a run's pod."""
+    return f"p{number}"
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -95,7 +100,8 @@ async def ours(at: socket.socket, folder: Path) -> None:
         blobs = FileBlobs(folder / "blobs", SystemClock().now_ms)
         gateway = LocalGateway(folder, store=store, blobs=blobs, content_keys=ContentKeys.of([b"k" * 32]))
         gateway.secrets.give(TENANT, "model", key="k")
-        gateway.token_for_pod(POD, TENANT)
+        for number in range(RUNS):
+            gateway.token_for_pod(pod(number), TENANT)
         config = configured(create_app(gateway.deps), log_level="critical")
         async with gateway:
             await uvicorn.Server(config).serve(sockets=[at])
