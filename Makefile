@@ -13,7 +13,7 @@ NODES ?= 1
 # test processes: twice the two cores, since tests wait for disks and each other's clocks two thirds of their time
 JOBS ?= 4
 CLUSTER := $(BIN)/python -m e2e.cluster
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations 25 --durations-min 10
 RESOLVE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 # the tests' cluster stands beside the demo's, under a name of its own
 TESTED := MOORAGE_CLUSTER_NAME=$${MOORAGE_CLUSTER_NAME:-moorage-test}

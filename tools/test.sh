@@ -20,4 +20,4 @@ $python -m e2e.cluster up
 $python -m e2e.cluster images
 trap - EXIT
 step "e2e"
-MOORAGE_E2E_DOWN=1 exec $python -m pytest e2e/cases
+MOORAGE_E2E_DOWN=1 exec $python -m pytest --durations 25 --durations-min 10 e2e/cases
