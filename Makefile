@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.moorage-setup
 MOTO := $(VENV)/moto/.moorage-setup
 NODES ?= 1
-# test processes: twice the two cores, since tests wait for disks and each other's clocks two thirds of their time
-JOBS ?= 4
+# test processes: more than cores take no less time, and tests wait longer for one another
+JOBS ?= 2
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest --durations 25 --durations-min 10
 RESOLVE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11

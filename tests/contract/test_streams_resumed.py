@@ -52,18 +52,39 @@ async def begun(port: int, upstream: GitServer) -> None:
     await operator.http.aclose()
 
 
-async def writes(ports: list[int], last: int = LINES) -> None:
-    """Each line at the next gateway, until it is acknowledged; then the end."""
+async def soon(_: int) -> None:
+    """A moment, whatever the reader does."""
+    await asyncio.sleep(0.05)
+
+
+async def writes(ports: list[int], last: int = LINES, *, pace: Callable[[int], Any] = soon) -> None:
+    """Each line at the next gateway, until it is acknowledged; `pace` says when the next may follow. Then the end."""
     runners = [Patient(port, "token-of-p1") for port in ports]
     for number in range(last):
         body = told("AGENT_OUTPUT", {"stream": "stdout", "text": line(number)}, str(number))
         await runners[number % len(runners)]("POST", "/v1/self/records", body)
-        await asyncio.sleep(0.05)
+        await pace(number + 1)
     operator = Patient(ports[0], OPERATOR_TOKEN)
     end = {"record_id": "end", "type": "RUN_FAILED", "payload": {"reason": "AgentFailed", "message": ""}}
     await operator("POST", "/v1/runs/u1/records", {"epoch": 1, "records": [end | {"recorded_at": 5}]})
     for client in (*runners, operator):
         await client.http.aclose()
+
+
+class Reader:
+    """Has the writer wait until it has what was written, so that each line is told by itself at any speed."""
+
+    def __init__(self) -> None:
+        self._read, self._news = 0, asyncio.Condition()
+
+    async def at(self, count: int) -> None:
+        async with self._news:
+            self._read = count
+            self._news.notify_all()
+
+    async def has(self, count: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self._read >= count)
 
 
 async def seen(events: AsyncGenerator[Event, None], at: Callable[[int], Any]) -> list[Event]:
@@ -200,9 +221,9 @@ async def test_whatever_befalls_a_gateway_as_it_tells_a_follower_each_line_comes
     try:
         async with meeting(gateway, trace, shots):
             await begun(gateway.port, upstream)
-            stream = following(gateway.port, [])
-            async with background(writes([gateway.port])):
-                once_each(await seen(stream.events(), nothing))
+            stream, reader = following(gateway.port, []), Reader()
+            async with background(writes([gateway.port], pace=reader.has)):
+                once_each(await seen(stream.events(), reader.at))
             await stream.client.aclose()
     finally:
         await gateway.kill()
