@@ -147,9 +147,7 @@ class Service:
         except* OSError:
             pass
         finally:
-            for each in (writer, back):
-                if each is not None:
-                    each.transport.abort()
+            await broken_off(writer, back)
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         order = list(self.ports)
@@ -159,6 +157,14 @@ class Service:
             with contextlib.suppress(OSError):
                 return await asyncio.open_connection("127.0.0.1", port)
         raise ConnectionRefusedError
+
+
+async def broken_off(*writers: asyncio.StreamWriter | None) -> None:
+    """All of their connections at once, and what the loop has of them: left there, it is a warning to a later test."""
+    open_ones = [each for each in writers if each is not None]
+    for each in open_ones:
+        each.transport.abort()
+    await asyncio.shield(asyncio.gather(*(each.wait_closed() for each in open_ones), return_exceptions=True))
 
 
 async def _pumped(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

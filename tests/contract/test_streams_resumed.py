@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.contract.killpoint_places import elsewhere
-from tests.gateway_killed import Killed, Patient, Service, meeting, running
+from tests.gateway_killed import Killed, Patient, Service, broken_off, meeting, running
 from tests.gateway_script import resolved, told
 
 from moorage.api.sse import Event
@@ -59,16 +59,17 @@ async def soon(_: int) -> None:
 
 async def writes(ports: list[int], last: int = LINES, *, pace: Callable[[int], Any] = soon) -> None:
     """Each line at the next gateway, until it is acknowledged; `pace` says when the next may follow. Then the end."""
-    runners = [Patient(port, "token-of-p1") for port in ports]
-    for number in range(last):
-        body = told("AGENT_OUTPUT", {"stream": "stdout", "text": line(number)}, str(number))
-        await runners[number % len(runners)]("POST", "/v1/self/records", body)
-        await pace(number + 1)
-    operator = Patient(ports[0], OPERATOR_TOKEN)
-    end = {"record_id": "end", "type": "RUN_FAILED", "payload": {"reason": "AgentFailed", "message": ""}}
-    await operator("POST", "/v1/runs/u1/records", {"epoch": 1, "records": [end | {"recorded_at": 5}]})
-    for client in (*runners, operator):
-        await client.http.aclose()
+    runners, operator = [Patient(port, "token-of-p1") for port in ports], Patient(ports[0], OPERATOR_TOKEN)
+    try:
+        for number in range(last):
+            body = told("AGENT_OUTPUT", {"stream": "stdout", "text": line(number)}, str(number))
+            await runners[number % len(runners)]("POST", "/v1/self/records", body)
+            await pace(number + 1)
+        end = {"record_id": "end", "type": "RUN_FAILED", "payload": {"reason": "AgentFailed", "message": ""}}
+        await operator("POST", "/v1/runs/u1/records", {"epoch": 1, "records": [end | {"recorded_at": 5}]})
+    finally:  # the reader may be through before the end is acknowledged
+        for client in (*runners, operator):
+            await client.http.aclose()
 
 
 class Reader:
@@ -183,9 +184,7 @@ class Torn(Service):
             pass
         finally:
             self.broken += not left
-            for each in (writer, back):
-                if each is not None:
-                    each.transport.abort()
+            await broken_off(writer, back)
 
 
 async def _passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
