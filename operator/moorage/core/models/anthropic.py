@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from moorage.core.models import usage
-from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied, tokens, words
+from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied_in, tokens
 from moorage.core.models.reading import Reading, inner, items
 
 ERROR_TYPES = {
@@ -67,7 +67,7 @@ def _carried(asked: Asked) -> list[Carried]:
 
 
 def _replied(asked: Asked) -> frozenset[str]:
-    return replied((_heard(message), words(message.get("content"))) for message in items(asked, "messages"))
+    return replied_in(items(asked, "messages"), _heard)
 
 
 def _heard(message: Mapping[str, Any]) -> Heard:

@@ -121,6 +121,14 @@ def replied(conversation: Iterable[tuple[Heard, str]]) -> frozenset[str]:
     return frozenset(found)
 
 
+def replied_in(
+    messages: Iterable[Mapping[str, Any]], heard: Callable[[Mapping[str, Any]], Heard | None]
+) -> frozenset[str]:
+    """The same of a protocol's own messages; one of which `heard` says None is no part of it."""
+    kinds = ((heard(each), words(each.get("content"))) for each in messages)
+    return replied((kind, text) for kind, text in kinds if kind is not None)
+
+
 def words(content: object) -> str:
     """What is text of a message's content, as a string or as parts."""
     if isinstance(content, str):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.core.models import openai, usage
-from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied, tokens, words
+from moorage.core.models.protocol import Asked, Carried, Heard, Protocol, carried, replied_in, tokens
 from moorage.core.models.reading import Reading, inner, items
 
 ENDS = frozenset({"completed", "incomplete"})
@@ -77,8 +77,7 @@ def _carried(asked: Asked) -> list[Carried]:
 
 
 def _replied(asked: Asked) -> frozenset[str]:
-    kinds = ((_heard(item), words(item.get("content"))) for item in items(asked, "input"))
-    return replied((kind, text) for kind, text in kinds if kind is not None)
+    return replied_in(items(asked, "input"), _heard)
 
 
 def _heard(item: Mapping[str, Any]) -> Heard | None:
