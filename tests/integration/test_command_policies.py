@@ -1,6 +1,7 @@
 """Who may ask what of a run: the chart's admission policies in a real API server, with and without rights."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from e2e.cluster.errors import CommandFailedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 PATIENCE_S = 90.0
+OLDEST = ".".join(re.findall(r"\d+", yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"])[:2])
+"""The oldest version that the chart installs on. It serves no MutatingAdmissionPolicy unless asked to."""
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +30,26 @@ def server() -> Iterator[ApiServer]:
         yield alone
 
 
+@pytest.fixture(scope="module")
+def old_server() -> Iterator[ApiServer]:
+    """A server that stamps no issuer: the same program, behaving as of `OLDEST`, and the chart as it comes."""
+    with api_server(controllers=(), extra=(f"--emulated-version={OLDEST}",)) as alone:
+        install_crds(alone)
+        in_namespace(alone)("install", "moorage", str(CHART), *NO_CRDS)
+        yield alone
+
+
 @pytest.fixture
 def tenant(server: ApiServer) -> str:
+    return tenant_of(server, "agentruns/steer")
+
+
+def tenant_of(server: ApiServer, refusal: str) -> str:
+    """A namespace where mallory may make commands and ask nothing by them, once she is refused in those words."""
     name = f"team-{uuid4().hex[:8]}"
     server.kubectl("create", "namespace", name)
     may(server, name, "mallory", [("runcommands", "create")])
-    settled(server, name)
+    settled(server, name, refusal)
     return name
 
 
@@ -96,14 +113,14 @@ def refused(server: ApiServer, tenant: str, user: str, kind: str = "Steer", **mo
     return str(error.value)
 
 
-def settled(server: ApiServer, tenant: str) -> None:
+def settled(server: ApiServer, tenant: str, refusal: str) -> None:
     """Policies are in force a moment after they were made, and roles a moment after they were bound."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             ask(server, tenant, "mallory")
         except CommandFailedError as error:
-            if "agentruns/steer" in str(error):
+            if refusal in str(error):
                 return
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -123,6 +140,17 @@ def test_the_issuer_is_written_by_the_api_server_and_is_nobody_else(server: ApiS
     assert ask(server, tenant, "ada")["spec"]["issuer"] == "ada"
     assert ask(server, tenant, "ada", issuer="ada")["spec"]["issuer"] == "ada"
     assert "nobody asks in the name of another" in refused(server, tenant, "ada", issuer="root")
+
+
+@pytest.mark.rule("T6", "O8")
+def test_where_nothing_stamps_the_issuer_its_author_is_told_what_to_write(old_server: ApiServer) -> None:
+    assert "mutatingadmissionpolicies" not in old_server.kubectl("api-resources", "-o", "name")
+    tenant = tenant_of(old_server, "spec.issuer says who asks")
+    may(old_server, tenant, "ada", [("runcommands", "create"), ("agentruns/steer", "create")])
+    assert "spec.issuer says who asks, and you are ada: set it to that" in refused(old_server, tenant, "ada")
+    assert ask(old_server, tenant, "ada", issuer="ada")["spec"]["issuer"] == "ada"
+    assert "you are ada: nobody asks in the name of another" in refused(old_server, tenant, "ada", issuer="mallory")
+    assert "mallory may not Steer" in refused(old_server, tenant, "mallory", issuer="mallory")
 
 
 @pytest.mark.rule("T6")
