@@ -262,12 +262,14 @@ class World:
         if view is not None and view.uid == uid:
             del self.pods[name]
 
-    def deliver(self, commit: str) -> None:
-        """E5: what is unsettled is asked about first; then look, intent, dispatch, compare-and-swap, receipt."""
+    def deliver(self, commit: str | None) -> None:
+        """E5: what is unsettled is asked about first; then, for a commit, look, intent, dispatch, compare-and-swap,
+        receipt.
+        """
         for effect in self.state.unsettled_effects:
             self.reconcile(effect)
         push = self.state.delivered()
-        if push is None or push.status == "not_dispatched":
+        if commit is not None and (push is None or push.status == "not_dispatched"):
             self.push(commit)
 
     def push(self, commit: str) -> None:
@@ -290,14 +292,14 @@ class World:
     def reconcile(self, effect: Effect) -> None:
         if effect.status != "intended" and self.remote.away:
             if self.state.end is None:
-                self.defer()
+                self.defer(effect.kind)
             return
         there = effect.status != "intended" and self.remote.commit == HEAD
         outcome = "confirmed" if there else "not_dispatched"
         self.note(T.EFFECT_RECONCILED, {"effect_id": effect.effect_id, "outcome": outcome})
 
-    def defer(self) -> None:
-        self.note(T.EFFECT_DEFERRED, {"kind": "git_push", "reason": "GitUnreachable", "message": "no answer"})
+    def defer(self, kind: str = "git_push") -> None:
+        self.note(T.EFFECT_DEFERRED, {"kind": kind, "reason": "GitUnreachable", "message": "no answer"})
 
     def note(self, kind: str, payload: Mapping[str, Any]) -> None:
         self.gateway.append(f"{kind}:{self.state.offset}", kind, payload, self.state.epoch, self.now)
