@@ -1,6 +1,7 @@
 """What can be reached and found from inside a sandbox, beside what a pod under no policy reaches."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -89,25 +90,55 @@ def test_the_only_token_is_the_gateways_and_the_key_is_a_dummy(tenant: Tenant, m
     assert not any("serviceaccount" in m["mountPath"] for m in mounts)
 
 
+PLANTED = "no-process-but-one-has-this"
 HUNT = r"""
 echo 'no-image-planted' > /tmp/planted
 grep -rhoE 'no-image-(holds|planted)|sk-upstream-only' / --exclude-dir=proc --exclude-dir=sys 2>/dev/null | sort -u
 token=$(cat /var/run/moorage/token)
 echo "TOKEN-LENGTH ${#token}"
 grep -rlF --exclude-dir=proc --exclude-dir=sys -e "$token" / 2>/dev/null | sed 's/^/TOKEN-IN /'
-for each in /proc/[0-9]*; do
-    cat $each/cmdline $each/environ 2>/dev/null | tr '\0' '\n' | grep -qF -e "$token" && echo "TOKEN-IN $each" || true
-done
 env
 cat .git/config ../.moorage/repo.git/config 2>/dev/null || true
 git remote -v
+python3 -c "$1" "$2"
 """
+
+PROCESSES = """
+import json, os, pathlib, subprocess, sys
+needles = {name: [each[::-1].encode() for each in spelled] for name, spelled in json.loads(sys.argv[1]).items()}
+needles["token"] = [pathlib.Path("/var/run/moorage/token").read_bytes().strip()]
+env = os.environ | {"PLANTED": needles["planted"][0].decode()}
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env)
+read, found = {"cmdline": [], "environ": []}, []
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    for what in read:
+        try:
+            data = (process / what).read_bytes()
+        except OSError:  # it has gone
+            continue
+        read[what] += [int(process.name)] if data else []
+        found += [f"{name} in {process / what}" for name, those in needles.items() if any(e in data for e in those)]
+child.kill()
+pids = {"runner": 1, "shell": os.getppid(), "me": os.getpid(), "child": child.pid}
+print("PROCESSES " + json.dumps({"read": read, "found": found, "pids": pids}), flush=True)
+"""
+"""Looks for secrets in what each process was started with. They are handed to it spelled backwards: else it would find
+them in its own command line.
+"""
+
+
+def hunting() -> dict[str, Any]:
+    """An agent that looks for all that it must not find."""
+    spelled = {"key": canary.spellings(upstream.MODEL_KEY), "password": canary.spellings(upstream.PASSWORD)}
+    backwards = {name: [each[::-1] for each in those] for name, those in {**spelled, "planted": [PLANTED]}.items()}
+    agent = shell(HUNT)
+    return agent | {"command": [*agent["command"], "hunt", PROCESSES, json.dumps(backwards)]}
 
 
 @pytest.mark.rule("T2", "T5")
 def test_key_password_and_token_are_nowhere_but_where_they_belong(tenant: Tenant, moorage, tmp_path):
     """In the sandbox, in whatever is told of the run, on the gateway's disk, and in the objects of the cluster."""
-    tenant.run("hunt", agent=shell(HUNT), acceptance=[], delivery=None)
+    tenant.run("hunt", agent=hunting(), acceptance=[], delivery=None)
     tenant.ended("hunt")
     places = canary.told(tenant, moorage, "hunt", tmp_path)
     inside = places["logs"].decode()
@@ -119,6 +150,11 @@ def test_key_password_and_token_are_nowhere_but_where_they_belong(tenant: Tenant
     held = {each.partition("TOKEN-IN ")[2].strip() for each in inside.splitlines() if "TOKEN-IN " in each}
     assert held, "the search must be able to find"
     assert all(path.startswith(("/var/run/moorage/", "/run/moorage/")) for path in held), held
+    processes = line(inside, "PROCESSES ")
+    for what in ("cmdline", "environ"):
+        assert set(processes["pids"].values()) <= set(processes["read"][what]), "the search must have looked at all"
+    planted = f"planted in /proc/{processes['pids']['child']}/environ"
+    assert processes["found"] == [planted], "it must be able to find, and finds that alone"
     canary.assert_nowhere(places, canary.SECRETS)
     canary.assert_gateway_keeps_none(tenant, canary.SECRETS)
 
