@@ -1,7 +1,9 @@
 """How answers of three protocols are read while they pass by, and which of their bytes wait for the record."""
 
+import gc
 import itertools
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -243,6 +245,37 @@ def test_what_has_its_end_in_one_event_waits_for_nothing_else(stream: bytes) -> 
     passing = Passing(protocol, 10_000, altered=False)
     chunks = [stream[at : at + 40] for at in range(0, len(stream), 40)]
     assert passed(passing, *chunks) == chunks
+
+
+DRIPS = {
+    MESSAGES.name: sse({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word " * 9}}),
+    RESPONSES.name: sse({"type": "response.output_text.delta", "delta": "word " * 9}),
+    CHAT.name: chunk({"content": "word " * 9}),
+}
+
+
+def held() -> int:
+    gc.collect()  # also what the interpreter keeps of freed objects for new ones
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.rule("M4")
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("altered", [False, True])
+def test_what_is_known_of_a_stream_does_not_grow_with_it(name: str, altered: bool) -> None:
+    """An hour of an event a second: not even a reference is kept of each."""
+    passing, event = Passing(PROTOCOLS[name], 10**9, altered=altered), DRIPS[name]
+    tracemalloc.start()
+    try:
+        for second in range(3_600):
+            assert passing.feed(event[:30]) + passing.feed(event[30:]) == event
+            if second == 60:
+                begun = held()
+        kept = held() - begun
+    finally:
+        tracemalloc.stop()
+    assert passing.reading.characters == 3_600 * 45
+    assert kept < 3_500 * 8
 
 
 # --- what leaves of a chat --------------------------------------------------------------------------------------------
