@@ -2,17 +2,12 @@
 
 import asyncio
 import contextlib
-import os
-import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from structlog.testing import capture_logs
 from tests.gateway_script import (
     BRANCH,
     PASSWORD,
@@ -22,7 +17,6 @@ from tests.gateway_script import (
     commit,
     ok,
     push,
-    refused,
     resolved,
     result,
     told,
@@ -33,9 +27,6 @@ from tests.gateway_script import verifying as begun
 
 from moorage.api.wire import ResolvedParent
 from moorage.core.journal.heads import SigningKey
-from moorage.gateway.gate import Gate
-from moorage.gateway.housekeeping import Housekeeping
-from moorage.gateway.mirroring import SharedRefs
 from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, _Armed
 from moorage.store.blobs import BlobStore
@@ -49,15 +40,10 @@ from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 from moorage.testing.s3 import S3Server
 from moorage.testing.trees import git
-from moorage.workspace.errors import BeingFetched, LockHeld
-from moorage.workspace.git import Git
-from moorage.workspace.mirror import MirrorKey
 from moorage.workspace.refs import candidate_ref, checkpoint_ref, drift_ref
-from moorage.workspace.staging import Staged
 
 pytestmark = pytest.mark.timeout(240)  # several gateways, and git at each step
 CHECKPOINTS = checkpoint_ref("u1", 1)
-REFUSED = '{"reason":'
 
 
 class Installation:
@@ -298,177 +284,6 @@ async def test_a_push_that_is_lost_on_its_way_is_pushed_again(
     assert len(await one.deps.store.kept_pushes("u1")) == 1
 
 
-@pytest.mark.rule("K1")
-@pytest.mark.parametrize("point", [Point.FOLLOW_BEFORE, Point.FOLLOW_WITHIN, Point.FOLLOW_AFTER])
-async def test_a_gateway_that_dies_while_it_follows_follows_again(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any, point: Point
-) -> None:
-    one, two = await installation.gateway(), await installation.gateway()
-    _, head = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
-    dies_at(monkeypatch, point)
-    with pytest.raises(Exception, match="503"):
-        await seen(two, tmp_path)
-    two.restart()
-    assert (await seen(two, tmp_path))[CHECKPOINTS] == head
-    (mirror,) = two.deps.mirrors._root.glob("*/*.git")
-    await asyncio.to_thread(git, mirror, "rev-list", "--objects", "--quiet", "--all")
-
-
-async def told_at_last(ask: Callable[[], Awaitable[httpx.Response]], not_yet: str) -> httpx.Response:
-    """The first answer that says anything else."""
-    while not_yet in (answer := await ask()).text:
-        pass
-    return answer
-
-
-@pytest.mark.rule("R1")
-async def test_who_asks_a_gateway_with_an_empty_mirror_is_told_to_ask_again(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Bringing a repository may take minutes: no request lasts as long, and git's caller knows that from an outage."""
-    one = await installation.gateway()
-    operator = Operator(one, resolved(upstream))
-    _, head = await pushed(one, operator, tmp_path, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}")
-    two = await installation.gateway(wait_ms=20)
-    get_file, on, asked = installation.blobs.get_file, asyncio.Event(), list[str]()
-
-    async def slow(tenant: str, ref: Any, path: Path) -> None:
-        asked.append(ref.sha256)
-        await on.wait()
-        await get_file(tenant, ref, path)
-
-    monkeypatch.setattr(installation.blobs, "get_file", slow)
-    diff = partial(two.reader("ada", "team-a").get, f"{operator.door}/diff")
-    for _ in range(3):
-        answer = await diff()
-        refused(answer, 503, "WorkspaceFetching")
-        assert answer.headers["retry-after"] == "1"
-    sandboxes = Git(tmp_path, config=(("http.extraHeader", "Authorization: Bearer token-of-p1"),))
-    with pytest.raises(BeingFetched):
-        await sandboxes.run("ls-remote", f"{two.url}/git/run.git")
-    on.set()
-    assert "file-1" in (await told_at_last(diff, REFUSED)).text
-    assert mirror_refs(two)[CHECKPOINTS] == head
-    assert len(asked) == 1  # whoever asked meanwhile waited for the same
-
-
-@pytest.mark.rule("R1")
-async def test_what_goes_wrong_beside_is_told_to_who_asks_next(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any
-) -> None:
-    one = await installation.gateway()
-    operator = Operator(one, resolved(upstream))
-    await pushed(one, operator, tmp_path, f"HEAD:refs/heads/{BRANCH}")
-    two = await installation.gateway(wait_ms=20)
-    on = asyncio.Event()
-
-    async def away(*_: Any) -> None:
-        await on.wait()
-        raise StoreUnavailable("the bucket is away")
-
-    diff = partial(two.reader("ada", "team-a").get, f"{operator.door}/diff")
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(installation.blobs, "get_file", away)
-        refused(await diff(), 503, "WorkspaceFetching")
-        on.set()
-        last = await told_at_last(diff, "WorkspaceFetching")
-        assert "the bucket is away" in refused(last, 503, "StoreUnavailable")
-    assert "file-1" in (await told_at_last(diff, REFUSED)).text
-
-
-@pytest.fixture
-async def troubled(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[LocalGateway, LocalGateway, Path]:
-    """Two gateways and a worktree of the first. Whoever asked the second has left, then it failed to follow."""
-    one = await installation.gateway()
-    tree, _ = await pushed(one, Operator(one, resolved(upstream)), tmp_path)
-    two = await installation.gateway()
-    run, refs = await two.gate.ledger.open("u1"), two.gate.refs.inner
-    assert isinstance(refs, SharedRefs)
-    here, on = asyncio.Event(), asyncio.Event()
-
-    async def away(*_: Any) -> None:
-        here.set()
-        await on.wait()
-        raise StoreUnavailable("the bucket is away")
-
-    with monkeypatch.context() as meanwhile, capture_logs() as logs:
-        meanwhile.setattr(installation.blobs, "get_file", away)
-        asking = asyncio.create_task(refs.current(run))
-        await here.wait()
-        asking.cancel()
-        await asyncio.wait({asking})
-        on.set()
-        await asyncio.wait(set(refs._beside))
-    told = {"event": "following_failed", "log_level": "warning", "run_uid": "u1", "reason": "StoreUnavailable"}
-    assert [each for each in logs if each["event"] == "following_failed"] == [told]
-    return one, two, tree
-
-
-async def test_what_went_wrong_beside_is_told_to_nobody_once_it_is_over(
-    troubled: tuple[LocalGateway, LocalGateway, Path], tmp_path: Path
-) -> None:
-    one, two, tree = troubled
-    run = await two.gate.ledger.open("u1")
-    await two.gate.refs.pin(run, 1, "kept", await asyncio.to_thread(git, tree, "rev-parse", "HEAD"))
-    head = await write(tree, "file-2")
-    await by_way_of(one, tree)
-    await push(tree, f"HEAD:{CHECKPOINTS}")
-    assert (await seen(two, tmp_path))[CHECKPOINTS] == head
-
-
-async def test_what_went_wrong_beside_long_ago_is_told_to_nobody(
-    troubled: tuple[LocalGateway, LocalGateway, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, two, _ = troubled
-    monkeypatch.setattr("moorage.gateway.mirroring.TROUBLE_S", 0)
-    assert CHECKPOINTS in await seen(two, tmp_path)
-
-
-@pytest.mark.rule("W4")
-async def test_a_lock_that_a_killed_process_left_on_a_ref_is_taken_away(
-    installation: Installation, upstream: GitServer, tmp_path: Path
-) -> None:
-    one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    (mirror,) = one.deps.mirrors._root.glob("*/*.git")
-    left = mirror / f"{CHECKPOINTS}.lock"
-    left.parent.mkdir(parents=True, exist_ok=True)
-    left.touch()
-    os.utime(left, (0, 0))
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
-    assert mirror_refs(one)[CHECKPOINTS] == head
-
-
-@pytest.mark.rule("P5", "W4")
-async def test_a_push_that_is_kept_is_told_so_whatever_is_left_of_it(
-    installation: Installation, upstream: GitServer, tmp_path: Path
-) -> None:
-    """A killed process left the lock that forgetting it takes. The next tidying sees to that."""
-    one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    discard, refused_by = one.deps.mirrors.discard, list[str]()
-
-    async def locked(key: MirrorKey, staged: Staged) -> None:
-        (left := one.deps.mirrors.path(key) / "packed-refs.lock").touch()
-        try:
-            await discard(key, staged)
-        except LockHeld as error:
-            refused_by.append(error.reason)
-            raise
-        finally:
-            left.unlink(missing_ok=True)
-
-    one.deps.mirrors.discard = locked  # type: ignore[method-assign]
-    head = await write(tree, "file-1")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
-    assert (mirror_refs(one)[CHECKPOINTS], refused_by) == (head, ["LockHeld"])
-
-
 def dies_at(monkeypatch: Any, point: Point) -> None:
     """Once, at that point: what comes after it isn't done."""
 
@@ -478,147 +293,6 @@ def dies_at(monkeypatch: Any, point: Point) -> None:
             raise StoreUnavailable("killed")
 
     monkeypatch.setattr(_Armed, "hook", hook)
-
-
-@pytest.mark.rule("W3")
-async def test_few_packs_are_needed_however_many_pushes_there_were(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr("moorage.gateway.mirroring.WHOLE_EVERY", 4)
-    one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    candidate = ""
-    for n in range(9):
-        head = await write(tree, f"file-{n}")
-        await push(tree, f"HEAD:{CHECKPOINTS}")
-        if n == 0:
-            candidate = head
-            await push(tree, f"HEAD:refs/heads/{BRANCH}")
-    kept = await one.deps.store.kept_pushes("u1")
-    assert [(push.number, push.whole) for push in kept] == [(8, True), (9, False)]
-    two = await installation.gateway()
-    refs = await seen(two, tmp_path)
-    assert (refs[CHECKPOINTS], refs[candidate_ref("u1", 1)]) == (head, candidate)
-    await by_way_of(two, tree)
-    await write(tree, "file-10")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
-    assert refs != await seen(one, tmp_path)
-
-
-@pytest.mark.rule("W5", "J8")
-async def test_a_released_runs_packs_go_and_so_do_its_refs_at_every_gateway(
-    installation: Installation, upstream: GitServer, tmp_path: Path, clock: StepClock
-) -> None:
-    one, two = await installation.gateway(), await installation.gateway()
-    operator = Operator(one, resolved(upstream))
-    await pushed(one, operator, tmp_path)
-    assert CHECKPOINTS in await seen(two, tmp_path)
-    (kept,) = await one.deps.store.kept_pushes("u1")
-    assert kept.pack.sha256 in await installation.blobs.digests("team-a")
-    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
-    await ok(await one.operator.post(f"{operator.door}/release"))
-    clock.advance(one.deps.settings.orphan_age_ms + 1)
-    for gateway in (one, two):
-        await Housekeeping(Gate(gateway.deps)).once()
-        assert not [ref for ref in mirror_refs(gateway) if "/u1/" in ref]
-    assert kept.pack.sha256 not in await installation.blobs.digests("team-a")
-    gone = await two.reader("ada", "team-a").get(f"{operator.door}/result")
-    refused(gone, 404, "NotFound")
-
-
-@pytest.mark.rule("W5")
-async def test_a_mirror_that_no_run_needs_goes_once_nobody_uses_it(
-    installation: Installation, upstream: GitServer, tmp_path: Path
-) -> None:
-    """It is a cache: the volume is not for every repository that there ever was. The next run makes it anew."""
-    one = await installation.gateway()
-    operator = Operator(one, resolved(upstream))
-    await pushed(one, operator, tmp_path)
-    key, mirrors, refs = MirrorKey("team-a", "w1"), one.deps.mirrors, one.gate.refs.inner
-    assert isinstance(refs, SharedRefs)
-
-    async def round_of_housekeeping(idle_s: int) -> bool:
-        """Whether the mirror is there afterwards."""
-        refs._idle_s = idle_s
-        await Housekeeping(one.gate).once()
-        return mirrors.path(key).is_dir()
-
-    assert await round_of_housekeeping(0)  # a run lives
-    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
-    assert await round_of_housekeeping(0)  # its result may be asked for
-    assert refs._runs.keys() == {"u1"}
-    await ok(await one.operator.post(f"{operator.door}/release"))
-    (left := mirrors._root / ".scratch-left").mkdir()
-    os.utime(left, (0, 0))
-    assert not await round_of_housekeeping(0)
-    assert not list(mirrors._root.glob(".scratch-*"))
-    assert not refs._runs
-    again = Operator(one, resolved(upstream, uid="u2"))
-    await again.admit()
-    await ok(await again.fence(1))
-    await again.register("p2", 1)
-    assert (await ok(await one.sandbox("p2", "team-a").get("/v1/self")))["git"]["base"]
-    assert mirrors.path(key).is_dir()
-
-
-@pytest.mark.rule("W5")
-async def test_a_mirror_that_somebody_has_used_stays_for_a_while(
-    installation: Installation, upstream: GitServer
-) -> None:
-    one = await installation.gateway()
-    operator = Operator(one, resolved(upstream))
-    await agent_at_work(one, operator)
-    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
-    await ok(await one.operator.post(f"{operator.door}/release"))
-    await Housekeeping(one.gate).once()
-    assert one.deps.mirrors.path(MirrorKey("team-a", "w1")).is_dir()
-
-
-@pytest.mark.rule("W5")
-async def test_the_mirror_of_a_run_that_came_during_a_round_stays(
-    installation: Installation, upstream: GitServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading all journals may take an hour."""
-    one = await installation.gateway(idle_ms=0)
-    mirror = one.deps.mirrors.path(MirrorKey("team-a", "w1"))
-    operator, later = Operator(one, resolved(upstream)), Operator(one, resolved(upstream, uid="u2"))
-    await agent_at_work(one, operator)
-    await ok(await operator.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": ""}))
-    await ok(await one.operator.post(f"{operator.door}/release"))
-    collect = installation.blobs.collect_orphans
-
-    async def meanwhile(*args: Any) -> list[str]:
-        await later.admit()
-        return await collect(*args)
-
-    monkeypatch.setattr(installation.blobs, "collect_orphans", meanwhile)
-    await Housekeeping(one.gate).once()
-    assert mirror.is_dir()
-
-
-@pytest.mark.rule("W3", "P5")
-@pytest.mark.parametrize("remade", [False, True])
-async def test_a_run_whose_mirror_was_removed_has_all_of_it_again(
-    installation: Installation, upstream: GitServer, tmp_path: Path, remade: bool
-) -> None:
-    """`remade`: somebody has brought the repository again meanwhile, and nothing of the run."""
-    one = await installation.gateway(idle_ms=0)
-    tree, head = await pushed(
-        one, Operator(one, resolved(upstream)), tmp_path, f"HEAD:{CHECKPOINTS}", f"HEAD:refs/heads/{BRANCH}"
-    )
-    assert await one.gate.refs.forget(()) == 1
-    if remade:
-        other = Operator(one, resolved(upstream, uid="u2", delivery=None))
-        await other.admit()
-        await ok(await other.fence(1))
-        await other.register("p2", 1)
-        await ok(await one.sandbox("p2", "team-a").get("/v1/self"))
-        assert CHECKPOINTS not in mirror_refs(one)
-    refs = await seen(one, tmp_path)
-    assert refs[CHECKPOINTS] == refs[candidate_ref("u1", 1)] == head
-    await write(tree, "file-2")
-    await push(tree, f"HEAD:{CHECKPOINTS}")
 
 
 async def test_a_push_that_breaks_the_rules_is_refused_as_ever(
@@ -638,93 +312,6 @@ async def test_a_push_that_breaks_the_rules_is_refused_as_ever(
             await push(tree, refspec)
     assert len(await one.deps.store.kept_pushes("u1")) == 1
     assert not [ref for ref in mirror_refs(one) if "staged" in ref]
-
-
-@pytest.mark.rule("P5")
-async def test_what_a_bucket_didnt_take_isnt_taken(
-    installation: Installation, upstream: GitServer, tmp_path: Path
-) -> None:
-    one = await installation.gateway()
-    await agent_at_work(one, Operator(one, resolved(upstream)))
-    tree = await worktree(one, tmp_path, "p1")
-    await write(tree, "file-1")
-    put = installation.blobs.put_file
-
-    async def away(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailable("the bucket is away")
-
-    installation.blobs.put_file = away  # type: ignore[method-assign]
-    with pytest.raises(Exception, match="503"):
-        await push(tree, f"HEAD:{CHECKPOINTS}")
-    installation.blobs.put_file = put  # type: ignore[method-assign]
-    assert CHECKPOINTS not in await seen(one, tmp_path)
-    await push(tree, f"HEAD:{CHECKPOINTS}")
-
-
-@pytest.mark.rule("W2", "R1")
-@pytest.mark.parametrize("how", ["shallow", "moved on", "rewritten", "ephemeral"])
-async def test_the_base_is_found_again_whatever_became_of_its_branch(
-    installation: Installation, upstream: GitServer, tmp_path: Path, how: str
-) -> None:
-    """It is in no pack: a remote gives it by a branch that holds it, or by its id."""
-    space = resolved(upstream).workspace
-    change = {"depth": 1} if how == "shallow" else {"kind": "ephemeral", "url": None, "ref": None, "credentials": None}
-    spec = resolved(upstream, delivery=None)
-    if how in {"shallow", "ephemeral"}:
-        spec = spec.model_copy(update={"workspace": space.model_copy(update=change)})
-    one = await installation.gateway()
-    _, head = await pushed(one, Operator(one, spec), tmp_path)
-    seed = tmp_path / "seed"
-    if how == "rewritten":
-        await asyncio.to_thread(git, seed, "commit", "--amend", "-qm", "another root")
-        await asyncio.to_thread(git, seed, "push", "-qf", "origin", "main")
-    elif how != "ephemeral":
-        await write(seed, "more")
-        await asyncio.to_thread(git, seed, "push", "-q", "origin", "main")
-    installation.lose(one)
-    two = await installation.gateway()
-    assert (await seen(two, tmp_path))[CHECKPOINTS] == head
-    again = await worktree(two, tmp_path, "p1", "again")
-    await asyncio.to_thread(git, again, "fetch", "-q", "origin", CHECKPOINTS)
-    await asyncio.to_thread(git, again, "checkout", "-q", head)
-    assert (again / "file-1").exists()
-    await write(again, "file-2")
-    await push(again, f"HEAD:{CHECKPOINTS}")
-
-
-@pytest.mark.rule("P5", "K1")
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_no_acknowledged_push_is_lost_whatever_dies(
-    installation: Installation, upstream: GitServer, tmp_path: Path, monkeypatch: Any, seed: int
-) -> None:
-    """Three gateways take pushes by chance, die at points by chance, with their volumes or without."""
-    monkeypatch.setattr("moorage.gateway.mirroring.WHOLE_EVERY", 3)
-    chance, points = random.Random(seed), [point for point in Point if point.startswith(("keep/", "follow/"))]
-    gateways = [await installation.gateway() for _ in range(3)]
-    await agent_at_work(gateways[0], Operator(gateways[0], resolved(upstream)))
-    tree = await worktree(gateways[0], tmp_path, "p1")
-    acknowledged = None
-    for n in range(8):
-        if chance.random() < 0.4:
-            dies_at(monkeypatch, chance.choice(points))
-        if chance.random() < 0.3:
-            lost = chance.choice(gateways)
-            installation.lose(lost)
-            lost.restart()
-        await by_way_of(chance.choice(gateways), tree)
-        head = await write(tree, f"file-{n}")
-        try:
-            await push(tree, f"HEAD:{CHECKPOINTS}")
-        except AssertionError:  # git says that the gateway answered 503
-            pass
-        else:
-            acknowledged = head
-        monkeypatch.setattr(_Armed, "hook", None)
-        told = {(await seen(gateway, tmp_path)).get(CHECKPOINTS) for gateway in gateways}
-        assert len(told) == 1
-        assert told <= {acknowledged, head}
-        acknowledged = told.pop()
-    assert acknowledged is not None
 
 
 @pytest.mark.rule("O2", "W7", "W3")
