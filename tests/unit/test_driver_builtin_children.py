@@ -9,7 +9,7 @@ from starlette.routing import Mount
 from moorage.api.budget import Budget
 from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.wire import ResolvedAgent, ResolvedChildren, ResolvedModel
-from moorage.drivers.builtin import BuiltinDriver
+from moorage.drivers.builtin.driver import BuiltinDriver
 from moorage.drivers.builtin.relatives import pending
 from moorage.drivers.builtin.tools import Toolbox
 from moorage.drivers.port import ChildRefused, Outcome

@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.api.wire import ResolvedAgent, ResolvedModel
-from moorage.drivers.builtin import BuiltinDriver, prompt
+from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Call
 from moorage.drivers.builtin.context import (
     CLOSING,
@@ -28,7 +28,7 @@ from moorage.drivers.builtin.context import (
     summarised,
     wants_summary,
 )
-from moorage.drivers.builtin.driver import CONVERSATIONS
+from moorage.drivers.builtin.driver import CONVERSATIONS, BuiltinDriver
 from moorage.drivers.builtin.room import NO_TOOLS
 from moorage.drivers.port import Outcome, Recorded
 from moorage.drivers.telling import ToolResult

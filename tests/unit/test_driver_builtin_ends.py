@@ -11,7 +11,7 @@ from starlette.routing import Mount
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedContinuation, ResolvedModel
 from moorage.core.continuation.chain import MOST
-from moorage.drivers.builtin import BuiltinDriver
+from moorage.drivers.builtin.driver import BuiltinDriver
 from moorage.drivers.port import EndCheck, Outcome
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Reply, Script, StandIn, ToolCall

@@ -12,7 +12,8 @@ from starlette.routing import Mount
 from moorage.api.budget import Budget, ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.core.continuation import chain
-from moorage.drivers.builtin import BuiltinDriver, prompt
+from moorage.drivers.builtin import prompt
+from moorage.drivers.builtin.driver import BuiltinDriver
 from moorage.drivers.port import Outcome
 from moorage.drivers.telling import MAX_ARGUMENTS
 from moorage.testing.host import LocalHost, task_for

@@ -14,10 +14,10 @@ from starlette.routing import Mount
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.core.continuation import chain
 from moorage.core.journal.canonical import canonical
-from moorage.drivers.builtin import BuiltinDriver, prompt
+from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Answer, Call, Malformed
 from moorage.drivers.builtin.conversation import MAX_OUTPUT_TOKENS, Conversation
-from moorage.drivers.builtin.driver import CONVERSATIONS
+from moorage.drivers.builtin.driver import CONVERSATIONS, BuiltinDriver
 from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversation
 from moorage.drivers.builtin.tools import Definition
 from moorage.drivers.port import Outcome

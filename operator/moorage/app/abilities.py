@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from moorage.core.commands.admission import Abilities
 from moorage.drivers.registry import UnknownDriver, load
 
 
+@cache
 def abilities(driver: str) -> Abilities:
-    """As the driver of that name declares; none where this installation lacks it."""
+    """As the driver of that name declares; none where this installation lacks it.
+
+    Found once: looking through what is installed takes milliseconds, and each command asks.
+    """
     try:
         told = load(driver).guarantees
     except UnknownDriver:

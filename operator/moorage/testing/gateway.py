@@ -43,6 +43,7 @@ from moorage.store.memory import MemoryStore
 from moorage.store.peers import Alone, Peers
 from moorage.store.port import DurableExecutionStore
 from moorage.telemetry.metrics import GatewayMetrics
+from moorage.testing.trust import trusted
 from moorage.workspace.mirror import Mirrors
 
 OPERATOR_TOKEN = "operator-token"  # noqa: S105  opens nothing but a test's own gateway
@@ -113,7 +114,7 @@ class LocalGateway:
             authenticator=StaticAuthenticator(self.tokens),
             secrets=self.secrets,
             leases=leases or NoLeases(),
-            http=http or httpx.AsyncClient(),
+            http=http or httpx.AsyncClient(verify=trusted()),
             providers=providers or HttpProviders(),
             clock=clock,
             head_key=head_key or SigningKey.new(),
@@ -165,7 +166,11 @@ class LocalGateway:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         transport = None if self.url else httpx.ASGITransport(app=self)
         client = httpx.AsyncClient(
-            transport=transport, base_url=self.url or "http://gateway", headers=headers, timeout=30.0
+            transport=transport,
+            base_url=self.url or "http://gateway",
+            headers=headers,
+            timeout=30.0,
+            verify=trusted(),
         )
         self._clients.append(client)
         return client

@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from moorage.core.effects.pulls import FORGES
 from moorage.testing.forge import Ended, ForgeAtHand, Made
+from moorage.testing.trust import trusted
 
 START_S = 60
 API = FORGES["gitea"].api
@@ -155,7 +156,7 @@ class GiteaForge(ForgeAtHand):
     async def _answer(self, request: Request, path: str) -> Response:  # noqa: ARG002  it goes on as it came
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         target = f"{self.server.url}{request.scope['raw_path'].decode()}?{request.url.query}"
-        async with httpx.AsyncClient(timeout=START_S) as http:
+        async with httpx.AsyncClient(timeout=START_S, verify=trusted()) as http:
             said = await http.request(request.method, target, headers=headers, content=await request.body())
         return Response(said.content, said.status_code, media_type=said.headers.get("content-type"))
 

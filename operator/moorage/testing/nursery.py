@@ -2,7 +2,7 @@
 
 A child has run nothing yet but imports. Its environment, folder, session and output are its own, it dies as any other
 process dies, and whoever asked for it hears of its end. What isn't the same as after an exec: its command line in the
-process table. Runs in `make test` are started by exec.
+process table. The runs of `make test` elsewhere than at kill points are started by exec.
 
 `python -m moorage.testing.nursery` takes lines of JSON, one per child (`Order`), and tells of each {"id", "pid"} and
 {"id", "code"}. It ends with its standard input.

@@ -1,6 +1,7 @@
 """The small job of `moorage.testing.benches` under the matrices of kill points: its shots, and what must hold."""
 
 import asyncio
+import contextlib
 import functools
 import random
 import tempfile
@@ -8,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.contract.births import Births
 from tests.contract.local_machine import Machine
 
 from moorage.points import Point
 from moorage.testing.benches import small, small_on
 from moorage.testing.killpoints import Fault, Shot
-from moorage.testing.owner import PROGRAM
-from moorage.testing.torture import Executed, Reference, Rig, Verdict
+from moorage.testing.nursery import nursery
+from moorage.testing.torture import Reference, Rig, Verdict
 
 SEED = 4
 BY_TIME = ("append/", "blob/", "renewal/")
@@ -34,30 +36,40 @@ def machine() -> Iterator[Machine]:
             made.close()
 
 
+@pytest.fixture(scope="session")
+def births() -> Iterator[Births]:
+    with asyncio.Runner() as loop:
+        kept = contextlib.AsyncExitStack()
+        try:
+            yield Births(loop.run(kept.enter_async_context(nursery())), loop)
+        finally:
+            loop.run(kept.aclose())
+
+
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, births: Births) -> Iterator[Rig]:
     """The job's journal in either store."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         benches = functools.partial(small, Path(folder))
         if request.param == "postgres":
             benches = functools.partial(small_on, request.getfixturevalue("postgres_server"), Path(folder))
-        yield Rig(benches, start=Executed(PROGRAM))
+        yield Rig(benches, start=births.start)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(rig: Rig) -> Reference:
-    return asyncio.run(rig.reference())
+def undisturbed(rig: Rig, births: Births) -> Reference:
+    return births.loop.run(rig.reference())
 
 
 @pytest.fixture
-def fire(rig: Rig, undisturbed: Reference) -> Fire:
+def fire(rig: Rig, undisturbed: Reference, births: Births) -> Fire:
     """Meet a fault at points, each at one of the times that it is passed, by the seed, and judge."""
-    return functools.partial(_fired, rig, undisturbed)
+    return functools.partial(_fired, births.loop, rig, undisturbed)
 
 
-def _fired(rig: Rig, undisturbed: Reference, fault: Fault, points: Sequence[Point]) -> Verdict:
+def _fired(loop: asyncio.Runner, rig: Rig, undisturbed: Reference, fault: Fault, points: Sequence[Point]) -> Verdict:
     shots = [Shot(point, _number(point, fault, undisturbed), fault) for point in points]
-    verdict = asyncio.run(rig.trial("disturbed", shots, undisturbed))
+    verdict = loop.run(rig.trial("disturbed", shots, undisturbed))
     again = " ".join(map(str, shots))
     assert not verdict.findings, (again, [str(each) for each in verdict.findings], verdict.said)
     assert set(verdict.shots) == set(shots), f"not all of them were reached: {again}"

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.contract.births import Births
 from tests.contract.killpoint_places import RUNNERS, elsewhere
 from tests.contract.local_machine import Machine
 
 from moorage.points import Point
 from moorage.testing.benches import STEPS, STREAMING, small
 from moorage.testing.killpoints import Fault, Shot, environment, fired
-from moorage.testing.owner import PROGRAM
-from moorage.testing.torture import Executed, Rig, waken
+from moorage.testing.torture import Rig, waken
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -116,14 +116,16 @@ def test_whatever_befalls_an_ended_run_that_is_let_go_of_it_goes_all_the_same(
 @pytest.mark.parametrize(
     ("fault", "points"), elsewhere("test_whatever_befalls_an_answer_that_streams_the_run_finishes_once")
 )
-def test_whatever_befalls_an_answer_that_streams_the_run_finishes_once(fault: Fault, points: Sequence[Point]) -> None:
+def test_whatever_befalls_an_answer_that_streams_the_run_finishes_once(
+    births: Births, fault: Fault, points: Sequence[Point]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        rig = Rig(functools.partial(small, Path(folder), agent=STREAMING), start=Executed(PROGRAM))
-        undisturbed = asyncio.run(rig.reference())
+        rig = Rig(functools.partial(small, Path(folder), agent=STREAMING), start=births.start)
+        undisturbed = births.loop.run(rig.reference())
         (point,) = points
         # an answer comes in as many parts as its gateway has time to look: in one at least, for each step
         shots = [Shot(point, number, fault) for number in range(1, STEPS + 1)]
-        verdict = asyncio.run(rig.trial("disturbed", shots, undisturbed))
+        verdict = births.loop.run(rig.trial("disturbed", shots, undisturbed))
     assert not verdict.findings, ([str(each) for each in verdict.findings], verdict.said)
     assert verdict.shots == tuple(shots)
     assert verdict.starts == (len(shots) + 1 if fault is Fault.KILL else 1)

@@ -3,11 +3,11 @@
 They are the process that owns the run, with gateway and store in it, or a sandbox: runner or verifier.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.contract.births import Births
 from tests.contract.killpoint_places import NOT_HERE, RUNNERS, here
 
 from moorage.core.run.result import MAX_VERIFIER_LOSSES
@@ -35,9 +35,11 @@ def test_killed_there_it_goes_on_and_finishes_once(
 
 @pytest.mark.rule("K1", "R7", "V3")
 @pytest.mark.parametrize("rig", ["sqlite"], indirect=True)
-def test_killed_four_times_while_it_is_verified_it_is_not_given_up(rig: Rig, undisturbed: Reference) -> None:
+def test_killed_four_times_while_it_is_verified_it_is_not_given_up(
+    rig: Rig, undisturbed: Reference, births: Births
+) -> None:
     shots = [Shot(Point.VERDICT_BEFORE, number) for number in range(1, MAX_VERIFIER_LOSSES + 2)]
-    verdict = asyncio.run(rig.trial("disturbed", shots, undisturbed))
+    verdict = births.loop.run(rig.trial("disturbed", shots, undisturbed))
     assert not verdict.findings, ([str(each) for each in verdict.findings], verdict.said)
     assert verdict.shots == tuple(shots)
     assert verdict.outcome == undisturbed.outcome

@@ -8,7 +8,3 @@ answer            what a model said, made safe to act on (pure)
 tools             read, write, edit, bash, todo
 prompt            what the model is told
 """
-
-from moorage.drivers.builtin.driver import BuiltinDriver
-
-__all__ = ["BuiltinDriver"]
