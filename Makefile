@@ -81,7 +81,8 @@ test-e2e: $(STAMP) $(MOTO) ## on a real node with gVisor
 	@$(CLUSTER) agents
 	@$(TESTED) $(CLUSTER) up
 	@$(TESTED) $(CLUSTER) images
-	$(TESTED) $(PYTEST) e2e/cases
+	$(TESTED) $(PYTEST) -n 2 --dist loadfile -m "not alone" e2e/cases
+	$(TESTED) $(PYTEST) -m alone e2e/cases
 
 torture: $(STAMP) ## kill a small run at named points (KILLS=1000, SEED=1, STORE=sqlite|postgres); the last line is the tally
 	@nice $(BIN)/python -m moorage.testing --kills $(or $(KILLS),1000) --seed $(or $(SEED),1) --store $(or $(STORE),sqlite)

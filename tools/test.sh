@@ -19,5 +19,7 @@ $python -m e2e.cluster down
 $python -m e2e.cluster up
 $python -m e2e.cluster images
 trap - EXIT
-step "e2e"
-MOORAGE_E2E_DOWN=1 exec $python -m pytest --durations 25 --durations-min 10 e2e/cases
+step "e2e, two at a time"
+$python -m pytest --durations 25 --durations-min 10 -n 2 --dist loadfile -m "not alone" e2e/cases
+step "e2e, one at a time"
+MOORAGE_E2E_DOWN=1 exec $python -m pytest --durations 25 --durations-min 10 -m alone e2e/cases

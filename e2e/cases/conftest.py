@@ -1,5 +1,6 @@
 """Moorage on the cluster: images built from this checkout, the chart installed, an outside world, a tenant per case."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,29 @@ import pytest
 
 from e2e import upstream
 from e2e.cluster.backend import Backend
+from e2e.cluster.locks import exclusive
 from e2e.system import MANIFESTS, Tenant, cordoned
 from e2e.upstream import Upstream
 
 
 @pytest.fixture(scope="session")
-def system(cluster: Backend) -> Upstream:
-    """Moorage, installed with Helm from this checkout, and an outside world for it."""
+def system(cluster: Backend, tmp_path_factory: pytest.TempPathFactory) -> Upstream:
+    """Moorage, installed with Helm from this checkout, and an outside world for it.
+
+    Where several processes share the cases, the first one makes it for all of them.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return _made(cluster)
+    shared = tmp_path_factory.getbasetemp().parent
+    told = shared / "upstream.json"
+    with exclusive(shared / "upstream.lock"):
+        if not told.exists():
+            made = _made(cluster)
+            told.write_text(json.dumps([made.namespace, made.git_url, made.model_url]))
+    return Upstream(cluster, *json.loads(told.read_text()))
+
+
+def _made(cluster: Backend) -> Upstream:
     cluster.load_images(cluster.build_images())
     with cordoned(cluster, "node2"):  # which may be cut off later, where the cluster has it
         cluster.deploy()

@@ -10,6 +10,8 @@ import pytest
 from e2e.pods import eventually
 from e2e.system import SANDBOX_IMAGE, Installation, Tenant, condition
 
+pytestmark = pytest.mark.alone
+
 ASKED_FIRST = [
     {"name": "shell", "before": "ToolCall", "tools": ["bash"]},
     {"name": "push", "before": "Delivery"},

@@ -1,8 +1,12 @@
 """Two nodes: traffic and policies between them, and a partition that is real."""
 
+import pytest
+
 from e2e.cluster.shell import run
 from e2e.cluster.source import SourceCluster
 from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, wait_ready
+
+pytestmark = pytest.mark.alone
 
 
 def test_pods_of_two_nodes_meet_until_a_policy_forbids_it(two_nodes: SourceCluster, namespace: str) -> None:

@@ -10,6 +10,8 @@ from e2e.cluster.errors import CommandFailedError
 from e2e.pods import eventually
 from e2e.system import SANDBOX_IMAGE, Tenant
 
+pytestmark = pytest.mark.alone
+
 HOME = "/workspace/.moorage/agent/home"
 MUTE = "mute"
 """A ServiceAccount that may create RunCommands and has no right to steer."""

@@ -12,6 +12,8 @@ from e2e.cluster.backend import Backend
 from e2e.system import SANDBOX_IMAGE, Tenant, condition
 from e2e.upstream import Upstream
 
+pytestmark = pytest.mark.alone
+
 HOST = "shop.example.com"
 SECRET = "sk-of-the-shop-only-the-gateway-may-know"
 AGENT = """

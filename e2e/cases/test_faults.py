@@ -16,6 +16,7 @@ sh agent.sh
 """
 
 
+@pytest.mark.alone
 @pytest.mark.rule("R7", "F2")
 @pytest.mark.parametrize("app", ["operator", "gateway"])
 def test_killing_a_process_of_ours_mid_run_ends_in_the_same_result(tenant: Tenant, app: str):
@@ -43,6 +44,7 @@ def test_a_deleted_sandbox_goes_on_from_its_checkpoint_under_a_new_epoch(tenant:
     assert {"step-1", "recovered", "step-2"} <= names
 
 
+@pytest.mark.alone
 @pytest.mark.rule("R1", "R2", "R3", "E2", "I4")
 @pytest.mark.parametrize("how", ["killed", "told to go"])
 def test_a_builtin_agent_goes_on_from_its_checkpoint_and_asks_nothing_twice(tenant: Tenant, how: str):
@@ -171,6 +173,7 @@ def test_the_refs_of_a_deleted_run_go_and_its_journal_stays(tenant: Tenant):
     assert records[-1] == "TOMBSTONE"
 
 
+@pytest.mark.alone
 @pytest.mark.rule("W5")
 @pytest.mark.parametrize("app", ["operator", "gateway"])
 def test_delete_never_waits_for_us(tenant: Tenant, app: str):

@@ -19,6 +19,8 @@ from moorage.core.journal.record import decode
 from moorage.testing.judge import Journal, Outside, Reading, judge, outcome
 from moorage.testing.killpoints import Shot
 
+pytestmark = pytest.mark.alone
+
 GATEWAY = (Shot.parse("registration/within:1:kill"), Shot.parse("push/within:2:kill"))
 OPERATOR = (Shot.parse("volume/after:1:kill"), Shot.parse("sandbox/after:1:kill"))
 FIRST, VERIFIER = "acceptance", Shot.parse("acceptance/within:1:kill")

@@ -24,6 +24,8 @@ from e2e.upstream import Upstream
 from moorage.core.journal.heads import SigningKey
 from moorage.testing.s3 import S3Server
 
+pytestmark = pytest.mark.alone
+
 ITERATION = 'echo \'{"moorage": {"event": "iteration"}}\''
 SLOW = f"echo 1 > step-1; {ITERATION}; sleep 12; {ITERATION}; sh agent.sh"
 RECORDS = "SELECT e.body FROM execution_events e JOIN executions x ON x.run = e.run WHERE x.run_uid = %s ORDER BY e.seq"

@@ -9,6 +9,8 @@ from e2e.cluster.source import SourceCluster
 from e2e.pods import eventually
 from e2e.system import Installation, Tenant, condition, cordoned, shell
 
+pytestmark = pytest.mark.alone
+
 WORK = """
 [ -e first ] && { sh agent.sh; exit; }
 echo first > first; echo '{"moorage": {"event": "iteration"}}'

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 from e2e.cluster.backend import Backend
@@ -14,6 +15,8 @@ from e2e.cluster.helm import NAMESPACE, RELEASE
 from e2e.cluster.paths import cache_root
 from e2e.cluster.programs import Programs
 from e2e.system import Tenant, shell
+
+pytestmark = pytest.mark.alone
 
 PLUGIN = Path(sys.executable).parent / "kubectl-moorage"
 

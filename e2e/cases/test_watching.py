@@ -13,6 +13,8 @@ import pytest
 from e2e.pods import eventually
 from e2e.system import Installation, Tenant, shell
 
+pytestmark = pytest.mark.alone
+
 MOORAGE = Path(sys.executable).parent / "moorage"
 LAST = 60
 TALKS = f"""
