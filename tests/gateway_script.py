@@ -71,7 +71,9 @@ class Operator:
         return self.gateway.operator
 
     async def admit(self) -> Any:
-        door = f"{self.door}/as-child" if self.spec.parent else self.door
+        door = (
+            f"{self.door}/as-child" if self.spec.parent else f"{self.door}/as-next" if self.spec.origin else self.door
+        )
         return await ok(await self.http.put(door, content=self.spec.model_dump_json()))
 
     async def fence(self, epoch: int, attempt: int | None = None) -> httpx.Response:

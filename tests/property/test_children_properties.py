@@ -23,8 +23,8 @@ from moorage.core.run.parents import asking, divided, reserve_of, same_share
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import RunState
+from moorage.core.run.usage import used_by
 from moorage.gateway.budget import beside, lacking
-from moorage.gateway.children import used_by
 from moorage.gateway.facts import Facts, fold
 
 CALL = 50  # tokens at most of one request: so much a run's own limit may be passed by

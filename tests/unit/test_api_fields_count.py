@@ -3,6 +3,7 @@ the one place that is named here."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from moorage.api.workspace import Workspace, WorkspaceSpec
 from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent
 from moorage.core.run.resolve import Defaults, References, read_run, resolve
-from moorage.core.run.state import Checkpoint, RunState
+from moorage.core.run.state import Checkpoint, End, RunState
 
 SOURCES = Path(__file__).resolve().parents[2] / "operator" / "moorage"
 META = {"name": "fix", "namespace": "team-a", "uid": "8c0a3c6e-5d5e-4a3f-9a51-0a6a7d2d6f10", "generation": 1}
@@ -298,9 +299,13 @@ def test_what_is_read_elsewhere_is_read_there(field: str, place: str) -> None:
     assert re.search(rf"\b{name}\b", (SOURCES / place).read_text())
 
 
-def parent_of(spec: dict[str, Any]) -> Parent:
+def ended(run: Parent) -> Parent:
+    return replace(run, state=replace(run.state, end=End("Delivered", "", None, 1)))
+
+
+def parent_of(spec: dict[str, Any], ref: str) -> Parent:
     """The same run, but for its relatives, at a checkpoint."""
-    above = outcome({name: value for name, value in spec.items() if name != "parentRef"})
+    above = outcome({name: value for name, value in spec.items() if name != ref})
     assert isinstance(above, ResolvedRun), above
     state = RunState(workspace_base="a" * 40, checkpoint=Checkpoint("b" * 40, "c" * 40, 1, 1))
     return Parent(above.model_copy(update={"uid": "above"}), state, 0, 1)
@@ -317,7 +322,8 @@ def outcome(spec: dict[str, Any], **given: dict[str, Any]) -> ResolvedRun | Prob
         workspace=Workspace.model_validate({"metadata": meta, "spec": {"remoteGit": GIT} | given.get("Workspace", {})}),
         agent=Agent.model_validate({"metadata": meta, "spec": definition}),
         provider=ModelProvider.model_validate({"metadata": meta, "spec": provider}),
-        parent=parent_of(spec) if "parentRef" in spec else None,
+        parent=parent_of(spec, "parentRef") if "parentRef" in spec else None,
+        origin=ended(parent_of(spec, "continueFrom")) if "continueFrom" in spec else None,
         drivers=frozenset({"command", "builtin"}),
         constraints=frozenset({"mine"}),
     )

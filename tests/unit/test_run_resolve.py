@@ -128,7 +128,21 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             False,
         ),
         ({"workspace": {"local": {"claimName": "c"}}}, {}, "NotSupported", "claimName", True),
-        ({"continueFrom": {"name": "x"}}, {}, "NotSupported", "continueFrom", True),
+        ({"continueFrom": {"name": "x"}}, {}, "ContinuedNotFound", "AgentRun x isn't there, or hasn't begun", False),
+        (
+            {"continueFrom": {"name": "x"}},
+            {"origin": Broken("gone")},
+            "ContinuedUnreadable",
+            "x can't be gone on",
+            False,
+        ),
+        (
+            {"continueFrom": {"name": "x"}, "parentRef": {"name": "y"}},
+            {},
+            "NotSupported",
+            "a run has its session's budget or its parent's",
+            True,
+        ),
     ],
 )
 def test_what_is_missing_is_named_with_what_to_do(

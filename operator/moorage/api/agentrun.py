@@ -282,8 +282,9 @@ class AgentRunSpec(Fields):
     )
     continue_from: ObjectRef | None = Field(
         default=None,
-        description="Finished AgentRun whose session this one goes on with. Not supported by this version: a run"
-        " that sets it is not admitted.",
+        description="Ended AgentRun of this namespace whose session this one goes on with: its conversation, its work"
+        " as it stood at its end, what its agent hadn't heard yet, and its budget, of which what that run has used is"
+        " used. The workspace and the driver must be the same. While that run has not ended, this one waits.",
     )
     suspend: bool = Field(
         default=False,

@@ -49,6 +49,21 @@ class Usage(Told):
     human_approvals: int = Field(default=0, description="Answers of people to what the run asked by spec.approvals.")
 
 
+class SessionStatus(Told):
+    """The session of a run that goes on with another one, and what all of its runs have used: that is limited."""
+
+    id: Annotated[str, Bounded(64)] = Field(description="UID of the session's first run.")
+    continues: Annotated[str, Bounded(253)] = Field(description="The run that this one goes on with.")
+    iterations: int = Field(default=0, description="Iterations of all runs of the session.")
+    tokens: int = Field(default=0, description="Tokens, of all kinds.")
+    cost_micros: int = Field(default=0, description="Cost in micro-dollars.")
+    cost: Annotated[str, Bounded(32)] = Field(default="0.00", description="Cost in US dollars.")
+    tool_calls: int = Field(default=0, description="Tool calls.")
+    effects: int = Field(default=0, description="Effects.")
+    egress_bytes: int = Field(default=0, description="Bytes to and from the hosts of sandbox.egress.")
+    human_approvals: int = Field(default=0, description="Answers of people.")
+
+
 class QueueStatus(Told):
     """Why the run waits."""
 
@@ -111,6 +126,9 @@ class AgentRunStatus(Told):
     epoch: int | None = Field(default=None, description="Fencing epoch of the attempt; it never falls.")
     iteration: int | None = Field(default=None, description="Last complete iteration: the last safe point.")
     usage: Usage | None = Field(default=None, description="What was used.")
+    session: SessionStatus | None = Field(
+        default=None, description="The session that the run goes on with; left out where it goes on with none."
+    )
     queue: QueueStatus | None = Field(default=None, description="Why the run waits, while it does.")
     journal: JournalStatus | None = Field(default=None, description="Head of the run's journal.")
     workspace: RunWorkspaceStatus | None = Field(default=None, description="Commits and branch of the run.")

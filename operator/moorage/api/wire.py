@@ -8,6 +8,7 @@ Field names on the wire are snake_case; times are integer milliseconds since the
 Doors of the gateway (who may call: the role found by authentication):
 
     operator  PUT  /v1/runs/{uid}                 Admission -> RunView                admit, idempotent on spec hash
+    operator  PUT  …/as-child, …/as-next          the same of a child, and of a run that goes on with another one
     operator  GET  /v1/runs/{uid}                 -> RunView
     operator  GET  /v1/runs?pending=true          -> RunList
     operator  POST /v1/runs/{uid}/fence           FenceRequest -> RunView             raise the epoch, never lower it
@@ -28,6 +29,7 @@ Doors of the gateway (who may call: the role found by authentication):
     anybody   GET  /v1/keys/head                  -> public key that heads are signed with (PEM)
     runner    GET  /v1/self                       -> Assignment (425 until the pod is registered)
     runner    GET  /v1/self/decision              -> the model request whose answer is recorded (Assignment.recorded)
+    runner    GET  /v1/self/conversation          -> Conversation (Assignment.conversation)
     runner    POST /v1/self/records               ReportRequest -> Reported
     runner    POST /v1/self/heartbeat             Heartbeat -> Orders
     runner    GET  /v1/self/orders?after=N&heard=M   -> Orders (long poll, at most 25 s)
@@ -260,6 +262,13 @@ class ResolvedParent(Wire):
     depth: int = 1
 
 
+class ResolvedOrigin(Wire):
+    """O2: the ended run that this one goes on with, in whose session it is."""
+
+    uid: str
+    name: str
+
+
 class ResolvedRun(Wire):
     """An AgentRun with every reference followed, as it was at admission. Its canonical hash is the spec hash (O6)."""
 
@@ -281,6 +290,7 @@ class ResolvedRun(Wire):
     max_attempts: int = 5
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
     parent: ResolvedParent | None = None
+    origin: ResolvedOrigin | None = None
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""

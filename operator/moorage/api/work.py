@@ -73,10 +73,21 @@ class Assignment(Wire):
     iterations_used: int | None = None  # B3: how many are complete; their numbers may have gaps (E2)
     recorded: RecordedDecision | None = None
     handoff: str | None = None
+    continues: bool = False  # O2: it begins where another run of its session ended, and nobody has told it the goal yet
+    conversation: bool = False  # what that run's model was asked last is to be had
     tokens_used: int = 0
     budget: Budget | None = None
     approvals: tuple[ResolvedApproval, ...] = ()  # T6: of tool calls
     egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings
+
+
+class Conversation(Wire):
+    """O2: what the model of the run before was asked last, word by word, and what it answered; empty where that is kept
+    no more.
+    """
+
+    request: str
+    answer: str = ""
 
 
 class Heartbeat(Wire):

@@ -405,6 +405,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.RESUME_REQUESTED: _pause("is asked to go on"),
     RecordType.RESUMED: _pause("goes on"),
     RecordType.LIMITS_RAISED: _raised,
+    RecordType.SESSION_JOINED: lambda p: f"goes on with {p.get('name')}, in its session and out of its budget",
     RecordType.CHILD_REQUESTED: _child("is asked for by the agent"),
     RecordType.CHILD_MADE: _child("has an AgentRun"),
     RecordType.CHILD_STARTED: _child("has a share of the budget"),

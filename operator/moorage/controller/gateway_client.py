@@ -96,16 +96,18 @@ class GatewayClient:
     async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None) -> RunView:
         """O6: idempotent on the spec's hash. F2: with its first fence in one step, where the Lease needs no look.
 
-        R8: children have a door of their own. A gateway of a release before them would admit one without its share.
+        R8: children, and runs that go on with another one, have doors of their own. A gateway of a release before them
+        would admit one without its share, or outside its session.
         """
         body = Admission.model_construct(**spec.__dict__, fence=fence)
-        if spec.parent is None:
+        if spec.parent is None and spec.origin is None:
             return await self._view("PUT", f"/v1/runs/{spec.uid}", body)
+        door, unknown = ("as-child", "children") if spec.parent is not None else ("as-next", "sessions")
         try:
-            return await self._view("PUT", f"/v1/runs/{spec.uid}/as-child", body)
+            return await self._view("PUT", f"/v1/runs/{spec.uid}/{door}", body)
         except GatewayRefused as e:
             if e.status in NO_DOOR:
-                why = "a gateway of an earlier release answers, which knows no children: replace it"
+                why = f"a gateway of an earlier release answers, which knows no {unknown}: replace it"
                 raise GatewayAway(why) from e
             raise
 

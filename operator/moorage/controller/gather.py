@@ -213,15 +213,16 @@ class Gatherer:
     async def _references(self, run: AgentRun) -> References:
         """Only what the run names is read, in parallel; the model's provider may follow from the agent."""
         tenant, spec = run.metadata.namespace, run.spec
-        workspace, (agent, provider), goal, classes, parent = await asyncio.gather(
+        workspace, (agent, provider), goal, classes, parent, origin = await asyncio.gather(
             self._read(Workspace, tenant, spec.workspace_ref.name if spec.workspace_ref else None),
             self._agent(run),
             self._goal(run),
             self._objects.runtime_classes(),
             self._relatives.parent(tenant, spec.parent_ref.name if spec.parent_ref else None),
+            self._relatives.origin(tenant, spec.continue_from.name if spec.continue_from else None),
         )
         refs = References(goal=goal, runtime_classes=classes, drivers=self._drivers, constraints=self._constraints)
-        return replace(refs, workspace=workspace, agent=agent, provider=provider, parent=parent)
+        return replace(refs, workspace=workspace, agent=agent, provider=provider, parent=parent, origin=origin)
 
     async def _agent(self, run: AgentRun) -> tuple[Any, Any]:
         tenant, ref = run.metadata.namespace, run.spec.agent_ref

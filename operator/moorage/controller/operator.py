@@ -53,10 +53,11 @@ class Operator:
             self.queue.add(key)
 
     def _wake_relatives(self, key: RunKey, body: Body) -> None:
-        """X2, B2: children hear of their parent's end, and a parent of theirs."""
+        """X2, B2, O2: children hear of their parent's end, and a parent of theirs; and so does who goes on with it."""
         above = parent_of(body)
         parent = self._roll.find(*above) if above is not None else None
-        for other in (*self._roll.children(key), *([parent] if parent is not None else [])):
+        near = (*self._roll.children(key), *([parent] if parent is not None else []), *self._roll.continuing(key))
+        for other in near:
             if self._roll.heeds(other):
                 self.queue.add(other)
 

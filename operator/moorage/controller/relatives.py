@@ -12,6 +12,7 @@ from moorage.controller.roll import Roll, Standing, key_of, parent_of, truth
 from moorage.core.run.family import Child, ChildStatus, Share
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children
+from moorage.core.run.resolving.references import Broken
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.sandbox.port import RunKey
@@ -46,14 +47,24 @@ class Relatives:
     async def parent(self, tenant: str, name: str | None) -> Parent | None:
         """The run of that name, once the gateway knows it. Raises Unavailable."""
         body = await self._body(tenant, name) if name else None
+        view = await self._view(key_of(body).uid) if body is not None else None
+        return _as_known(body, view) if body is not None and view is not None else None
+
+    async def origin(self, tenant: str, name: str | None) -> Parent | Broken | None:
+        """The same of a run that is to be gone on with; Broken where nothing can come of that. Raises Unavailable."""
+        body = await self._body(tenant, name) if name else None
         if body is None:
             return None
-        view = await self._view(key_of(body).uid)
-        if view is None:
+        try:
+            view = await self._gateway.view(key_of(body).uid)
+        except GatewayAway:
             return None
-        spec = view.spec.model_copy(update={"limits": in_force(view.spec.limits, view.state.raised)})
-        created = parse_time(str((body.get("metadata") or {}).get("creationTimestamp")))
-        return Parent(spec, view.state, created, view.iterations or 0, view.reserved or Share())
+        except GatewayRefused as error:
+            return Broken(error.message)
+        if view is not None:
+            return _as_known(body, view)
+        over = (body.get("status") or {}).get("phase") in ENDS
+        return Broken("it ended before it began, and there is nothing to go on with") if over else None
 
     async def _body(self, tenant: str, name: str) -> Body | None:
         key = self._roll.find(tenant, name)
@@ -104,6 +115,12 @@ class Relatives:
             return await self._gateway.view(uid)
         except (GatewayAway, GatewayRefused):
             return None
+
+
+def _as_known(body: Body, view: RunView) -> Parent:
+    spec = view.spec.model_copy(update={"limits": in_force(view.spec.limits, view.state.raised)})
+    created = parse_time(str((body.get("metadata") or {}).get("creationTimestamp")))
+    return Parent(spec, view.state, created, view.iterations or 0, view.reserved or Share(), view.released)
 
 
 def _with(found: Kin, child: Child, fate: Fate, body: Body | None) -> Kin:

@@ -32,6 +32,8 @@ class Standing(StrEnum):
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
 FOR_PARENT = frozenset({"ParentBudget", "ParentEnded", "ParentNotFound", "ParentNotReady", "ParentPaused"})
 """Reasons of a child that waits for what its parent's journal may say next."""
+FOR_ORIGIN = frozenset({"ContinuedNotEnded", "ContinuedNotFound", "SessionBusy"})
+"""Reasons of a run that waits for another one of its session to end."""
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Roll:
         self.limit = limit
         self._entries: dict[tuple[str, str], Entry] = {}
         self._children: dict[tuple[str, str], set[str]] = {}
+        self._next: dict[tuple[str, str], set[str]] = {}
 
     def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
@@ -80,6 +83,8 @@ class Roll:
         self._entries[key.tenant, key.name] = entry
         if entry.parent is not None:
             self._children.setdefault(entry.parent, set()).add(key.name)
+        if (origin := origin_of(body)) is not None and standing is not Standing.ENDED:
+            self._next.setdefault(origin, set()).add(key.name)
         return entry
 
     def first_look(self, key: RunKey) -> bool:
@@ -96,6 +101,11 @@ class Roll:
         if entry is None:
             return False
         del self._entries[key.tenant, key.name]
+        origin = origin_of(entry.body) if entry.body is not None else None
+        if origin is not None and (waiting := self._next.get(origin)) is not None:
+            waiting.discard(key.name)
+            if not waiting:
+                del self._next[origin]
         if entry.parent is not None and (siblings := self._children.get(entry.parent)) is not None:
             siblings.discard(key.name)
             if not siblings:
@@ -135,6 +145,12 @@ class Roll:
         """Children of this run that haven't begun, and wait for what may be in its journal."""
         found = (self._entries[child.tenant, child.name] for child in self.children(key))
         return [each.key for each in found if each.reason in FOR_PARENT and not _begun(each.body)]
+
+    def continuing(self, key: RunKey) -> list[RunKey]:
+        """Runs that are to go on with this one, haven't begun, and wait for its end."""
+        named = self._next.get((key.tenant, key.name), ())
+        found = [self._entries.get((key.tenant, name)) for name in sorted(named)]
+        return [each.key for each in found if each is not None and each.reason in FOR_ORIGIN and not _begun(each.body)]
 
     def note(self, key: RunKey, standing: Standing, reason: str = "") -> bool:
         """Set what it counts as, and why. True where that moved the queue: a slot is free, or nobody is ahead now."""
@@ -202,8 +218,17 @@ def key_of(body: Mapping[str, Any]) -> RunKey:
 
 def parent_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
     """Namespace and name of the run that it names as its parent."""
+    return _named(body, "parentRef")
+
+
+def origin_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Namespace and name of the run that it is to go on with."""
+    return _named(body, "continueFrom")
+
+
+def _named(body: Mapping[str, Any], field: str) -> tuple[str, str] | None:
     spec, meta = body.get("spec"), body.get("metadata") or {}
-    ref = spec.get("parentRef") if isinstance(spec, Mapping) else None
+    ref = spec.get(field) if isinstance(spec, Mapping) else None
     name = ref.get("name") if isinstance(ref, Mapping) else None
     return (str(meta.get("namespace", "")), str(name)) if name else None
 

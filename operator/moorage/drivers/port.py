@@ -49,6 +49,8 @@ class Guarantees:
     runner, after its next safe point or when its grace is over.
     """
     state: State = State()
+    recalls: bool = False
+    """O2: its conversation is in no file: it takes `Task.past`."""
     call_s: int = 3_600
     """O2: so long a call of a tool of ours may take; the program's client gives up later."""
 
@@ -85,12 +87,21 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Past:
+    """O2: what the run before asked its model last, and the bytes of the answer."""
+
+    request: Mapping[str, Any]
+    answer: bytes = b""
+
+
+@dataclass(frozen=True)
 class Task:
     """One attempt's work. Paths are inside the sandbox; `relay_url` is loopback; `dummy_key` opens nothing.
 
     `iterations_used` is how many are complete, which the limit counts: numbers that lost attempts began have gaps.
     `judged`: acceptance commands decide on the result. `go_on_with`: the program has stopped in this attempt, and this
-    is what its conversation goes on with (see `Guarantees.can_go_on`).
+    is what its conversation goes on with (see `Guarantees.can_go_on`). `continues`: a conversation that goes on is
+    another run's, and this goal is new to it; `past` is its end, where the driver asks for that.
     """
 
     run_uid: str
@@ -110,6 +121,8 @@ class Task:
     recorded: Recorded | None = None
     judged: bool = False
     go_on_with: str | None = None
+    continues: bool = False
+    past: Past | None = None
 
 
 @dataclass(frozen=True)

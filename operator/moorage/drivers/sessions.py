@@ -165,6 +165,8 @@ def opening(task: Task, *, resumed: bool, together: bool = True) -> str:
     if not task.handoff and not resumed:
         return task.goal
     handoff = f"\n\n<handoff>\n{task.handoff}\n</handoff>" if task.handoff else ""
+    if resumed and task.continues:
+        return f"{task.goal}{handoff}"
     if resumed:
         return f"{AGAIN if together else APART}{handoff}\n\nThe goal is still:\n{task.goal}"
     return f"{task.goal}{handoff}\nLook at the worktree first, then go on from there."

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 from moorage.api.meta import format_time
 from moorage.api.wire import Role
 from moorage.api.work import Assignment, GitAssignment, RecordedDecision, ResumePoint
 from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.continuation.checks import tail_of
+from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducing.effects import FETCH
@@ -22,12 +24,13 @@ from moorage.core.run.rework import REWORK, UNHEARD
 from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.constraints import Asking
-from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
+from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UnknownRun, UpstreamRefused
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
-from moorage.gateway.ledger import Run
+from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.messages import said_before
 from moorage.gateway.upstream import PASSING, refusal_of
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store import errors as store_errors
+from moorage.store.errors import BlobCorrupted, BlobMissing, SpecUnreadable
 from moorage.workspace.errors import WorkspaceError
 from moorage.workspace.refs import drift_ref
 
@@ -66,8 +69,16 @@ class Assignments:
         said = await said_before(self._gate.ledger, run) if run.state.recovered else ()
         failed = await self._failing_output(run)
         await self._gate.judge.judge(run, Asking())  # a limit may have been raised
-        assignment = _assignment(caller, self._git(run, base, _resume(run.state)), said, failed)
-        return assignment.model_copy(update={"budget": self._gate.judge.budget(run)})
+        assignment = _assignment(caller, self._git(run, base, _resume(run)), said, failed)
+        more = await self._continuing(run, assignment) if continues(run) else {}
+        return assignment.model_copy(update={"budget": self._gate.judge.budget(run), **more})
+
+    async def _continuing(self, run: Run, assignment: Assignment) -> dict[str, Any]:
+        """O2: what is told to an agent that goes on with another run's work, and doesn't know its own goal yet."""
+        elder = await elder_of(self._gate.ledger, run)
+        lines = [*([continued(elder)] if elder else []), *([assignment.handoff] if assignment.handoff else [])]
+        last = elder.facts.last if elder is not None else None
+        return {"continues": True, "conversation": last is not None, "handoff": "\n".join(lines) or None}
 
     async def _failing_output(self, run: Run) -> str:
         """N4: what the acceptance command wrote that the last proposal failed by; nothing where that was erased."""
@@ -197,9 +208,42 @@ def refuse_ended_attempt(run: Run) -> None:
         raise UpstreamRefused("this attempt was given up; another one follows", reason="AttemptEnded")
 
 
-def _resume(state: RunState) -> ResumePoint | None:
-    point = state.checkpoint
-    return ResumePoint(commit=point.commit, iteration=point.iteration, epoch=point.epoch) if point else None
+def _resume(run: Run) -> ResumePoint | None:
+    """The run's own last checkpoint, else that of the run with which it goes on."""
+    point, begins = run.state.checkpoint, run.facts.resume
+    if point is not None:
+        return ResumePoint(commit=point.commit, iteration=point.iteration, epoch=point.epoch)
+    return ResumePoint(commit=begins, iteration=0, epoch=0) if begins is not None else None
+
+
+def continues(run: Run) -> bool:
+    """Whether an attempt begins where another run ended: this one has no checkpoint of its own yet."""
+    return run.spec.origin is not None and run.state.checkpoint is None
+
+
+async def elder_of(ledger: Ledger, run: Run) -> Run | None:
+    """The run with which this one goes on; None where nobody can read its journal any more."""
+    if run.spec.origin is None:
+        return None
+    try:
+        return await ledger.open(run.spec.origin.uid)
+    except (UnknownRun, store_errors.UnknownRun, JournalError, SpecUnreadable):
+        return None
+
+
+def continued(elder: Run) -> str:
+    """R4: what the next run of a session is told of the one before, from facts alone."""
+    spec, end = elder.spec, elder.state.end
+    lines = [f"The work goes on in a new run. Run {spec.name} before it has {elder.state.phase.lower()}."]
+    if end is not None and elder.state.phase is not RunPhase.SUCCEEDED:
+        lines.append(f"It ended with {end.reason}: {end.message[:300]}")
+    lines.append(f"Its goal was: {_excerpt(spec.goal)}")
+    lines.append("The worktree is as its last safe point, or its result, has it.")
+    return "\n".join(lines)
+
+
+def _excerpt(goal: str) -> str:
+    return goal if len(goal) <= GOAL_EXCERPT else goal[:GOAL_EXCERPT] + " […]"
 
 
 def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), failed: str = "") -> Assignment:
@@ -218,11 +262,11 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), fa
         limits=caller.run.limits,
         timeouts=spec.timeouts,
         git=git,
-        iterations_used=caller.run.facts.completed,
+        iterations_used=caller.run.facts.completed + state.carried.iterations,
         recorded=recorded(caller.run, caller.epoch) if caller.pod.role == Role.RUNNER else None,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
         handoff=handoff(caller.run, said, failed) if state.recovered and caller.pod.role == Role.RUNNER else None,
-        tokens_used=state.usage.tokens,
+        tokens_used=state.usage.tokens + state.carried.tokens,
         approvals=tuple(each for each in spec.approvals if each.before == TOOL_CALL),
         egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
     )
@@ -241,15 +285,16 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
     `failed`: what the acceptance command wrote that rejected what they proposed.
     """
     spec, state = run.spec, run.state
-    goal = spec.goal if len(spec.goal) <= GOAL_EXCERPT else spec.goal[:GOAL_EXCERPT] + " […]"
     lines = [
         f"This is attempt {state.attempt} at the same work; {_before(state)}.",
-        f"Goal: {goal}",
+        f"Goal: {_excerpt(spec.goal)}",
         f"Iterations done: {state.iteration}. Journal offset: {state.offset}.",
     ]
     if state.checkpoint:
         point = state.checkpoint
         lines.append(f"The worktree is at checkpoint {point.commit} of iteration {point.iteration}: go on from there.")
+    elif run.facts.resume is not None:
+        lines.append("No checkpoint was taken since the run began, where the one before it ended.")
     else:
         lines.append("No checkpoint was taken: the worktree is at its base, start from the beginning.")
     if state.last_loss and not _paused(state):
@@ -262,7 +307,7 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
     if state.unknown_effects:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
     if (tokens := run.limits.tokens_hard) is not None:
-        lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens)}.")
+        lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens - state.carried.tokens)}.")
     if state.rejected is not None:
         lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from moorage.api.wire import ResolvedParent, ResolvedRun
+from moorage.api.wire import ResolvedOrigin, ResolvedParent, ResolvedRun
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
-from moorage.gateway.mirroring import there
+from moorage.gateway.mirroring import ORIGIN_PIN, there
 from moorage.gateway.upstream import upstream_of
 from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
@@ -104,6 +104,7 @@ class Bases:
             base = await self._fixed(run, known)
             if base == known:
                 await self._pinned(run, base)
+            await self._kept(run)
             return base
         upstream = await upstream_of(run.spec, self._gate.deps.secrets)
         await self._refuse_taken(run)
@@ -112,6 +113,8 @@ class Bases:
             await self._mirrors.check_branch_free(upstream, delivery.branch)
         if run.spec.parent is not None:
             return await self._of_parent(run, run.spec.parent)
+        if run.spec.origin is not None and (begun := await self._of_origin(run, run.spec.origin)) is not None:
+            return begun
         fetched = await self._mirrors.ensure(key, upstream)
         base = await self._fixed(run, known or fetched.revision)
         if base != fetched.revision and not await self._mirrors.has_commit(key, base):
@@ -131,16 +134,36 @@ class Bases:
         await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
         return base
 
+    async def _of_origin(self, run: Run, origin: ResolvedOrigin) -> str | None:
+        """O2: where the run before it ended. None where that never had a worktree: then it begins like any other."""
+        await self._gate.refs.current(run)
+        found = await self._gate.refs.next_after(run, origin)
+        if found is None:
+            return None
+        base = await self._fixed(run, *found)
+        await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
+        await self._kept(run)
+        return base
+
+    async def _kept(self, run: Run) -> None:
+        """What attempts begin at is the run's own, whatever becomes of the run that made it. Whoever fixed it may have
+        died before.
+        """
+        begins = run.facts.resume
+        if begins is not None and await self._mirrors.ref(mirror_key(run), pin_ref(run.uid, ORIGIN_PIN)) != begins:
+            await self._gate.refs.pin(run, run.state.epoch, ORIGIN_PIN, begins)
+
     async def _pinned(self, run: Run, base: str) -> None:
         """Whoever fixed it may have died before it was pinned."""
         key = mirror_key(run)
         if await self._mirrors.ref(key, pin_ref(run.uid, BASE_PIN)) != base:
             await self._mirrors.pin(key, run.uid, BASE_PIN, base)
 
-    async def _fixed(self, run: Run, found: str) -> str:
+    async def _fixed(self, run: Run, found: str, resume: str | None = None) -> str:
         """The run's base from now on: what the journal says first. A branch may move between two gateways' looks."""
         if run.facts.base is None:
-            draft = self._gate.ledger.observed(RecordType.BASE_FIXED, {"base": found})
+            told = {"base": found} | ({"resume": resume} if resume is not None else {})
+            draft = self._gate.ledger.observed(RecordType.BASE_FIXED, told)
             with contextlib.suppress(Overtaken):
                 await self._gate.ledger.append(run, None, [draft], _no_base)
         return run.facts.base or found

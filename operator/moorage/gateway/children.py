@@ -22,7 +22,7 @@ from moorage.core.run.ending import OWED_MS
 from moorage.core.run.family import Child, Share
 from moorage.core.run.parents import asking, closed_to_children, dividing, reserve_of, same_share
 from moorage.core.run.phases import RunPhase
-from moorage.core.run.state import RunState
+from moorage.core.run.usage import used_by
 from moorage.gateway.budget import lacking
 from moorage.gateway.constraints import Asking, Judge
 from moorage.gateway.errors import Refusal, SpecConflict, StillFetching, UnknownRun
@@ -208,17 +208,3 @@ def _still_open(child: Child) -> Condition:
 def told(share: Share) -> dict[str, int]:
     """As records and answers have it."""
     return {name: amount for name, amount in asdict(share).items() if amount}
-
-
-def used_by(s: RunState, iterations: int) -> Share:
-    """All that a run has used, with its own children. `iterations`: those that it completed."""
-    own = Share(
-        iterations=iterations,
-        tokens=s.usage.tokens,
-        cost_micros=s.usage.cost_micros,
-        tool_calls=s.usage.tool_calls,
-        effects=s.usage.effects,
-        egress_bytes=s.usage.egress_bytes,
-        human_approvals=s.usage.human_approvals,
-    )
-    return own.plus(s.given_away)

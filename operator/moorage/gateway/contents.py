@@ -86,7 +86,8 @@ async def _both(*work: Awaitable[Any]) -> None:
 
 
 def replayable(facts: Facts) -> set[str]:
-    """The SHA-256 of all that a recovery of this run may ask for."""
-    questions = [*facts.asked.values(), *(answer.question for answer in facts.answers.values())]
-    refs = [*(question.content for question in questions), *(answer.content for answer in facts.answers.values())]
+    """The SHA-256 of all that a recovery of this run, or the next run of its session, may ask for."""
+    answers = [*facts.answers.values(), *([facts.last] if facts.last else [])]
+    questions = [*facts.asked.values(), *(answer.question for answer in answers)]
+    refs = [*(question.content for question in questions), *(answer.content for answer in answers)]
     return {ref.sha256 for ref in refs if ref is not None}

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Collection
 
-from moorage.api.wire import ResolvedParent
+from moorage.api.wire import ResolvedOrigin, ResolvedParent
+from moorage.core.run.sessions import Ending, ending
 from moorage.gateway.errors import UpstreamRefused
 from moorage.gateway.ledger import Ledger
 from moorage.gateway.mirroring import RunRefs, base_of, fixed_base, mirror_key, there
 from moorage.gateway.reduced import Run
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.mirror import MirrorKey, Mirrors
+
+
+def _ending(elder: Run) -> Ending | None:
+    return ending(elder.state, fixed_base(elder), elder.facts.resume)
 
 
 class EldersFirst:
@@ -30,7 +35,39 @@ class EldersFirst:
             fixed = fixed_base(run)
             if fixed is not None and not run.now.row.sealed and not await there(self._mirrors, run, fixed):
                 await self.beginning(run, above)
+        if (before := run.spec.origin) is not None:
+            await self._after(run, before)
         await self.inner.current(run)
+
+    async def _after(self, run: Run, before: ResolvedOrigin) -> None:
+        """Until the run itself keeps what it began at, and where this mirror has lost that."""
+        began = [each for each in (fixed_base(run), run.facts.resume) if each is not None]
+        lacking = not began or not all([await there(self._mirrors, run, each) for each in began])
+        elder = await self._ledger.open(before.uid)
+        if lacking and not elder.now.row.sealed and not run.now.row.sealed:
+            await self.current(elder)
+            await self._checkpoint(run, elder)
+
+    async def next_after(self, run: Run, before: ResolvedOrigin) -> tuple[str, str | None] | None:
+        """The commit that the run's result is compared with, and the checkpoint that it begins at; None where the run
+        before it had no worktree. Raise UpstreamRefused, WorkspaceError.
+        """
+        elder = await self._ledger.open(before.uid)
+        found = _ending(elder)
+        if found is None:
+            return None
+        for commit in (found.base, *([found.point] if found.point else [])):
+            if not await there(self._mirrors, run, commit):
+                why = f"the commit {commit} of AgentRun {before.name}, with which it goes on, isn't kept any more"
+                raise UpstreamRefused(why, reason="GitRefNotFound")
+        return found.base, await self._checkpoint(run, elder)
+
+    async def _checkpoint(self, run: Run, elder: Run) -> str | None:
+        """Made where the elder has delivered: its last checkpoint is of its work before that."""
+        found = _ending(elder)
+        if found is None or found.point is None or not found.delivered:
+            return found.point if found else None
+        return await self._mirrors.go_on(mirror_key(run), found.point, found.base, elder.spec.name)
 
     async def beginning(self, run: Run, above: ResolvedParent) -> str:
         """The commit that a child starts from, made where it isn't there yet. Raise UpstreamRefused, WorkspaceError."""

@@ -20,7 +20,7 @@ from moorage.core.models.prices import Reserve
 from moorage.core.run.reducing.usage import add_usage
 from moorage.core.run.state import Usage
 
-FACTS_VERSION = 6
+FACTS_VERSION = 7
 """Rises when `fold` makes something else of the same records: snapshots of older facts are ignored then."""
 KEPT_ANSWERS = 256
 KEPT_DAYS = 62
@@ -106,6 +106,8 @@ class Facts:
     senders: tuple[Sender, ...] = ()  # of effects that aren't closed
     failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
+    resume: str | None = None  # the checkpoint of another run of its session that attempts begin at (O2)
+    last: ModelAnswer | None = None  # what was asked and answered last in an iteration, for who goes on with it (O2)
     into: str | None = None  # the branch that the last pull request was meant for
     days: Mapping[int, Usage] = field(default_factory=lambda: MappingProxyType({}))  # B3: what models took
     tools: tuple[str, ...] = ()  # calls of this iteration that were asked for and have no result yet
@@ -157,7 +159,7 @@ def _tool_response(f: Facts, r: Record, _p: Mapping[str, Any]) -> Facts:
 
 
 def _base_fixed(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
-    return f if f.base else replace(f, base=p["base"])
+    return f if f.base else replace(f, base=p["base"], resume=p.get("resume"))
 
 
 def _sent_by(f: Facts, p: Mapping[str, Any]) -> Facts:
@@ -239,7 +241,8 @@ def _model_response(f: Facts, r: Record, p: Mapping[str, Any]) -> Facts:
         return replace(f, asked=asked)
     kind = p.get("content_type", "application/json")
     answer = ModelAnswer(question, content, p["status"], kind, request_id, (question.epoch,))
-    return replace(f, asked=asked, answers=_newest({**f.answers, question.bytes_hash: answer}))
+    last = answer if question.turn is not None and question.content is not None else f.last
+    return replace(f, asked=asked, answers=_newest({**f.answers, question.bytes_hash: answer}), last=last)
 
 
 def _had_again(f: Facts, request_id: str, epoch: int) -> Facts:

@@ -57,7 +57,7 @@ from moorage.store.errors import (
     VersionConflict,
 )
 from moorage.store.peers import Peers
-from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution
+from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution, Session
 from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
@@ -226,16 +226,22 @@ class Ledger:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: ResolvedRun, fence: FenceRequest | None = None, content: BlobRef | None = None) -> Run:
+    async def admit(
+        self,
+        spec: ResolvedRun,
+        fence: FenceRequest | None = None,
+        content: BlobRef | None = None,
+        beside: Sequence[Draft] = (),
+    ) -> Run:
         """Make a run known, once (O6), and raise the fence of its first attempt with it.
 
-        `content` is what `keep_spec` answered. Raise SpecConflict where the uid came with another spec before, Fenced
-        where that epoch is over.
+        `content` is what `keep_spec` answered; `beside` follows the record of the admission. Raise SpecConflict where
+        the uid came with another spec before, Fenced where that epoch is over.
         """
         reached(Point.ADMIT_BEFORE)
         content = content or await self.keep_spec(spec)
         reached(Point.ADMIT_WITHIN)
-        run = await self._begin(spec, fence, content)
+        run = await self._begin(spec, fence, content, beside)
         if run is None:  # it had begun before
             run = await self.open(spec.uid)
             if fence is not None:
@@ -243,10 +249,13 @@ class Ledger:
         reached(Point.ADMIT_AFTER)
         return run
 
-    async def _begin(self, spec: ResolvedRun, fence: FenceRequest | None, content: BlobRef) -> Run | None:
+    async def _begin(
+        self, spec: ResolvedRun, fence: FenceRequest | None, content: BlobRef, beside: Sequence[Draft]
+    ) -> Run | None:
         """One durable step. None where the run's journal has begun already."""
         new = _execution(spec, self._clock.now_ms())
-        drafts = [self.observed(RecordType.RUN_ADMITTED, {"spec_hash": new.spec_hash}, attachments={"spec": content})]
+        told = {"spec_hash": new.spec_hash}
+        drafts = [self.observed(RecordType.RUN_ADMITTED, told, attachments={"spec": content}), *beside]
         if fence is not None:
             drafts.append(self._raised(fence))
         run, trial = Run(spec.uid, spec), Trial(RunState(), Facts())
@@ -262,6 +271,10 @@ class Ledger:
             await self._advance(run, result, trial)
         self._touch(run)
         return run
+
+    async def join(self, spec: ResolvedRun, session: Session) -> None:
+        """O7: have a run known as the next one of its session, in one step. Raise VersionConflict, SpecConflict."""
+        await self.store.persist(_execution(spec, self._clock.now_ms()), session)
 
     async def keep_spec(self, spec: ResolvedRun) -> BlobRef:
         """Make a run's spec durable: its first record will name it (J8)."""

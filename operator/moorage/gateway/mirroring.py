@@ -38,6 +38,7 @@ from moorage.workspace.staging import Staged
 
 BASE_PIN = "base"
 PROPOSAL_PIN = "proposal"
+ORIGIN_PIN = "origin"
 WHOLE_EVERY = 32  # pushes; so many packs at most are brought from the blob store to catch up
 RETRIES = 32  # others push to the run, each time: one of them gets on, and a run has few who push
 TROUBLE_S = 60.0  # who is told to ask again does so within seconds; later it says nothing of how things are

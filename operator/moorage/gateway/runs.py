@@ -36,6 +36,7 @@ from moorage.gateway.questions import Questions
 from moorage.gateway.records import OPERATOR_SAYS, bounded, operator_drafts, refuse_foreign
 from moorage.gateway.registration import let_in, let_in_journaled
 from moorage.gateway.roll import Roll, all_rows
+from moorage.gateway.sessions import Sessions
 from moorage.points import Point, reached
 from moorage.store import errors as store_errors
 from moorage.store.port import Execution, ExecutionStatus, Pod
@@ -51,6 +52,7 @@ class RunsRoom:
         self._ledger = gate.ledger
         self._limit = gate.deps.settings.max_body_bytes
         self._delivery, self._shares = delivery, Shares(gate, questions)
+        self._sessions = Sessions(gate, questions)
         self._roll = Roll(gate.deps.store)
 
     def routes(self) -> list[BaseRoute]:
@@ -60,6 +62,7 @@ class RunsRoom:
             Route("/v1/runs", self.index, methods=["GET"], name="runs"),
             Route(run, self.admit, methods=["PUT"], name="admit"),
             Route(f"{run}/as-child", self.admit, methods=["PUT"], name="admit-child"),  # R8: who lacks it refuses
+            Route(f"{run}/as-next", self.admit, methods=["PUT"], name="admit-next"),  # likewise
             Route(run, self.look, methods=["GET"], name="run"),
             Route(f"{run}/fence", self.fence, methods=["POST"], name="fence"),
             Route(f"{run}/pods", self.register, methods=["POST"], name="pods"),
@@ -79,7 +82,7 @@ class RunsRoom:
             raise Invalid("uid: the path and the body name different runs")
         spec = body.run
         content = None if await self._known(spec.uid) else await self._welcome(spec)
-        return await self._view(await self._ledger.admit(spec, body.fence, content))
+        return await self._view(await self._ledger.admit(spec, body.fence, content, await self._sessions.join(spec)))
 
     async def _welcome(self, spec: ResolvedRun) -> BlobRef:
         """A new run that can be worked on, and that its parent has something left for."""
@@ -194,6 +197,7 @@ class RunsRoom:
         async with run.preparing:  # what is still being fetched for it would be pinned afterwards
             refs = await self._gate.refs.drop(run)
         await self._questions.settle(run)
+        await self._sessions.closing(run)
         await self._ledger.seal(run, "released")
         self._gate.heartbeats.forget(run.uid)
         return answer(Released(refs=refs))

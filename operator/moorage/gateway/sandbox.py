@@ -21,9 +21,9 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.budget import Budget
 from moorage.api.commands import ConsentRequest
 from moorage.api.wire import Reported, ReportedRecord, ReportRequest, Role
-from moorage.api.work import CheckpointReport, Heartbeat, ResultReport, VerificationReport
+from moorage.api.work import CheckpointReport, Conversation, Heartbeat, ResultReport, VerificationReport
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
-from moorage.gateway.assignment import Assignments, refuse_idle
+from moorage.gateway.assignment import Assignments, continues, elder_of, refuse_idle
 from moorage.gateway.bases import Bases
 from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import Asking, Exhausted, of_calls
@@ -62,6 +62,7 @@ class SandboxRoom:
         return [
             Route("/v1/self", self.assignment, methods=["GET"], name="self"),
             Route("/v1/self/decision", self.decision, methods=["GET"], name="decision"),
+            Route("/v1/self/conversation", self.conversation, methods=["GET"], name="conversation"),
             Route("/v1/self/records", self.records, methods=["POST"], name="records"),
             Route("/v1/self/heartbeat", self.heartbeat, methods=["POST"], name="heartbeat"),
             Route("/v1/self/orders", self.orders, methods=["GET"], name="orders"),
@@ -88,6 +89,20 @@ class SandboxRoom:
         except ContentLost:
             raise NothingRecorded("the decision that is left is kept no more") from None
         return Response(content, media_type=JSON)
+
+    async def conversation(self, request: Request) -> Response:
+        """GET Conversation: what the model of the run before was asked last, and its answer."""
+        caller = await self._gate.sandbox(request, "conversation", Role.RUNNER)
+        elder = await elder_of(self._gate.ledger, caller.run) if continues(caller.run) else None
+        last = elder.facts.last if elder is not None else None
+        if last is None or last.question.content is None:
+            raise NothingRecorded("no conversation goes on here")
+        try:
+            asked = await self._gate.contents.read(caller.run.tenant, last.question.content)
+            said = await self._gate.contents.read(caller.run.tenant, last.content)
+        except ContentLost:
+            raise NothingRecorded("the conversation is kept no more") from None
+        return answer(Conversation(request=asked.decode(), answer=said.decode("utf-8", "replace")))
 
     async def records(self, request: Request) -> Response:
         """POST ReportRequest: facts that a sandbox tells (J1: reported)."""

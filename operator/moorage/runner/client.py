@@ -19,7 +19,15 @@ from moorage.api.children import ChildAnswer, ChildList, SpawnRequest
 from moorage.api.commands import ConsentAnswer, ConsentRequest, WaitingMessages
 from moorage.api.wire import ErrorBody, Reported, ReportRequest
 from moorage.api.wirebase import Wire
-from moorage.api.work import Assignment, CheckpointReport, Heartbeat, Orders, ResultReport, VerificationReport
+from moorage.api.work import (
+    Assignment,
+    CheckpointReport,
+    Conversation,
+    Heartbeat,
+    Orders,
+    ResultReport,
+    VerificationReport,
+)
 from moorage.runner.exchange import Answer, NoAnswer, request
 from moorage.workspace.errors import BeingFetched, NetworkUnreachable, TimedOut
 
@@ -84,6 +92,10 @@ class GatewayClient:
     async def decision(self) -> bytes:
         """The model request, as it was sent, whose recorded answer this attempt begins with."""
         return await self.patiently(lambda: self._answer("GET", "/v1/self/decision"))
+
+    async def conversation(self) -> Conversation:
+        """What the model of the run before, with whose work this one goes on, was asked last and has answered."""
+        return await self._call(Conversation, "GET", "/v1/self/conversation")
 
     async def records(self, report: ReportRequest) -> Reported:
         """Append facts."""

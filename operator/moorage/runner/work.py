@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from moorage.api.work import Assignment, Orders, ResultReport
 from moorage.core.continuation.chain import NO_PROGRESS
-from moorage.drivers.port import Driver, Guarantees, Outcome, Recorded, State, Task
+from moorage.drivers.port import Driver, Guarantees, Outcome, Past, Recorded, State, Task
 from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
@@ -235,7 +235,10 @@ class Work:
         except UnknownDriver as error:
             return Outcome("failed", "UnknownDriver", str(error))
         await self.reporter.emit("AGENT_STARTED", {"driver": driver.name})
-        task = self._task(worktree, paths, await self._recorded())
+        task = replace(
+            self._task(worktree, paths, await self._recorded()),
+            past=await self._past() if driver.guarantees.recalls else None,
+        )
         work = asyncio.create_task(_driven(driver, task, host))
         try:
             await _first(work, watch.pausing, watch.stopped, self.terminated)
@@ -290,6 +293,18 @@ class Work:
         except GatewayError:
             return None
 
+    async def _past(self) -> Past | None:
+        """O2: the conversation of the run before. Where its words were erased, the handoff has to do."""
+        if not self.assignment.conversation:
+            return None
+        try:
+            told = await self.client.conversation()
+            return Past(json.loads(told.request), told.answer.encode())
+        except Fenced:
+            raise
+        except (GatewayError, ValueError):
+            return None
+
     def _task(self, worktree: RunWorktree, paths: AgentPaths, recorded: Recorded | None) -> Task:
         a = self.assignment
         return Task(
@@ -309,6 +324,7 @@ class Work:
             iterations_used=iterations_used(a),
             recorded=recorded,
             judged=bool(a.acceptance),
+            continues=a.continues,
         )
 
     async def _obey(self, worktree: RunWorktree, outcome: Outcome, stop: Orders | None) -> None:

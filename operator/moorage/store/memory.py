@@ -54,9 +54,11 @@ class MemoryStore:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._cursor = 0
 
-    async def persist(self, new: NewExecution) -> Execution:
+    async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
         """See the port."""
         run = self._found_or_new(new)
+        if session is not None and new.identity.run_uid not in self._runs:
+            await self.update_session(session, session.version)
         return self._runs.setdefault(run.row.run_uid, run).row
 
     async def admit(

@@ -157,7 +157,12 @@ class KeptPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """O7: the work object that outlives runs. `lineage` names the runs in it, oldest first; `end` is its end record."""
+    """O7: the work object that outlives runs. `lineage` names the runs in it, oldest first; `end` is its end record.
+
+    The row of a run that no other one has gone on with isn't there: all that it would say is in the run's journal.
+    `state`: `active` while the last run of the lineage may go on, `idle` once that was let go of. `budget`: what all
+    runs have used before the last one or, idle, with it (B3); see moorage.core.run.sessions.
+    """
 
     tenant: str
     session_id: str
@@ -174,8 +179,13 @@ class Session:
 class DurableExecutionStore(Protocol):
     """Where runs, their journals and their sessions are kept. Errors are those of `moorage.store.errors`."""
 
-    async def persist(self, new: NewExecution) -> Execution:
-        """Make a run durable. The same run with the same spec hash is the same run; another spec is SpecConflict."""
+    async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
+        """Make a run durable. The same run with the same spec hash is the same run; another spec is SpecConflict.
+
+        With `session`, a new run joins it in the same step (O7): the session is written as it is given, over the
+        version that it names. For a run that is there already it isn't touched. Raise VersionConflict, UnknownSession;
+        the run isn't there then.
+        """
 
     async def admit(
         self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None

@@ -66,10 +66,14 @@ class PostgresStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def persist(self, new: NewExecution) -> Execution:
+    async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
         """See the port."""
 
         async def work(db: Db) -> Execution:
+            if session is not None:
+                current = await _session(db, session.tenant, session.session_id, lock=True)
+                if await sql.find_execution(db, new.identity.run_uid) is None:
+                    await sql.put_session(db, appending.plan_session(current, session, session.version))
             return (await _persisted(db, new))[1]
 
         return await self._writer.transaction(work)

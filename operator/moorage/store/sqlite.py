@@ -55,9 +55,15 @@ class SqliteStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def persist(self, new: NewExecution) -> Execution:
+    async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
         """See the port."""
-        return await self._writes.run(lambda: self._persisted(new)[1])
+
+        def work() -> Execution:
+            if session is not None and sqlite_rows.find_execution(self._db, new.identity.run_uid) is None:
+                self._joined(session, session.version)
+            return self._persisted(new)[1]
+
+        return await self._writes.run(work)
 
     async def admit(
         self, new: NewExecution, epoch: int | None, drafts: Sequence[Draft], *, guard: Guard | None = None
@@ -280,14 +286,7 @@ class SqliteStore:
 
     async def update_session(self, session: Session, expected_version: int) -> Session:
         """See the port."""
-
-        def work() -> Session:
-            current = self._session(session.tenant, session.session_id)
-            after = appending.plan_session(current, session, expected_version)
-            sqlite_rows.put_session(self._db, after)
-            return after
-
-        return await self._writes.run(work)
+        return await self._writes.run(lambda: self._joined(session, expected_version))
 
     async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
         """See the port."""
@@ -329,6 +328,12 @@ class SqliteStore:
 
     def _run(self, run_uid: str) -> int:
         return sqlite_rows.get_execution(self._db, run_uid)[0]
+
+    def _joined(self, session: Session, expected_version: int) -> Session:
+        current = self._session(session.tenant, session.session_id)
+        after = appending.plan_session(current, session, expected_version)
+        sqlite_rows.put_session(self._db, after)
+        return after
 
     def _session(self, tenant: str, session_id: str) -> Session:
         if (session := sqlite_rows.find_session(self._db, tenant, session_id)) is None:

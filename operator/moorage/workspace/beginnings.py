@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorage.workspace.git import Git
 from moorage.workspace.refs import UPSTREAM
-from moorage.workspace.statefiles import TITLE
+from moorage.workspace.statefiles import TITLE, recorded_state, trailer
 
 _IDENTITY = {
     f"GIT_{who}_{what}": value
@@ -33,6 +33,20 @@ async def begun(git: Git, point: str, base: str, run: str) -> str:
         return base
     at = await git.text("log", "-1", "--no-show-signature", "--format=%ct", "--end-of-options", point)
     return await _made(git, tree, (base,), f"The work of run {run} so far", at)
+
+
+async def gone_on(git: Git, point: str, base: str, run: str) -> str | None:
+    """O2: a checkpoint for another run to begin at: `base`, which holds all that `run` did, with the conversation of
+    that run's checkpoint `point`; None where that has none. Raises RefMissing.
+    """
+    raw = await git.run("cat-file", "commit", point)
+    state = recorded_state(raw.stdout)
+    if state is None:
+        return None
+    tree = await git.text("rev-parse", "--verify", "--end-of-options", f"{base}^{{tree}}")
+    at = await git.text("log", "-1", "--no-show-signature", "--format=%ct", "--end-of-options", point)
+    message = f"Where run {run} ended\n\nMoorage-Head: {base}\n{trailer(state)}"
+    return await _made(git, tree, (base, state), message, at)
 
 
 async def _made(git: Git, tree: str, parents: tuple[str, ...], message: str, at: str) -> str:

@@ -142,6 +142,13 @@ class Mirrors:
         async with self._beside(key) as git:
             return await beginnings.begun(git, point, base, run)
 
+    async def go_on(self, key: MirrorKey, point: str, base: str, run: str) -> str | None:
+        """O2: the checkpoint for a run to begin at that goes on with that one, whose work `base` holds and whose
+        conversation its checkpoint `point`; None where there was none. Raises RefMissing.
+        """
+        async with self._beside(key) as git:
+            return await beginnings.gone_on(git, point, base, run)
+
     async def resolve(self, key: MirrorKey, ref: str | None) -> str:
         """The commit of an upstream branch or tag, a full commit id, or the default branch. Raises RefMissing."""
         return await _resolve(self._git(key), ref)

@@ -11,11 +11,12 @@ from moorage.core.run.state import RunState
 
 
 def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int]) -> Context:
-    """What the state says was used, with what was given to its children (B3). `iterations`: complete ones, of which it
+    """What the state says was used, with what was given to its children, and what the runs before it in its session
+    have used (B3). `iterations`: complete ones, of which it
     knows only the last number. A question that waits has been put to somebody, and may be answered at any moment: it
     counts as one that was.
     """
-    given, waiting = s.given_away, sum(each.pending for each in s.consents)
+    given, waiting = s.given_away.plus(s.carried), sum(each.pending for each in s.consents)
     return Context(
         iterations=iterations + given.iterations,
         tokens=s.usage.tokens + given.tokens,
@@ -40,6 +41,8 @@ def with_agent(context: Context, spec: ResolvedRun) -> Context:
 
 
 def lived_ms(s: RunState, now: int) -> int:
-    """What counts against wallClock: the time since admission, without that in which the run was paused."""
+    """What counts against wallClock: the time since admission, without that in which the run was paused; and as much of
+    the runs before it in its session.
+    """
     until = now if s.idle_since is None else s.idle_since
-    return max(0, until - s.admitted_at - s.idle_ms) if s.admitted_at is not None else 0
+    return s.carried_ms + (max(0, until - s.admitted_at - s.idle_ms) if s.admitted_at is not None else 0)

@@ -22,6 +22,7 @@ class RecordType(StrEnum):
     """J9: every type that this version writes."""
 
     RUN_ADMITTED = "RUN_ADMITTED"
+    SESSION_JOINED = "SESSION_JOINED"
     EPOCH_RAISED = "EPOCH_RAISED"
     POD_REGISTERED = "POD_REGISTERED"
     SANDBOX_PLACED = "SANDBOX_PLACED"

@@ -18,6 +18,7 @@ from moorage.core.journal.errors import Malformed
 from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.record import Record, RecordType, Stored, decode
 from moorage.core.recovery.kin import FearedChildren
+from moorage.core.run.account import account_of
 
 KEPT_EFFECTS = 64
 """Effects that are named one by one: a payload has 64 KiB, and an effect some hundred bytes."""
@@ -49,6 +50,7 @@ class Survey:
         self._usage = dict.fromkeys((*_USAGE, "model_requests", "tool_calls", "model_retries"), 0)
         self._effects: dict[str, dict[str, Any]] = {}
         self._children = FearedChildren()
+        self._account: dict[str, int] = {}
         self.good = EMPTY
         self.broken: Broken | None = None
 
@@ -101,6 +103,7 @@ class Survey:
             "usage": {name: value for name, value in self._usage.items() if value},
             "effects": self._feared(),
             **self._children.told(self._lost),
+            **({"account": self._account} if self._account else {}),
         }
 
     def drop(self, stored: Stored) -> None:
@@ -118,6 +121,8 @@ class Survey:
         self._turn = max(self._turn, record.turn or 0)
         self._children.remember(record)
         match record.type:
+            case RecordType.SESSION_JOINED:
+                self._account = account_of(said["account"]).told()
             case RecordType.MODEL_REQUEST:
                 self._usage["model_retries" if "retry_of" in said else "model_requests"] += 1
             case RecordType.MODEL_RESPONSE if not said.get("replayed"):

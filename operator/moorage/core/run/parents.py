@@ -33,7 +33,8 @@ DISPENSABLE: tuple[Dimension, ...] = (EFFECTS, EGRESS, HUMAN_APPROVALS)
 class Parent:
     """A run that another one names as its parent, as the gateway knows it.
 
-    `spec` has the limits that are in force; `reserved` is what its requests under way may come to.
+    `spec` has the limits that are in force; `reserved` is what its requests under way may come to. `released`: its refs
+    are gone.
     """
 
     spec: ResolvedRun
@@ -41,6 +42,7 @@ class Parent:
     created_at: int
     iterations: int
     reserved: Share = field(default_factory=Share)
+    released: bool = False
 
     def context(self) -> Context:
         """What it has used and given away, and may still use for what is under way."""
@@ -145,6 +147,7 @@ def dividing(limits: ResolvedLimits, approvals: Sequence[ResolvedApproval], s: R
     most, hard = spendable(approvals, s.consents, s.committed_micros), limits.cost_hard_micros
     if most is None:
         return limits
+    most += s.carried.cost_micros  # which the run's own steps don't count, and its limits do
     return limits.model_copy(update={"cost_hard_micros": most if hard is None else min(most, hard)})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from moorage.core.approvals import reducing as approvals
 from moorage.core.commands import reducing as commands
 from moorage.core.journal.record import Record, RecordType
-from moorage.core.run import children, pauses
+from moorage.core.run import children, pauses, sessions
 from moorage.core.run.changes import NOTHING, Changes, Handler
 from moorage.core.run.phases import TERMINAL, IllegalMove, RunPhase
 from moorage.core.run.reducing import attempts, constraints, effects, ends, repairs, results, usage
@@ -87,6 +87,7 @@ def _approval_decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
 
 HANDLERS: dict[str, Handler] = {
     RecordType.RUN_ADMITTED.value: attempts.admitted,
+    RecordType.SESSION_JOINED.value: sessions.joined,
     RecordType.EPOCH_RAISED.value: attempts.epoch_raised,
     RecordType.POD_REGISTERED.value: attempts.pod_registered,
     RecordType.SANDBOX_PLACED.value: attempts.placed,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.api.agentrun import AgentRun
+from moorage.api.budget import ResolvedLimits
 from moorage.api.parse import InvalidSpec, parse_agent_run
 from moorage.api.wire import (
     ResolvedAgent,
@@ -31,6 +32,7 @@ from moorage.core.run.resolving.limits import demand_answerable, demand_prices, 
 from moorage.core.run.resolving.references import Broken, Defaults, Placement, References, Unresolved
 from moorage.core.run.resolving.sandboxes import demand_runtime_class, resolved_sandbox
 from moorage.core.run.resolving.workspaces import resolved_delivery, resolved_workspace, volume_size
+from moorage.core.run.sessions import next_of
 from moorage.core.run.state import RunState
 from moorage.core.run.unseen import limit_missing
 
@@ -53,7 +55,7 @@ def read_run(body: Mapping[str, Any], placement: Placement = "cluster") -> Agent
 def resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun | Problem:
     """Follow everything, or say what is missing."""
     try:
-        found = _as_child(_resolve(run, refs, defaults), run, refs)
+        found = _as_next(_as_child(_resolve(run, refs, defaults), run, refs), run, refs)
     except Unresolved as error:
         return error.problem
     return found if isinstance(found, Problem) else _with_children(found)
@@ -68,6 +70,25 @@ def _as_child(alone: ResolvedRun, run: AgentRun, refs: References) -> ResolvedRu
     if isinstance(found, ResolvedRun) and found.delivery is not None:
         demand_answerable(found.limits, found.approvals)
     return found
+
+
+def _as_next(alone: ResolvedRun | Problem, run: AgentRun, refs: References) -> ResolvedRun | Problem:
+    """With the limits of its session, which are what it may use."""
+    ref = run.spec.continue_from
+    if ref is None or isinstance(alone, Problem):
+        return alone
+    if isinstance(refs.origin, Broken):
+        raise Unresolved("ContinuedUnreadable", f"AgentRun {ref.name} can't be gone on with: {refs.origin.message}")
+    found = next_of(alone, limits(run.spec.constraints, None), ref, refs.origin)
+    if isinstance(found, ResolvedRun) and found.agent.model is not None and _priced(found.limits):
+        demand_prices(found.agent.model)
+    if isinstance(found, ResolvedRun) and found.delivery is not None:
+        demand_answerable(found.limits, found.approvals)
+    return found
+
+
+def _priced(found: ResolvedLimits) -> bool:
+    return found.cost_soft_micros is not None or found.cost_hard_micros is not None
 
 
 def _with_children(found: ResolvedRun) -> ResolvedRun | Problem:
@@ -133,16 +154,14 @@ def _rounds(run: AgentRun, driver: str) -> int:
 def _refuse_unsupported(run: AgentRun, placement: Placement) -> None:
     """Fields that exist already and would be silently without effect."""
     spec = run.spec
-    asked = {
-        "continueFrom": spec.continue_from is not None,
-    }
-    for field, used in asked.items():
-        if used:
-            raise Unresolved(
-                "NotSupported", f"spec.{field} isn't supported by this version: leave it out", stalled=True
-            )
     if spec.parent_ref is not None and placement == "local":
         why = "spec.parentRef: a local run has no children in this version; leave it out, or run it in a cluster"
+        raise Unresolved("NotSupported", why, stalled=True)
+    if spec.continue_from is not None and placement == "local":
+        why = "spec.continueFrom: a local run goes on with no other one in this version; leave it out, or run it in a"
+        raise Unresolved("NotSupported", f"{why} cluster", stalled=True)
+    if spec.continue_from is not None and spec.parent_ref is not None:
+        why = "spec.continueFrom and spec.parentRef: a run has its session's budget or its parent's; leave one out"
         raise Unresolved("NotSupported", why, stalled=True)
 
 

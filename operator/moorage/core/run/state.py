@@ -353,6 +353,8 @@ class RunState:
     children_used: Share = field(default_factory=Share)  # by all that ended
     children_asked: int = 0  # for by its agent, in all
     children_ending: bool = False  # X2: they are to end before this run does, and no others begin
+    carried: Share = field(default_factory=Share)  # B3: what the runs of its session before it have used
+    carried_ms: int = 0  # likewise, of wallClock
 
     @property
     def pausing(self) -> bool:

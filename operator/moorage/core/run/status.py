@@ -8,6 +8,7 @@ first write an object says what the definition's default says: Pending (see moor
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
 from moorage.api.meta import Condition, format_time, kstatus, set_conditions
 from moorage.api.quantity import dollars
@@ -19,6 +20,7 @@ from moorage.api.runstatus import (
     QueueStatus,
     RunResult,
     RunWorkspaceStatus,
+    SessionStatus,
 )
 from moorage.api.runstatus import Usage as UsageStatus
 from moorage.api.wire import Role
@@ -27,6 +29,7 @@ from moorage.core.run.conditions import conditions
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import PauseReason, RunState, Usage
+from moorage.core.run.usage import used_by
 
 PROGRESS_MS = 10_000  # progress alone is written at most this often
 SETTLE_MS = 2_000  # what may still change by itself is held this long
@@ -112,6 +115,7 @@ def _with_journal(status: AgentRunStatus, previous: AgentRunStatus, o: Observed,
             "epoch": s.epoch or None,
             "iteration": s.iteration,
             "usage": usage(s.usage, s.disk_bytes),
+            "session": _session(o, s) or previous.session,
             "journal": JournalStatus(offset=s.offset, hash=s.head, signature=o.signature),
             "workspace": workspace if workspace != RunWorkspaceStatus() else None,
             "result": _result(s),
@@ -123,6 +127,15 @@ def _with_journal(status: AgentRunStatus, previous: AgentRunStatus, o: Observed,
             "finished_at": format_time(s.end.at) if s.end else None,
         }
     )
+
+
+def _session(o: Observed, s: RunState) -> SessionStatus | None:
+    """B3: what its limits are held against."""
+    spec = o.spec
+    if spec is None or spec.origin is None:
+        return None
+    used = s.carried.plus(used_by(s, o.iterations or 0))
+    return SessionStatus(id=spec.session_id, continues=spec.origin.name, cost=dollars(used.cost_micros), **asdict(used))
 
 
 def _placement(previous: AgentRunStatus, o: Observed, s: RunState) -> PlacementStatus | None:

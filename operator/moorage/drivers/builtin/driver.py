@@ -12,6 +12,7 @@ context is made smaller before the next request (N5).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from moorage.core.continuation.chain import (
 )
 from moorage.core.continuation.decisions import CompactAndRetry, Decision, Escalate, Nudge, Pass, Terminate
 from moorage.drivers.builtin import prompt, relatives
-from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call
+from moorage.drivers.builtin.answer import DECLINED, NO_ROOM, Answer, Call, Malformed
 from moorage.drivers.builtin.context import Compaction
 from moorage.drivers.builtin.conversation import Conversation
 from moorage.drivers.builtin.messages import MessagesConversation
@@ -60,6 +61,7 @@ class BuiltinDriver:
         follow_up=True,
         native_continuation=True,
         pauses=True,
+        recalls=True,
     )
 
     def __init__(self, retries: Retries | None = None) -> None:
@@ -150,7 +152,7 @@ class _Loop:
         """The opening, or what is recorded of the iteration that was cut off; an Outcome where that was the last."""
         recorded = self.task.recorded
         if recorded is None:
-            self.talk.say(prompt.opening(self.task))
+            self._open()
             return None
         self.talk.resume(recorded.request)
         if NO_TOOLS in recorded.request:
@@ -159,6 +161,19 @@ class _Loop:
         if ended is None:
             self.talk.say(prompt.resumed(self.task.handoff or ""))
         return ended
+
+    def _open(self) -> None:
+        """A conversation of its own, or another run's, as far as that had been acted on (O2)."""
+        past = self.task.past
+        if past is None:
+            self.talk.say(prompt.opening(self.task))
+            return
+        self.talk.resume(past.request)
+        with contextlib.suppress(Malformed):
+            said = self.talk.read(past.answer)
+            if not said.calls and not said.empty:
+                self.talk.heard(said)
+        self.talk.say(prompt.continued(self.task))
 
     async def _next(self, iteration: int) -> Outcome | None:
         """One iteration: a decision, or the summary that makes room for one."""

@@ -34,6 +34,11 @@ def opening(task: Task) -> str:
     return f"{task.goal}\n\n<handoff>\n{task.handoff}\n</handoff>\nLook at the worktree first, then go on from there."
 
 
+def continued(task: Task) -> str:
+    """O2: what another run's conversation goes on with."""
+    return f"{task.goal}\n\n<handoff>\n{task.handoff}\n</handoff>" if task.handoff else task.goal
+
+
 def resumed(handoff: str) -> str:
     """What follows the results of a decision that an earlier attempt was given and didn't live to finish."""
     told = f"<handoff>\n{handoff}\n</handoff>\n" if handoff else ""

@@ -8,6 +8,7 @@ from typing import Any
 from moorage.core.effects.levels import level_of
 from moorage.core.journal.record import Record
 from moorage.core.run import pauses
+from moorage.core.run.account import account_of
 from moorage.core.run.changes import Changes
 from moorage.core.run.family import Child, ChildStatus, share_of
 from moorage.core.run.phases import LIVE, TERMINAL, RunPhase, move
@@ -36,6 +37,9 @@ def repaired(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         "children_used": s.children_used.plus(share_of(p.get("children_used", {}))),
         "children_asked": s.children_asked + p.get("children_asked", 0),
     }
+    if "account" in p:
+        account = account_of(p["account"])
+        doubts |= {"carried": account.used, "carried_ms": account.wall_ms}
     if s.phase in TERMINAL:
         return doubts
     if p["status"] in ENDED:

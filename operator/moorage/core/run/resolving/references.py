@@ -25,15 +25,16 @@ class Broken:
 class References:
     """What the run's references led to: None where nothing was found, or nothing is named.
 
-    parent: the run that spec.parentRef names. goal: text of the ConfigMap's key. runtime_classes: None where they may
-    not be listed (namespaced mode); then the pod's admission decides. drivers: those that the installed runner knows;
-    constraints: entry points of the gateway.
+    parent: the run that spec.parentRef names; origin: the one that spec.continueFrom names. goal: text of the
+    ConfigMap's key. runtime_classes: None where they may not be listed (namespaced mode); then the pod's admission
+    decides. drivers: those that the installed runner knows; constraints: entry points of the gateway.
     """
 
     workspace: Workspace | Broken | None = None
     agent: Agent | Broken | None = None
     provider: ModelProvider | Broken | None = None
     parent: Parent | None = None
+    origin: Parent | Broken | None = None
     goal: str | None = None
     runtime_classes: frozenset[str] | None = None
     drivers: frozenset[str] = frozenset()
