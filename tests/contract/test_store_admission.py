@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 from moorage.core.journal.errors import InvalidDraft, JournalError
 from moorage.core.journal.record import Assurance, Draft, Record, RecordType, RunIdentity, Source
-from moorage.store.errors import Fenced, SpecConflict, UnknownRun
-from moorage.store.port import DurableExecutionStore, NewExecution
+from moorage.store.errors import Fenced, SpecConflict, UnknownRun, UnknownSession, VersionConflict
+from moorage.store.port import DurableExecutionStore, NewExecution, Session
 from moorage.store.reading import verify_stored
 
 IDENTITY = RunIdentity(tenant="team-a", run_uid="run-1", session_id="s", workspace="web")
@@ -94,3 +95,52 @@ async def test_what_is_refused_leaves_no_run(store: DurableExecutionStore) -> No
     with pytest.raises(InvalidDraft):
         await store.admit(NEW, 1, [replace(FIRST[0], record_id="")])
     assert await gone(store)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+SESSION = Session(tenant="team-a", session_id="s", created_at=1, active_at=1, lineage=("run-0",))
+
+
+@pytest.mark.rule("O7", "J3")
+async def test_a_run_joins_its_session_in_the_step_that_makes_it_durable(store: DurableExecutionStore) -> None:
+    session = await store.open_session(SESSION)
+    after = replace(session, lineage=("run-0", "run-1"), budget={"tokens": 7}, state="active", active_at=5)
+    row = await store.persist(NEW, after)
+    assert (row.run_uid, row.head.offset) == ("run-1", -1)
+    kept = await store.get_session("team-a", "s")
+    assert (kept.lineage, dict(kept.budget or {}), kept.version) == (("run-0", "run-1"), {"tokens": 7}, 2)
+    assert await store.persist(NEW, replace(after, lineage=())) == row, "it is there, and its session stays"
+    assert await store.get_session("team-a", "s") == kept
+    assert (await store.admit(NEW, 1, FIRST)).appended
+
+
+@pytest.mark.rule("O7", "J3")
+async def test_a_run_whose_session_has_changed_meanwhile_isnt_there(store: DurableExecutionStore) -> None:
+    session = await store.open_session(SESSION)
+    await store.update_session(replace(session, active_at=9), session.version)
+    with pytest.raises(VersionConflict):
+        await store.persist(NEW, replace(session, lineage=("run-0", "run-1")))
+    with pytest.raises(UnknownSession):
+        await store.persist(NEW, replace(session, session_id="another"))
+    assert await gone(store)
+
+
+@pytest.mark.rule("O7", "J3")
+async def test_of_runs_that_join_at_once_one_does(store: DurableExecutionStore) -> None:
+    session = await store.open_session(SESSION)
+
+    async def join(uid: str) -> bool:
+        new = replace(NEW, identity=replace(IDENTITY, run_uid=uid))
+        try:
+            await store.persist(new, replace(session, lineage=("run-0", uid)))
+        except VersionConflict:
+            return False
+        return True
+
+    uids = [f"run-{number}" for number in range(1, 7)]
+    joined = await asyncio.gather(*(join(uid) for uid in uids))
+    assert sum(joined) == 1
+    taken = uids[joined.index(True)]
+    assert (await store.get_session("team-a", "s")).lineage == ("run-0", taken)
+    assert [row.run_uid for row in await store.list_pending()] == [taken]

@@ -20,7 +20,8 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["agentrun.yaml", "workspace.yaml", "agent.yaml", "real-agents.yaml", "runcommand.yaml"]
+    "name",
+    ["agentrun.yaml", "continued.yaml", "workspace.yaml", "agent.yaml", "real-agents.yaml", "runcommand.yaml"],
 )
 def test_examples_for_a_cluster_are_good(name: str) -> None:
     ours = [d for d in documents(name) if d["kind"] in MODELS]

@@ -136,3 +136,18 @@ async def test_what_keeps_a_child_is_known_after_its_pass(problem: Problem, woke
     )
     await engine.run_pass(key)
     assert (key in roll.unadmitted(ELDER)) is woken
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize(
+    ("reason", "woken"),
+    [("ContinuedNotEnded", True), ("SessionBusy", True), ("ContinuedNotFound", True), ("ContinuedReleased", False)],
+)
+def test_who_is_to_go_on_with_a_run_is_woken_by_what_that_shows(reason: str, woken: bool) -> None:
+    roll, key = family(), RunKey("uid-next", "t", "next")
+    meta = {"name": "next", "namespace": "t", "uid": "uid-next", "resourceVersion": "1"}
+    roll.saw({"metadata": meta, "spec": {"continueFrom": {"name": "elder"}}})
+    roll.note(key, Standing.BLOCKED, reason)
+    assert roll.continuing(ELDER) == ([key] if woken else [])
+    roll.forget(key)
+    assert roll.continuing(ELDER) == []

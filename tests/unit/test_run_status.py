@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.property.run_world import BASE, HEAD, START, World, drive
 
 from moorage.api.runstatus import BORN, AgentRunStatus
+from moorage.api.wire import ResolvedOrigin
 from moorage.core.run.actions import Plan, Verdict
+from moorage.core.run.family import Share
 from moorage.core.run.observed import Problem, SandboxPhase, SandboxView
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import replay
@@ -351,3 +353,22 @@ def test_what_a_person_resolved_is_told_with_who_said_it() -> None:
     open_still = projected(ended(RunPhase.FAILED, "EffectUnknown", effects=pushed("unknown").effects))
     asked = next(c for c in open_still.conditions if c.type == "EffectsClosed")
     assert "kubectl moorage resolve RUN e --confirmed|--rejected" in asked.message
+
+
+@pytest.mark.rule("O2", "B3")
+def test_a_run_that_goes_on_with_another_one_shows_what_its_session_has_used() -> None:
+    assert projected(RUNNING).session is None
+    spec = World().observed().spec
+    assert spec is not None
+    spec = spec.model_copy(update={"session_id": "u-0", "origin": ResolvedOrigin(uid="u-0", name="elder")})
+    used = Usage(input_tokens=10, cost_micros=500_000, tool_calls=1)
+    state = replace(RUNNING, usage=used, carried=Share(tokens=100, iterations=4, cost_micros=1_000_000))
+    told = projected(state, spec=spec, iterations=2)
+    assert (told.session.id, told.session.continues) == ("u-0", "elder")
+    assert (told.session.tokens, told.session.iterations, told.session.cost, told.session.tool_calls) == (
+        110,
+        6,
+        "1.50",
+        1,
+    )
+    assert told.usage.tokens == 10, "its own"
