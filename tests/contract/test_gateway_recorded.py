@@ -1,6 +1,7 @@
 """R2 over all protocols: what was answered since the last safe point is answered again from the record, unbilled, and
 lies encrypted until nobody can ask for it any more."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
-from tests.gateway_script import PASSWORD, Operator, ok
-from tests.model_place import ANTHROPIC, CHAT, REPLY, RESPONSES, Place, Spoken, last, place, script
+from tests.gateway_script import PASSWORD, Operator, agent_at_work, ok, resolved
+from tests.model_place import ANTHROPIC, CHAT, KEY, MODEL, REPLY, RESPONSES, Place, Spoken, last, place, script
 
+from moorage.api.wire import ResolvedAgent, ResolvedModel, ResolvedOrigin, SecretRef
 from moorage.core.journal.ciphers import MAGIC, ContentKeys
 from moorage.core.journal.record import BlobRef
 from moorage.gateway.app import app_of
@@ -274,6 +276,42 @@ async def test_it_goes_once_no_recovery_can_ask_for_it(place: Place, clock: Step
     left = await place.gateway.deps.blobs.digests("team-a")
     assert not {ref.sha256 for ref in await contents(operator)} & set(left)
     assert set(left) == await place.gateway.deps.store.referenced_blobs("team-a")
+
+
+@pytest.mark.rule("O2", "T5", "J8")
+async def test_the_end_of_a_conversation_that_is_in_no_checkpoint_is_kept_for_the_next_run_of_its_session(
+    place: Place, clock: StepClock, tmp_path: Path
+) -> None:
+    place.gateway.secrets.give("team-a", "model", **{"api-key": KEY})
+    secret = SecretRef(name="model", key="api-key")
+    model = ResolvedModel(
+        provider="main", protocol=ANTHROPIC.name, base_url=place.model.url, name=MODEL, credentials=secret
+    )
+    agent = ResolvedAgent(driver="builtin", model=model)
+    first = Operator(place.gateway, resolved(place.upstream, agent=agent))
+    await agent_at_work(place.gateway, first)
+    headers = {"authorization": "Bearer token-of-p1", "x-moorage-turn": "1"}
+    await place.client().post(ANTHROPIC.path, json=ANTHROPIC.ask(), headers=headers)
+    point = {"epoch": 1, "iteration": 1, "changed": False, "recorded_at": 1}
+    await ok(await place.client().post("/v1/self/checkpoint", json=point))
+    await ok(await first.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    clock.advance(10 * place.gateway.deps.settings.orphan_age_ms)
+    await Housekeeping(place.gateway.gate).once()
+    origin = ResolvedOrigin(uid="u1", name="fix")
+    more = {"name": "more", "session_id": "u1", "origin": origin, "agent": agent, "delivery": None}
+    second = Operator(place.gateway, resolved(place.upstream, "u2", **more))
+    runner = await second.start(pod="p2")
+    assert (await ok(await runner.get("/v1/self")))["conversation"] is True
+    told = await ok(await runner.get("/v1/self/conversation"))
+    assert json.loads(told["request"]) == ANTHROPIC.ask()
+    assert "word word" in told["answer"]
+    assert b"mend it" not in on_disk(tmp_path), "it lies encrypted"
+    await ok(await place.gateway.operator.post("/v1/runs/u1/release"))
+    await Housekeeping(place.gateway.gate).once()
+    assert (await runner.get("/v1/self/conversation")).status_code == 404
+    assert set(await place.gateway.deps.blobs.digests("team-a")) == await place.gateway.deps.store.referenced_blobs(
+        "team-a"
+    )
 
 
 async def contents(operator: Operator) -> list[Any]:

@@ -159,6 +159,23 @@ def test_the_driver_builtin_speaks_every_protocol(protocol: str) -> None:
     assert resolved(run_of(agent=BUILTIN), refs).agent.model.protocol == protocol
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"continueFrom": {"name": "x"}}, "a local run goes on with no other one"),
+        ({"parentRef": {"name": "x"}}, "a local run has no children"),
+    ],
+)
+def test_a_local_run_has_no_relatives(spec: dict[str, Any], says: str) -> None:
+    body = {"workspace": {"local": {"path": "."}}, "goal": "g", "agent": {"driver": "command", "command": ["true"]}}
+    run = read_run({"metadata": {"name": "x", "namespace": "local", "uid": "u"}, "spec": body | spec}, "local")
+    assert isinstance(run, AgentRun), run
+    found = resolve(run, References(drivers=DRIVERS), Defaults(placement="local"))
+    assert isinstance(found, Problem)
+    assert (found.reason, found.stalled) == ("NotSupported", True)
+    assert says in found.message
+
+
 def test_classes_that_may_not_be_listed_are_left_to_the_pods_admission() -> None:
     assert resolved(run_of(sandbox={"runtimeClassName": "kata"})).sandbox.runtime_class == "kata"
 

@@ -21,6 +21,7 @@ from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducing.effects import FETCH
 from moorage.core.run.rework import REWORK, UNHEARD
+from moorage.core.run.sessions import OWN_WORDS
 from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.constraints import Asking
@@ -77,8 +78,8 @@ class Assignments:
         """O2: what is told to an agent that goes on with another run's work, and doesn't know its own goal yet."""
         elder = await elder_of(self._gate.ledger, run)
         lines = [*([continued(elder)] if elder else []), *([assignment.handoff] if assignment.handoff else [])]
-        last = elder.facts.last if elder is not None else None
-        return {"continues": True, "conversation": last is not None, "handoff": "\n".join(lines) or None}
+        recalled = elder is not None and elder.facts.last is not None and elder.spec.agent.driver == OWN_WORDS
+        return {"continues": True, "conversation": recalled, "handoff": "\n".join(lines) or None}
 
     async def _failing_output(self, run: Run) -> str:
         """N4: what the acceptance command wrote that the last proposal failed by; nothing where that was erased."""

@@ -137,13 +137,20 @@ class Bases:
     async def _of_origin(self, run: Run, origin: ResolvedOrigin) -> str | None:
         """O2: where the run before it ended. None where that never had a worktree: then it begins like any other."""
         await self._gate.refs.current(run)
-        found = await self._gate.refs.next_after(run, origin)
+        found = await self._begun(run) or await self._gate.refs.next_after(run, origin)
         if found is None:
             return None
         base = await self._fixed(run, *found)
         await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
         await self._kept(run)
         return base
+
+    async def _begun(self, run: Run) -> tuple[str, str | None] | None:
+        """What it began at before, where that is here: the run keeps it itself."""
+        base, begins = run.facts.base, run.facts.resume
+        wanted = [each for each in (base, begins) if each is not None]
+        here = [await there(self._mirrors, run, each) for each in wanted]
+        return (base, begins) if base is not None and all(here) else None
 
     async def _kept(self, run: Run) -> None:
         """What attempts begin at is the run's own, whatever becomes of the run that made it. Whoever fixed it may have

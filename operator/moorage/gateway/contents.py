@@ -85,9 +85,11 @@ async def _both(*work: Awaitable[Any]) -> None:
             raise outcome
 
 
-def replayable(facts: Facts) -> set[str]:
-    """The SHA-256 of all that a recovery of this run, or the next run of its session, may ask for."""
-    answers = [*facts.answers.values(), *([facts.last] if facts.last else [])]
+def replayable(facts: Facts, *, recalled: bool = False) -> set[str]:
+    """The SHA-256 of all that a recovery of this run may ask for. `recalled`: the conversation is in no checkpoint, so
+    that the next run of its session may ask for its end.
+    """
+    answers = [*facts.answers.values(), *([facts.last] if recalled and facts.last else [])]
     questions = [*facts.asked.values(), *(answer.question for answer in answers)]
     refs = [*(question.content for question in questions), *(answer.content for answer in answers)]
     return {ref.sha256 for ref in refs if ref is not None}
