@@ -274,6 +274,19 @@ async def test_what_was_released_is_gone_on_with_by_nobody_and_its_account_is_ke
     assert (await line.row()).end["reason"] == "Released"
 
 
+async def test_a_run_before_that_never_had_a_worktree_leaves_its_budget_and_its_goal(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    first = Operator(gateway, resolved(upstream, agent=AGENT, limits=LIMITS, goal="the first thing"))
+    await first.admit()
+    await ok(await first.report(0, "RUN_FAILED", FAILED))
+    second = Line(gateway, upstream, first, "", "", "").next()
+    told = await ok(await (await second.start(pod="p2")).get("/v1/self"))
+    assert told["git"]["base"] == git(upstream.root / "shop.git", "rev-parse", "main")
+    assert (told["git"]["resume"], told["continues"]) == (None, True)
+    assert "Its goal was: the first thing\nIt had no worktree yet." in told["handoff"]
+
+
 async def test_what_nobody_knows_is_gone_on_with_by_nobody(line: Line) -> None:
     answer = await line.gateway.operator.put(
         "/v1/runs/u2/as-next", content=line.next(after="u0").spec.model_dump_json()

@@ -29,6 +29,7 @@ from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UnknownR
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.messages import said_before
+from moorage.gateway.mirroring import fixed_base
 from moorage.gateway.upstream import PASSING, refusal_of
 from moorage.store import errors as store_errors
 from moorage.store.errors import BlobCorrupted, BlobMissing, SpecUnreadable
@@ -239,7 +240,10 @@ def continued(elder: Run) -> str:
     if end is not None and elder.state.phase is not RunPhase.SUCCEEDED:
         lines.append(f"It ended with {end.reason}: {end.message[:300]}")
     lines.append(f"Its goal was: {_excerpt(spec.goal)}")
-    lines.append("The worktree is as its last safe point, or its result, has it.")
+    began = fixed_base(elder) is not None
+    lines.append(
+        "The worktree is as its last safe point, or its result, has it." if began else "It had no worktree yet."
+    )
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ could read it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Collection
+from collections.abc import AsyncIterable, Collection, Iterable
 
 from moorage.api.wire import ResolvedOrigin, ResolvedParent
 from moorage.core.run.sessions import Ending, ending
@@ -40,13 +40,21 @@ class EldersFirst:
         await self.inner.current(run)
 
     async def _after(self, run: Run, before: ResolvedOrigin) -> None:
-        """Until the run itself keeps what it began at, and where this mirror has lost that."""
+        """Where this mirror lacks what the run began, or will begin, at: the run keeps that itself once it has begun,
+        beyond its base. Nobody reads the elder's journal for a run that needs nothing of it.
+        """
         began = [each for each in (fixed_base(run), run.facts.resume) if each is not None]
-        lacking = not began or not all([await there(self._mirrors, run, each) for each in began])
+        if run.now.row.sealed or (began and await self._here(run, began)):
+            return
         elder = await self._ledger.open(before.uid)
-        if lacking and not elder.now.row.sealed and not run.now.row.sealed:
+        found = None if elder.now.row.sealed else _ending(elder)
+        if found is not None:
             await self.current(elder)
-            await self._checkpoint(run, elder)
+            if await self._here(run, found.commits):
+                await self._checkpoint(run, elder)
+
+    async def _here(self, run: Run, commits: Iterable[str]) -> bool:
+        return all([await there(self._mirrors, run, each) for each in commits])
 
     async def next_after(self, run: Run, before: ResolvedOrigin) -> tuple[str, str | None] | None:
         """The commit that the run's result is compared with, and the checkpoint that it begins at; None where the run
@@ -56,10 +64,9 @@ class EldersFirst:
         found = _ending(elder)
         if found is None:
             return None
-        for commit in (found.base, *([found.point] if found.point else [])):
-            if not await there(self._mirrors, run, commit):
-                why = f"the commit {commit} of AgentRun {before.name}, with which it goes on, isn't kept any more"
-                raise UpstreamRefused(why, reason="GitRefNotFound")
+        if not await self._here(run, found.commits):
+            why = f"what AgentRun {before.name}, with which it goes on, has ended with isn't kept any more"
+            raise UpstreamRefused(f"{why}: {' or '.join(found.commits)}", reason="GitRefNotFound")
         return found.base, await self._checkpoint(run, elder)
 
     async def _checkpoint(self, run: Run, elder: Run) -> str | None:

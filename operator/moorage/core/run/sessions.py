@@ -146,6 +146,11 @@ class Ending:
     point: str | None
     delivered: bool
 
+    @property
+    def commits(self) -> tuple[str, ...]:
+        """What whoever goes on with it needs."""
+        return (self.base, self.point) if self.point is not None else (self.base,)
+
 
 def ending(s: RunState, began: str | None, resumed: str | None) -> Ending | None:
     """`began`: the commit that it started from; `resumed`: the checkpoint of an earlier run that it began at. None
