@@ -287,8 +287,10 @@ async def test_a_run_before_that_never_had_a_worktree_leaves_its_budget_and_its_
     assert "Its goal was: the first thing\nIt had no worktree yet." in told["handoff"]
 
 
-async def test_what_nobody_knows_is_gone_on_with_by_nobody(line: Line) -> None:
-    answer = await line.gateway.operator.put(
-        "/v1/runs/u2/as-next", content=line.next(after="u0").spec.model_dump_json()
-    )
-    refused(answer, 403, "ContinuedNotFound")
+@pytest.mark.rule("I10")
+@pytest.mark.parametrize("told", [{"after": "u0"}, {"tenant": "team-b"}], ids=["unknown", "of another tenant"])
+async def test_what_is_not_known_in_its_namespace_is_gone_on_with_by_nobody(line: Line, told: dict[str, Any]) -> None:
+    line.gateway.secrets.give("team-b", "git", username="ada", password="x")
+    spec = line.next(**told).spec.model_dump_json()
+    refused(await line.gateway.operator.put("/v1/runs/u2/as-next", content=spec), 403, "ContinuedNotFound")
+    assert (await line.gateway.operator.get("/v1/runs/u2")).status_code == 404

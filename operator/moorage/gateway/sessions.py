@@ -48,7 +48,7 @@ class Sessions:
         """
         if spec.origin is None:
             return ()
-        elder = await self._elder(spec.origin)
+        elder = await self._elder(spec, spec.origin)
         for _ in range(TRIES):
             session = await self._session(elder)
             if spec.uid not in session.lineage:
@@ -59,12 +59,15 @@ class Sessions:
             return await self._drafts(spec, session, elder)
         raise _busy(f"others join the session of {elder.spec.name} all the time: ask again")
 
-    async def _elder(self, origin: ResolvedOrigin) -> Run:
+    async def _elder(self, spec: ResolvedRun, origin: ResolvedOrigin) -> Run:
+        """I10: of the same tenant alone."""
         try:
-            return await self._ledger.open(origin.uid)
+            found = await self._ledger.open(origin.uid)
         except (UnknownRun, store_errors.UnknownRun):
-            why = f"AgentRun {origin.name} isn't known here"
-            raise Refusal(why, status=403, reason="ContinuedNotFound") from None
+            found = None
+        if found is None or found.tenant != spec.tenant:
+            raise Refusal(f"AgentRun {origin.name} isn't known here", status=403, reason="ContinuedNotFound")
+        return found
 
     async def _session(self, elder: Run) -> Session:
         """The row, which begins with its second run."""
