@@ -1,5 +1,6 @@
 """What an ACP agent has its client do: files of the worktree and commands, with an intent before each change."""
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -276,3 +277,30 @@ async def test_names_of_the_models_door_are_filled_in(stage: Stage) -> None:
     told = json.loads((stage.tree / "argv").read_text())
     assert told == ["--url=http://127.0.0.1:9/model/v1", "m", "$(NOBODYS)", "$$", "dummy"]
     assert os.environ.get("MOORAGE_MODEL_KEY") is None
+
+
+@pytest.mark.rule("T6")
+@pytest.mark.parametrize("refused", [None, "refused by ada: not today"])
+async def test_a_change_of_its_own_waits_for_a_person_and_it_is_heard_meanwhile(
+    stage: Stage, refused: str | None
+) -> None:
+    word = stage.host.asked["fs/write_text_file"] = asyncio.get_running_loop().create_future()
+    script = """
+begin()
+params = {"sessionId": "s", "path": f"{here}/b.txt", "content": "new"}
+say(json.dumps({"jsonrpc": "2.0", "id": "w", "method": "fs/write_text_file", "params": params}))
+look("fs/read_text_file", path=f"{here}/a.txt", line=1, limit=1)
+told = json.loads(sys.stdin.readline())
+keep("told.json", json.dumps(told.get("result", told.get("error"))))
+end()
+"""
+    async with stage.playing(script) as working:
+        await stage.found("found.json")
+        assert stage.host.waiting == [("1.0", "fs/write_text_file")]
+        assert not (stage.tree / "b.txt").exists()
+        word.set_result(refused)
+        assert (await working).outcome == "completed"
+    assert (stage.tree / "b.txt").exists() is (refused is None)
+    told = json.loads((stage.tree / "told.json").read_text())
+    assert told == ({} if refused is None else {"code": -32602, "message": refused})
+    assert [fact.payload.get("ok") for fact in stage.host.told] == [None, refused is None]

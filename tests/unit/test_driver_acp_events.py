@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.drivers.acp.events import AcpEvents
-from moorage.drivers.facts import Answered, Asked, Ended, Fact, Reply, Said, Settled, Wanted
+from moorage.drivers.facts import Answered, Asked, Ended, Fact, Permission, Reply, Said, Settled, Wanted
 
-OPTIONS = [{"optionId": "always", "kind": "allow_always"}, {"optionId": "once", "kind": "allow_once"}]
+OPTIONS = [
+    {"optionId": "always", "kind": "allow_always"},
+    {"optionId": "once", "kind": "allow_once"},
+    {"optionId": "never", "kind": "reject_always"},
+    {"optionId": "no", "kind": "reject_once"},
+]
 
 
 def prompting(*, load: bool = False) -> AcpEvents:
@@ -88,11 +93,12 @@ def test_a_call_that_is_told_empty_at_first_is_asked_for_with_what_it_is() -> No
     asked = events.facts(permission(toolCallId="a", title="cat a.txt", rawInput={"command": "cat a.txt"}))
     assert asked is not None
     assert asked[0] == Asked("a", "execute", {"title": "cat a.txt", "command": "cat a.txt"})
-    assert reply(asked) == {
-        "jsonrpc": "2.0",
-        "id": 7,
-        "result": {"outcome": {"outcome": "selected", "optionId": "once"}},
-    }
+    (waits,) = (fact for fact in asked if isinstance(fact, Permission))
+    assert (waits.call, waits.tool, waits.arguments) == ("a", "execute", {"command": "cat a.txt"})
+    for said, option in ((waits.yes, "once"), (waits.no("never"), "no")):
+        chosen = {"outcome": {"outcome": "selected", "optionId": option}}
+        assert json.loads(said) == {"jsonrpc": "2.0", "id": 7, "result": chosen}
+    assert waits.mute, "there is no room for the reason"
     assert events.facts(update("tool_call_update", toolCallId="a", status="in_progress")) == [], "asked for once"
     output = {"output": "one\n", "metadata": {"exit": 3}}
     done, settled = events.facts(update("tool_call_update", toolCallId="a", status="completed", rawOutput=output)) or ()
@@ -105,7 +111,7 @@ def test_a_call_that_is_told_empty_at_first_is_asked_for_with_what_it_is() -> No
 def test_a_call_that_asks_before_it_is_told_is_one_call() -> None:
     """As codex-acp tells it, with another one beside it that doesn't ask."""
     events = prompting()
-    assert without_words(events.facts(permission(toolCallId="a", rawInput={"command": ["sh"]}))) == [Asked, Reply]
+    assert without_words(events.facts(permission(toolCallId="a", rawInput={"command": ["sh"]}))) == [Asked, Permission]
     assert without_words(events.facts(update("tool_call", toolCallId="b", status="in_progress"))) == [Asked]
     assert without_words(events.facts(update("tool_call_update", toolCallId="b", status="completed"))) == [Answered]
     assert events.facts(update("tool_call", toolCallId="a", status="in_progress")) == []
@@ -125,7 +131,18 @@ def test_what_is_under_way_at_the_end_of_a_turn_has_ended_too() -> None:
 @pytest.mark.parametrize("options", [[], None, "x", [{"optionId": "no", "kind": "reject_once"}], [7]])
 def test_where_no_yes_is_offered_nothing_is_chosen(options: object) -> None:
     asked = {"id": 7, "method": "session/request_permission", "params": {"toolCall": {}, "options": options}}
-    assert reply(prompting().facts(asked))["result"] == {"outcome": {"outcome": "cancelled"}}
+    *_, waits = prompting().facts(asked) or ()
+    assert isinstance(waits, Permission)
+    assert json.loads(waits.yes)["result"] == {"outcome": {"outcome": "cancelled"}}
+
+
+def test_a_no_is_never_one_for_good() -> None:
+    """The next call of that kind is another question."""
+    options = [{"optionId": "never", "kind": "reject_always"}, {"optionId": "once", "kind": "allow_once"}]
+    asked = {"id": 7, "method": "session/request_permission", "params": {"toolCall": {}, "options": options}}
+    *_, waits = prompting().facts(asked) or ()
+    assert isinstance(waits, Permission)
+    assert json.loads(waits.no("never"))["result"] == {"outcome": {"outcome": "cancelled"}}
 
 
 def test_words_that_come_in_pieces_are_one_line_of_the_log() -> None:
@@ -232,7 +249,9 @@ def test_no_message_is_too_strange(messages: list[dict[str, Any]], load: bool) -
         for fact in events.facts(message) or ():
             if isinstance(fact, Reply):
                 assert json.loads(fact.data)["jsonrpc"] == "2.0"
-            if isinstance(fact, Asked | Answered):
+            if isinstance(fact, Permission):
+                assert json.loads(fact.yes)["id"] == json.loads(fact.no("why"))["id"] == message["id"]
+            if isinstance(fact, Asked | Answered | Permission):
                 json.dumps(fact.arguments)
             if isinstance(fact, Wanted):
                 assert fact.request == message["id"]

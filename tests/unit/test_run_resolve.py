@@ -99,7 +99,7 @@ BUILTIN = {"driver": "builtin", "model": {"providerRef": {"name": "models"}, "na
             {"approvals": [{"name": "shell", "before": "ToolCall"}]},
             {},
             "ApprovalNotEnforceable",
-            "holds up no tool call for an answer; builtin does",
+            "holds up no tool call for an answer; acp, builtin, claude-code do",
             True,
         ),
         (

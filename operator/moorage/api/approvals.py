@@ -30,8 +30,8 @@ class Approval(Fields):
     name: Label = Field(description="Name of the approval; unique in the run.")
     before: Literal["Delivery", "ToolCall", "Egress", "Cost"] = Field(
         description="What waits for it: Delivery (the result, once it is verified), ToolCall (a call of the agent's,"
-        " for drivers that ask before each: builtin), Egress (the way to a host, for any driver) or Cost (the next"
-        " request to the model, whenever so much more was spent)."
+        " for drivers that ask before each: builtin, claude-code, acp), Egress (the way to a host, for any driver) or"
+        " Cost (the next request to the model, whenever so much more was spent)."
     )
     tools: Annotated[tuple[ToolPattern, ...], Field(min_length=1, max_length=32)] | None = Field(
         default=None,

@@ -86,14 +86,16 @@ class WaitingMessages(Wire):
 
 
 class ConsentRequest(Wire):
-    """T6: may this tool call run? `key` is that of this call with these arguments, over whatever attempts ask for it
-    again; `said` is what a person is shown of them.
+    """T6: may this tool call run? `key` is that of this call in this place; `call` that of the same one in another, for
+    an attempt that goes on by decisions of its own: tool, arguments, and which of several alike since the last safe
+    point. `said` is what a person is shown of them.
     """
 
     epoch: int
     key: str = Field(min_length=1, max_length=64)
     tool: str = Field(min_length=1, max_length=128)
     said: str = Field(default="", max_length=MAX_GIST)
+    call: str = Field(default="", max_length=80)
 
 
 class ConsentAnswer(Wire):

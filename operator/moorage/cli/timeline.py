@@ -310,6 +310,11 @@ def _cancel(stage: str) -> Callable[[Payload], str]:
     return lambda p: f"cancel {stage}" + (f" ({p['reason']})" if p.get("reason") else "")
 
 
+def _asks(p: Payload) -> str:
+    how = "comes to what was answered" if p.get("answered") else "waits for the approval"
+    return f"{how} {p.get('name')}: {p.get('subject')}"
+
+
 def _answered_by(p: Payload) -> str:
     why = f": {p['reason']}" if p.get("reason") else ""
     return f"{p.get('outcome')} by {p.get('by') or 'somebody'}{why}"
@@ -390,7 +395,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Payload], str]] = {
     RecordType.EFFECT_RECONCILED: _closed,
     RecordType.EFFECT_DEFERRED: _deferred,
     RecordType.EFFECT_ADOPTED: _adopted,
-    RecordType.APPROVAL_REQUESTED: lambda p: f"waits for the approval {p.get('name')}: {p.get('subject')}",
+    RecordType.APPROVAL_REQUESTED: _asks,
     RecordType.APPROVAL_DECIDED: _answered_by,
     RecordType.COMMAND_ACCEPTED: _command("accepted"),
     RecordType.COMMAND_REJECTED: _command("rejected"),

@@ -48,6 +48,8 @@ def _environment(task: Task) -> dict[str, str]:
 class _Listener:
     """What such a program says. It never says its last word: its exit is that."""
 
+    waits = False  # it asks nobody before it does anything
+
     def __init__(self, task: Task, host: Host) -> None:
         self.summary, self.final = "", asyncio.Event()
         self._host, self._iterations = host, Iterations(task, host)

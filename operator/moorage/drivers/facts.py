@@ -90,6 +90,20 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Permission:
+    """The program waits to hear whether a call may run whose intent is told. `yes` is what it hears where it may, `no`
+    makes that of a refusal's words. `mute`: there is no room for them in that, so they are said to it next.
+    """
+
+    call: str
+    tool: str
+    arguments: Mapping[str, Any]
+    yes: bytes
+    no: Callable[[str], bytes]
+    mute: bool = False
+
+
+@dataclass(frozen=True)
 class Wanted:
     """Something that the program has us do, and waits for. `own`: it belongs to no tool call that the program has told
     of; `call` names the one that is made of it.
@@ -102,8 +116,10 @@ class Wanted:
     call: str = ""
 
 
-Fact = Began | Said | Noted | Asked | Answered | Used | Settled | Trouble | Ended | Reply | Wanted
+Fact = Began | Said | Noted | Asked | Answered | Used | Settled | Trouble | Ended | Reply | Permission | Wanted
 Say = Callable[[bytes], Awaitable[None]]
+Allowed = Callable[[str, str, Mapping[str, Any]], Awaitable[str | None]]
+"""Whether that call of that tool with those arguments, whose intent is told, may run: None, or why it may not (T6)."""
 
 
 class Dialect(Protocol):
@@ -121,8 +137,8 @@ class Dialect(Protocol):
 class Server(Protocol):
     """Does what a program wants done."""
 
-    async def serve(self, wanted: Wanted, tell: Callable[[Fact], Awaitable[None]]) -> None:
-        """Do it, tell what became of it, and answer the program."""
+    async def serve(self, wanted: Wanted, tell: Callable[[Fact], Awaitable[None]], allowed: Allowed) -> None:
+        """Do it, tell what became of it, and answer the program. Returns while a person is waited for."""
 
     async def close(self) -> None:
         """End whatever is still done."""

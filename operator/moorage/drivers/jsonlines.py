@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moorage.core.models.protocol import Carried
+from moorage.drivers.asking import Asking
 from moorage.drivers.facts import (
     Answered,
     Asked,
@@ -24,6 +25,7 @@ from moorage.drivers.facts import (
     Ended,
     Fact,
     Noted,
+    Permission,
     Reply,
     Said,
     Say,
@@ -153,10 +155,16 @@ class AgentListener:
         self._talking = asyncio.Lock()  # so that nobody is told something who has just ended
         self._words = self._words_then = 0  # how often it was told something, and how often when it said what is heard
         self._open: dict[str, tuple[Place, Mapping[str, Any]]] = {}
+        self._asking = Asking(host, lambda: set(self._open))
         self._index = 0  # of the next call within its iteration
         self._end: Ended | None = None
         self._trouble: str | None = None
         self._refused = False  # the model refused the key, and nothing was decided since
+
+    @property
+    def waits(self) -> bool:
+        """See program.Listener."""
+        return self._asking.waits
 
     # --- what it hears ------------------------------------------------------------------------------------------------
 
@@ -206,7 +214,7 @@ class AgentListener:
                 await self._telling.said(f"[{self._trouble}]")
             case Ended():
                 await self._ended(fact)
-            case Reply() | Wanted() if self._line is not None:
+            case Reply() | Permission() | Wanted() if self._line is not None:
                 await self._returned(self._line, fact)
 
     async def _said(self, fact: Said | Noted) -> None:
@@ -214,12 +222,20 @@ class AgentListener:
             self.summary = in_short(fact.text) or self.summary
         await self._telling.said(fact.text)
 
-    async def _returned(self, line: Line, fact: Reply | Wanted) -> None:
+    async def _returned(self, line: Line, fact: Reply | Permission | Wanted) -> None:
         """What the program waits for."""
-        if isinstance(fact, Reply):
-            await line.say(fact.data)
-        elif line.server is not None:
-            await line.server.serve(fact, self._take)
+        match fact:
+            case Reply():
+                await line.say(fact.data)
+            case Permission():
+                known = self._open.get(fact.call)
+                self._asking.answer(known and known[0], fact, line.say)
+            case Wanted() if line.server is not None:
+                await line.server.serve(fact, self._take, self._allowed)
+
+    async def _allowed(self, call: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
+        """See facts.Allowed."""
+        return await self._asking.verdict(self._open[call][0], call, tool, arguments)
 
     def _look(self, said: bytes) -> None:
         """Look for a refused key in what is no event."""
@@ -244,7 +260,7 @@ class AgentListener:
         await self._asked(Asked(fact.call, fact.tool, fact.arguments))
         if (known := self._open.pop(fact.call, None)) is not None:
             await self._telling.answered(*known, fact.result.capped())
-
+            self._asking.over(fact.call, known[0].tool, fact.result)
         self._heard += 1
         self._news.set()
 
@@ -265,8 +281,10 @@ class AgentListener:
             raise Steered  # M3: without an ear it is stopped before its next decision, and goes on with the message
 
     async def _ended(self, fact: Ended) -> None:
-        """The last word, unless a person has more to say to an agent that is content, or has just said it."""
-        content = fact.failure is None and not self._refused and self.iterations.left
+        """The last word, unless a person has more to say to an agent that is content, or has just said it. One that
+        stops because of a refusal has yet to hear the reason.
+        """
+        content = (fact.failure is None or self._asking.refusals) and not self._refused and self.iterations.left
         async with self._talking:
             if self._words != self._words_then or (content and await self._talked_on()):
                 return
@@ -295,25 +313,29 @@ class AgentListener:
     ) -> bool:
         if words is None:
             return False
-        said = await self._host.messages.take(*kinds, turn=self.iterations.next, fresh=fresh)
+        messages = await self._host.messages.take(*kinds, turn=self.iterations.next, fresh=fresh)
+        said = [*self._asking.take_refusals(), *(message.text for message in messages)]
         if said:
             self._words += 1
-            await line.say(words("\n\n".join(message.text for message in said)))
+            await line.say(words("\n\n".join(said)))
         return bool(said)
 
     # --- safe points --------------------------------------------------------------------------------------------------
 
     async def attend(self) -> None:
-        """Its requests to its model, and what people say to one that hears while it works. A failure ends both."""
-        both = [asyncio.create_task(each) for each in (self._hold(), self._converse())]
+        """Its requests to its model, what people say to one that hears while it works, and what they say of its calls.
+        A failure ends all.
+        """
+        parts = [asyncio.create_task(each) for each in (self._hold(), self._converse(), self._asking.attend())]
         try:
-            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
         finally:
-            for each in both:
+            for each in parts:
                 each.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*parts, return_exceptions=True)
+            await self._asking.close()
 
     async def _converse(self) -> None:
         """M3: said as it comes; nothing more once the last word is heard."""

@@ -260,10 +260,13 @@ class Host(Protocol):
     def held(self) -> AbstractContextManager[AsyncIterator[Held]]:
         """P6: while it is entered, each request to the model waits until it is passed on or refused."""
 
+    def asks_before(self, tool: str) -> bool:
+        """T6: whether calls of that tool wait for a person, so that `consent` has to be asked before each."""
+
     async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """T6: wait until that call may run; None where it may, else why it may not. A person is shown the beginning of
-        its arguments. Raise Parked where the run is to stand still meanwhile: the same call is asked for again by
-        whoever goes on.
+        its arguments. Raise Parked where the run is to stand still meanwhile: whoever goes on asks for the same call
+        again, wherever that comes then, and hears the same answer. Calls may be asked for side by side.
         """
 
     async def check_end(self) -> EndCheck:

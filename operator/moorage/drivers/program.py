@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 from moorage.api.budget import ResolvedLimits
 from moorage.core.continuation.chain import NO_PROGRESS
 from moorage.core.continuation.loops import Finding
+from moorage.drivers.asking import Unasked
 from moorage.drivers.limits import raised, spent
-from moorage.drivers.port import Child, Held, Host, Outcome, Task
+from moorage.drivers.port import Child, Held, Host, Outcome, Parked, Task
 
 READ = 64 * 1024
 STOP_GRACE_S = 25.0
@@ -31,6 +32,7 @@ SUMMARY_CAP = 4096
 MORE = "… [cut here; the log has all of it]"
 OUTPUT_LIMIT = "OutputLimit"  # the last answer was cut by its length
 CIRCLING = "Circling"  # stopped to be told of a circle; whoever can't be told is never stopped for that
+UNASKED = "ApprovalNotAsked"  # a call has run that a person had to allow
 STEERED = "Steered"  # the same, for what a person has to say
 
 
@@ -48,6 +50,12 @@ class Listener(Protocol):
     summary: str
     final: asyncio.Event
     """Set once the program has said its last word."""
+
+    @property
+    def waits(self) -> bool:
+        """A call of its waits for a person (T6). What it says of that once it is to stop is nothing to go on from: the
+        next attempt asks for the same call.
+        """
 
     async def hear(self, stdout: AsyncIterator[bytes]) -> None:
         """Take stdout to its end. Raises Spent where a limit is reached, and whatever the host raises."""
@@ -181,7 +189,9 @@ class Program:
             if life.done():
                 life.result()
                 return self._listener.judge(await self._child.wait())
-            if told.done():
+            if told.done() and self._listener.waits:
+                life.cancel()
+            elif told.done():
                 await self._part(life, said)
             await self._child.stop(STOP_GRACE_S if told.done() else FINAL_STOP_S)
             await asyncio.wait(tasks, timeout=PIPE_GRACE_S)
@@ -189,13 +199,12 @@ class Program:
             if not told.done():
                 return self._listener.judge(code)
             return Outcome("cancelled", "Stopped", "stopped on request", self._listener.summary, code)
-        except Spent as error:
-            return Outcome("exhausted", "BudgetExhausted", str(error), self._listener.summary)
-        except Steered:
-            return Outcome("failed", STEERED, "stopped to be told something", self._listener.summary)
-        except Circling as error:
-            reason = NO_PROGRESS if error.found.last else CIRCLING
-            return Outcome("failed", reason, error.found.facts, self._listener.summary)
+        except Parked:
+            life.cancel()  # see Listener.waits
+            await self._child.stop(FINAL_STOP_S)
+            return Outcome("paused", "Paused", "", self._listener.summary)
+        except (Spent, Steered, Circling, Unasked) as error:
+            return _cut_short(error, self._listener.summary)
         finally:
             await self._child.stop(0)
             for each in (told, said, attending, *tasks):
@@ -237,6 +246,18 @@ class Program:
         finally:
             reading.cancel()
             ended.cancel()
+
+
+def _cut_short(error: Spent | Steered | Circling | Unasked, summary: str) -> Outcome:
+    """Of a program that we have ended for something that it can't know of."""
+    match error:
+        case Spent():
+            return Outcome("exhausted", "BudgetExhausted", str(error), summary)
+        case Steered():
+            return Outcome("failed", STEERED, "stopped to be told something", summary)
+        case Circling(found=found):
+            return Outcome("failed", NO_PROGRESS if found.last else CIRCLING, found.facts, summary)
+    return Outcome("failed", UNASKED, str(error), summary)
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,23 @@ def question_of(call_id: str, arguments: Mapping[str, Any]) -> str:
     return f"{call_id}:{hashlib.sha256(whole).hexdigest()[:DIGEST_CHARACTERS]}"
 
 
+def identity(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What a call is, wherever it stands: 64 hexadecimal digits. A person's word for one must fit no other."""
+    return hashlib.sha256(json.dumps([tool, arguments], sort_keys=True).encode()).hexdigest()
+
+
 def gist(arguments: Mapping[str, Any]) -> str:
     """All of a call in one line, for a person who is to allow it: what matters most first, nothing that shows as
     something else, and of a long one how long it is.
     """
     named = sorted(arguments.items(), key=lambda pair: pair[0] not in FOREMOST)
-    whole = " ".join(f"{name}={json.dumps(said, ensure_ascii=False)}" for name, said in named)
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in whole)
+    shown = visible(" ".join(f"{name}={json.dumps(said, ensure_ascii=False)}" for name, said in named))
     return shown if len(shown) <= GIST_CHARACTERS else f"{shown[:GIST_CHARACTERS]}… ({len(shown)} characters)"
+
+
+def visible(text: str) -> str:
+    """Nothing in it shows as something else, or not at all."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def brief(arguments: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from moorage.api.meta import format_time
 from moorage.api.wire import Role
 from moorage.api.work import Assignment, GitAssignment, RecordedDecision, ResumePoint
-from moorage.core.approvals.consent import TOOL_CALL
+from moorage.core.approvals.consent import APPROVED, TOOL_CALL, Consent
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
@@ -313,10 +313,20 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
     if (tokens := run.limits.tokens_hard) is not None:
         lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens - state.carried.tokens)}.")
+    lines += [answered(each) for each in state.consents if each.call and not each.pending]
     if state.rejected is not None:
         lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]
     return "\n".join(lines)
+
+
+def answered(consent: Consent) -> str:
+    """T6: what a person has said of a call that wasn't made, to one who decides anew and may come to it again."""
+    who = consent.by or "a person"
+    if consent.status == APPROVED:
+        return f"{who} was asked whether {consent.subject}, and allows that very call once. Make it again as it was."
+    because = f": {consent.reason}" if consent.reason else ""
+    return f"{who} was asked whether {consent.subject}, and refused it{because}. Find another way."
 
 
 def _before(state: RunState) -> str:

@@ -15,6 +15,7 @@ from moorage.api.wire import ResolvedApproval
 from moorage.core.approvals.consent import (
     APPROVED,
     Consent,
+    about,
     asked,
     asked_in,
     cost_key,
@@ -55,7 +56,9 @@ class Consents:
             return ConsentAnswer(status="approved")
         subject = f"the tool {body.tool} is to run" + (f": {body.said}" if body.said else "")
         try:
-            found = await self._answered(caller, approval, f"tool:{body.key}", subject)
+            known = about(caller.run.state.consents, body.call)
+            key = f"tool:{body.key}" if known is None else known.key
+            found = await self._answered(caller, approval, key, subject, body.call)
         except Exhausted:  # the run is to pause for that, and its next attempt comes to the same call
             return PENDING
         return _answer(found) if found is not None else PENDING
@@ -97,13 +100,15 @@ class Consents:
         if found is not None and found.status != APPROVED:
             raise Exhausted(f"BudgetExhausted: spending on was refused by {found.by or 'somebody'}")
 
-    async def _answered(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> Consent | None:
+    async def _answered(
+        self, caller: Caller, approval: ResolvedApproval, key: str, subject: str, call: str = ""
+    ) -> Consent | None:
         """The answer, once there is one; None where the wait is over without, the run is to stand still, or the
         question is withdrawn. Raise Exhausted where nobody may be asked.
         """
         run = caller.run
         if asked_in(run.state.consents, key, caller.epoch) is None:
-            await self._request(caller, approval, key, subject)
+            await self._request(caller, approval, key, subject, call)
         deadline = self._clock.monotonic_ms() + self._settings.orders_wait_ms
         while True:
             bell = run.bell.arm()
@@ -115,19 +120,22 @@ class Consents:
                 return None
             await rung_within(bell, min(left, self._settings.keep_alive_ms))
 
-    async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str) -> None:
-        """Once in an attempt, however many ask at one moment and at whatever gateway.
+    async def _request(self, caller: Caller, approval: ResolvedApproval, key: str, subject: str, call: str) -> None:
+        """Once in an attempt, however many ask at one moment and at whatever gateway. A call that another gateway knows
+        by another key is asked for by that the next time.
 
         A question that is new is judged by the very state that its record follows (B2): those that wait count. Raise
         Exhausted where a constraint stops it.
         """
-        patience = approval.reject_after_ms
+        patience, known = approval.reject_after_ms, asked(caller.run.state.consents, key)
         said = {
             "key": key,
             "name": approval.name,
             "before": approval.before,
             "subject": subject,
             "reject_at": None if patience is None else self._clock.now_ms() + patience,
+            **({"call": call} if call else {}),
+            **({"answered": True} if known is not None and not known.pending else {}),
         }
         attempt = caller.run.state.attempt or None
         draft = self._ledger.observed(RecordType.APPROVAL_REQUESTED, said, uuid4().hex, attempt=attempt)
@@ -135,7 +143,10 @@ class Consents:
         ask = Asking(of_people())
 
         def needed(run: Run) -> None:
+            elsewhere = about(run.state.consents, call)
             if ended(run.state) or asked_in(run.state.consents, key, caller.epoch) is not None:
+                raise Needless
+            if elsewhere is not None and elsewhere.key != key:
                 raise Needless
             if asked(run.state.consents, key) is None:
                 self._gate.judge.demand(run, ask)

@@ -19,7 +19,7 @@ from moorage.core.approvals.consent import for_tool
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
-from moorage.drivers.telling import gist, question_of
+from moorage.drivers.telling import NAME_CHARACTERS, gist, identity, question_of, visible
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.children import RunnerChildren
@@ -28,6 +28,7 @@ from moorage.runner.completion import Completion, change_asked
 from moorage.runner.disk import bytes_below
 from moorage.runner.hold import Hold
 from moorage.runner.mailbox import Mailbox
+from moorage.runner.numbers import Numbers
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
 from moorage.runner.remaining import Remaining, first, wants_disk
@@ -68,6 +69,7 @@ class RunnerHost:
         self.tree = worktree.last_tree
         self.busy = 0  # turns in a row that called tools, before the last one that called none
         self._busy, self._called, self._worked, self._decided = 0, False, False, 0
+        self._calls = Numbers()
 
     def leaving(self) -> bool:
         """The attempt is to end: nothing more is begun."""
@@ -90,12 +92,19 @@ class RunnerHost:
         ids = {"record_id": record_id, "tool_call_id": tool_call_id}
         await self._reporter.emit(type, payload, turn=turn, step=step, **ids)
 
+    def asks_before(self, tool: str) -> bool:
+        """T6: see the port."""
+        return for_tool(self._assignment.approvals, _name(tool)) is not None
+
     async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """T6: see the port."""
-        if for_tool(self._assignment.approvals, tool) is None:
+        if not self.asks_before(tool):
             return None
-        key = question_of(call_id, arguments)
-        asked = ConsentRequest(epoch=self._assignment.epoch, key=key, tool=tool, said=gist(arguments))
+        with self._calls.asking(identity(tool, arguments)) as call:
+            return await self._consent(question_of(call_id, arguments), call, _name(tool), gist(arguments))
+
+    async def _consent(self, key: str, call: str, tool: str, said: str) -> str | None:
+        asked = ConsentRequest(epoch=self._assignment.epoch, key=key, call=call, tool=tool, said=said)
         while (answer := await self._client.consent(asked)).status == "pending":
             await _within(self.pausing, ASK_AGAIN_S)
             if self.pausing.is_set():
@@ -162,6 +171,7 @@ class RunnerHost:
         )
         reported = await self._client.checkpoint(report)
         reached(Point.SAFE_POINT_AFTER)
+        self._calls.made()
         self._reporter.progress += 1
         self._reporter.last_iteration = iteration
         self._tokens += total(usage or {})
@@ -232,6 +242,11 @@ def iterations_used(assignment: Assignment) -> int:
 def home_on(volume: Path) -> Path:
     """The agent's HOME."""
     return volume / ".moorage" / "agent" / "home"
+
+
+def _name(tool: str) -> str:
+    """As a person reads it, and as the gateway knows it by: a program may call its tools anything."""
+    return visible(tool)[:NAME_CHARACTERS] or "?"
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

@@ -107,7 +107,8 @@ class LocalHost:
     Where a relay has its `hold`, that holds the agent's requests.
 
     `ends` is what stands against the agent's ends, one after the other; `checked` counts how often that was asked.
-    `budget` is what a test says that the gateway told.
+    `budget` is what a test says that the gateway told. Calls of a tool in `refused` may not run, those of one in
+    `asked` wait for what that comes to; `waiting` is who waited, by the ids of their calls.
     """
 
     tree: Path
@@ -119,6 +120,8 @@ class LocalHost:
     pausing: asyncio.Event = field(default_factory=asyncio.Event)
     messages: GivenMessages = field(default_factory=GivenMessages)
     refused: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
+    waiting: list[tuple[str, str]] = field(default_factory=list)
     ends: list[EndCheck] = field(default_factory=list)
     checked: int = 0
     circles: Circles = field(default_factory=lambda: Circles(Thresholds(share=0)))
@@ -145,9 +148,16 @@ class LocalHost:
         self.circles.told(type, payload)
         self.told.append(Told(type, payload, record_id, turn, tool_call_id))
 
+    def asks_before(self, tool: str) -> bool:
+        """Whether the test has a word on that tool."""
+        return tool in self.refused or tool in self.asked
+
     async def consent(self, call_id: str, tool: str, arguments: Mapping[str, Any]) -> str | None:  # noqa: ARG002  the port's signature
-        """What the test says of that tool; anything may run."""
-        return self.refused.get(tool)
+        """What the test says of that tool; anything may run. Where it has yet to say it, it is waited for."""
+        if tool not in self.asked:
+            return self.refused.get(tool)
+        self.waiting.append((call_id, tool))
+        return await self.asked[tool]
 
     async def output(self, stream: str, data: bytes) -> None:  # noqa: ARG002  the port's signature
         """Keep what the agent wrote."""

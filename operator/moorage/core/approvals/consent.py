@@ -27,6 +27,7 @@ class Consent:
     """One question. `key` says what exactly is asked, so that asked again it is the same question; `name` is that of
     the run's approval; `reject_at` (ms): nobody answering by then is a no. `at` is when it came to its status. `offset`
     is that of the record that asked it first, `epoch` whose attempt asked it last: another one may never come to it.
+    `call` is the tool call, wherever a later attempt comes to it again; empty once that is made, or known to nobody.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Consent:
     reason: str = ""
     offset: int = 0
     epoch: int = 0
+    call: str = ""
 
     @property
     def pending(self) -> bool:
@@ -62,9 +64,17 @@ def waiting(consents: Iterable[Consent], name: str | None = None) -> Consent | N
 
 
 def asked_in(consents: Iterable[Consent], key: str, epoch: int) -> Consent | None:
-    """The question of that key, where that attempt needn't ask it: it has done so, or somebody has answered."""
+    """The question of that key, where that attempt needn't ask it: it has done so, or somebody has answered. An answer
+    about a call is asked for all the same, since only so its attempt is known to have come to it.
+    """
     found = asked(consents, key)
-    return None if found is None or (found.pending and found.epoch < epoch) else found
+    again = found is not None and (found.pending or found.call) and found.epoch < epoch
+    return None if again else found
+
+
+def about(consents: Iterable[Consent], call: str) -> Consent | None:
+    """The question about that call, asked by whatever attempt, which nobody has made yet."""
+    return next((each for each in consents if call and each.call == call), None)
 
 
 def foremost(consents: Iterable[Consent], epoch: int) -> Consent | None:

@@ -37,11 +37,13 @@ STOPPED = frozenset({"paused", "unknown"})  # outcomes of an agent whose next at
 def requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """The run waits, unless it stands still for another reason already. Who asks after its end is heard no more, and a
     new attempt comes to the question of an earlier one: it is the same, with the time that it has left, unless it is
-    about something else by now.
+    about something else by now. Where somebody has answered, that answer is the new attempt's.
     """
     if asked_in(s.consents, p["key"], s.epoch) is not None or (ended(s) and p["before"] != DELIVERY):
         return NOTHING
     new, known = _question(r, p), asked(s.consents, p["key"])
+    if known is not None and not known.pending:
+        return {"consents": _with(s.consents, replace(known, epoch=s.epoch))}
     consent = replace(known if known is not None and known.subject == new.subject else new, epoch=s.epoch)
     consents = _with(s.consents, consent)
     if s.phase not in ASKING or not _holds_up(s, consent):
@@ -58,7 +60,8 @@ def _with(consents: tuple[Consent, ...], consent: Consent) -> tuple[Consent, ...
 
 def _question(r: Record, p: Mapping[str, Any]) -> Consent:
     subject, until = p.get("subject", ""), p.get("reject_at")
-    return Consent(p["key"], p["name"], p["before"], subject, PENDING, r.recorded_at, until, offset=r.seq)
+    call = p.get("call", "")
+    return Consent(p["key"], p["name"], p["before"], subject, PENDING, r.recorded_at, until, offset=r.seq, call=call)
 
 
 def _holds_up(s: RunState, consent: Consent) -> bool:
@@ -95,10 +98,20 @@ def gone_on(s: RunState, reason: str) -> Changes:
     return {"consents": left} if reason == PauseReason.BUDGET and len(left) < len(s.consents) else NOTHING
 
 
-def iteration_over(s: RunState) -> Changes:
-    """All calls of it are done: one that an earlier attempt asked for, and this one didn't, isn't made any more."""
-    left = tuple(c for c in s.consents if not c.pending or c.before != TOOL_CALL or c.epoch == s.epoch)
-    return {"consents": left} if len(left) < len(s.consents) else NOTHING
+def iteration_over(s: RunState, r: Record) -> Changes:
+    """All calls of it are done: one that nobody has answered isn't made any more, whoever asked, and this attempt's
+    answers are used up. An answer to an earlier one waits for the call that it is about.
+    """
+    left = tuple(_made(c, s.epoch) for c in s.consents if not c.pending or c.before != TOOL_CALL)
+    if left == s.consents:
+        return NOTHING
+    if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in left):
+        return {"consents": left}
+    return to(s, RunPhase.RUNNING, r.type, consents=left)
+
+
+def _made(consent: Consent, epoch: int) -> Consent:
+    return replace(consent, call="") if consent.epoch == epoch else consent
 
 
 def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

@@ -10,7 +10,7 @@ from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedApproval
 from moorage.core.approvals.consent import COST, DELIVERY, TOOL_CALL
 
-ASKS_BEFORE_CALLS: Final = frozenset({"builtin"})  # drivers whose tool calls wait for an answer
+ASKS_BEFORE_CALLS: Final = frozenset({"acp", "builtin", "claude-code"})  # drivers whose tool calls wait for an answer
 
 
 def unenforceable(asked: Sequence[Approval], agent: ResolvedAgent) -> str | None:
@@ -18,7 +18,7 @@ def unenforceable(asked: Sequence[Approval], agent: ResolvedAgent) -> str | None
     calls = next((each.name for each in asked if each.before == TOOL_CALL), None)
     if calls is not None and agent.driver not in ASKS_BEFORE_CALLS:
         able = ", ".join(sorted(ASKS_BEFORE_CALLS))
-        return f"spec.approvals {calls}: the driver {agent.driver} holds up no tool call for an answer; {able} does"
+        return f"spec.approvals {calls}: the driver {agent.driver} holds up no tool call for an answer; {able} do"
     costs = next((each.name for each in asked if each.before == COST), None)
     if costs is not None and agent.model is None:
         return f"spec.approvals {costs}: the run's agent names no model, so that nothing of its cost is known"

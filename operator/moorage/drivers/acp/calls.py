@@ -12,6 +12,7 @@ from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import mapping, number, text
 
 OVER = {"completed": True, "failed": False}
+OTHER = "other"  # the kind of a tool that has none
 
 
 @dataclass
@@ -32,6 +33,11 @@ class _Call:
         self.given = told.get("rawInput") or self.given
         self.said = _words(told.get("content")) or self.said
         self.output = told.get("rawOutput") or self.output
+
+    @property
+    def does(self) -> Mapping[str, Any]:
+        """What it is to do, as far as the agent says so, and whatever it calls that."""
+        return self.given if isinstance(self.given, dict) and self.given else self.arguments
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -70,12 +76,16 @@ class Calls:
             return self._over(name, call, ok=OVER[status])
         return self._intent(name, call) if status == "in_progress" else []
 
-    def permit(self, told: Mapping[str, Any]) -> Sequence[Fact]:
-        """The agent waits to be allowed a call, which it may not have told of yet."""
+    def permit(self, told: Mapping[str, Any]) -> tuple[Sequence[Fact], Asked]:
+        """The agent waits to be allowed a call, which it may not have told of yet: its intent where that is news, and
+        what it is to do.
+        """
         self.begin({**told, "status": "pending"})
         name = text(told.get("toolCallId"))
         call = self._held.get(name)
-        return self._intent(name, call) if call else []
+        if call is None:  # too many are open
+            return [], Asked(name, text(told.get("kind")) or OTHER, {})
+        return self._intent(name, call), Asked(name, call.kind or OTHER, call.does)
 
     def telling(self, results: int) -> int:
         """How many of the calls that are over by a request with so many results have their end told."""
@@ -86,20 +96,18 @@ class Calls:
         """The turn is over, and whatever was under way with it."""
         left, self._held = self._held, {}
         ended = ToolResult(ok=False, text="the turn ended before this call did")
-        return [
-            Answered(name, call.kind or "other", call.arguments, ended) for name, call in left.items() if call.asked
-        ]
+        return [Answered(name, call.kind or OTHER, call.arguments, ended) for name, call in left.items() if call.asked]
 
     def _intent(self, name: str, call: _Call) -> Sequence[Fact]:
         if call.asked:
             return []
         call.asked = True
         self._begun += 1
-        return [Asked(name, call.kind or "other", call.arguments)]
+        return [Asked(name, call.kind or OTHER, call.arguments)]
 
     def _over(self, name: str, call: _Call, *, ok: bool) -> Sequence[Fact]:
         del self._held[name]
-        done = Answered(name, call.kind or "other", call.arguments, _result(call, ok=ok))
+        done = Answered(name, call.kind or OTHER, call.arguments, _result(call, ok=ok))
         return [done] if self.open else [done, Settled({}, more=True)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from moorage.drivers.acp import rpc
 from moorage.drivers.acp.terminals import Terminal, TerminalRefused, Terminals
 from moorage.drivers.builtin.files import Place
-from moorage.drivers.facts import Answered, Asked, Fact, Noted, Say, Wanted
+from moorage.drivers.facts import Allowed, Answered, Asked, Fact, Noted, Say, Wanted
 from moorage.drivers.port import Host, Task
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import number, text
@@ -24,6 +24,7 @@ from moorage.workspace.errors import WorkspaceError
 Tell = Callable[[Fact], Awaitable[None]]
 Answer = Mapping[str, Any] | None
 CHANGES = frozenset({"fs/write_text_file", "terminal/create"})
+OF_THIS_SESSION = frozenset({"sessionId", "_meta"})  # the same call of another session is the same
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Desk:
 
     def __init__(self, task: Task, host: Host, env: Mapping[str, str], say: Say) -> None:
         self._place, self._say = Place(task.tree, task.tmp), say
+        self._asks_before, self._stopping = host.asks_before, host.stopping
         self._terminals = Terminals(host, env, task.tree)
         self._waits: set[asyncio.Task[None]] = set()
         self._failed: BaseException | None = None  # what broke one of them
@@ -77,14 +79,27 @@ class Desk:
             "terminal/release": self._release,
         }
 
-    async def serve(self, wanted: Wanted, tell: Tell) -> None:
-        """Do it and answer; a command's end is awaited beside the agent's other requests."""
+    async def serve(self, wanted: Wanted, tell: Tell, allowed: Allowed) -> None:
+        """Do it and answer; a command's end, and a person's word, is awaited beside the agent's other requests."""
         job = self._job(wanted, tell)
         await job.begin()
-        if wanted.method == "terminal/wait_for_exit":
+        if job.call and self._asks_before(wanted.method):
+            self._beside(self._once_allowed(job, allowed))
+        elif wanted.method == "terminal/wait_for_exit":
             self._beside(self._answer(job))
         else:
             await self._answer(job)
+
+    async def _once_allowed(self, job: _Job, allowed: Allowed) -> None:
+        """T6: a call of its own, done or refused."""
+        does = {name: value for name, value in job.params.items() if name not in OF_THIS_SESSION}
+        refused = await allowed(job.call, job.wanted.method, does)
+        if self._stopping.is_set():
+            return  # nothing new begins
+        if refused is None:
+            await self._answer(job)
+        else:
+            await self._refuse(job, refused)
 
     async def close(self) -> None:
         """End all commands, and have told what became of them. Raises what the host did meanwhile."""
@@ -109,10 +124,13 @@ class Desk:
             answer = await method(job)
         except (WorkspaceError, TerminalRefused, OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-            await job.done(ToolResult(ok=False, text=why, size=len(why.encode())))
-            await self._say(rpc.error(job.wanted.request, rpc.BAD_PARAMETERS, why))
+            await self._refuse(job, why)
             return
         await self._say(rpc.result(job.wanted.request, answer))
+
+    async def _refuse(self, job: _Job, why: str) -> None:
+        await job.done(ToolResult(ok=False, text=why, size=len(why.encode())))
+        await self._say(rpc.error(job.wanted.request, rpc.BAD_PARAMETERS, why))
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

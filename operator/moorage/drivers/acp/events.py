@@ -2,7 +2,8 @@
 
 The conversation: `initialize`, then `session/load` of an earlier one or `session/new`, then `session/prompt`, whose
 answer is the last word unless a person has more to say. A tool call becomes an intent when the agent asks for
-permission, which it waits for, or says that it runs; a safe point is where none is open.
+permission, which it waits for, or says that it runs; a safe point is where none is open. A permission has no room for
+words, so those of a refusal are the next prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from moorage.core.models.protocol import Carried
 from moorage.drivers import childtools
 from moorage.drivers.acp import rpc
 from moorage.drivers.acp.calls import Calls
-from moorage.drivers.facts import Began, Ended, Fact, Reply, Said, Settled, Wanted
+from moorage.drivers.facts import Began, Ended, Fact, Permission, Reply, Said, Settled, Wanted
 from moorage.drivers.untrusted import mapping, text
 
 VERSION = 1
@@ -35,6 +36,8 @@ QUIET = frozenset(
 )
 CAPABILITIES = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
 NO_TOOLS = "the agent takes no tools over HTTP (mcpCapabilities.http), which agent.children needs: leave that out"
+YES = ("allow_once", "allow_always")  # for this once where that can be said; what a tool may reach, our sandbox decides
+NO = ("reject_once",)  # for once alone: the next one is another question
 CUT = "max_tokens"
 ENDS = {
     CUT: "the last answer was cut by the model's limit of output tokens",
@@ -122,8 +125,10 @@ class AcpEvents:
     def _asked(self, number: rpc.Id, method: str, params: Mapping[str, Any]) -> Sequence[Fact]:
         if method != "session/request_permission":
             return [*self._spoken(), Wanted(number, method, params, own=not self._calls.open)]
-        call = self._calls.permit(mapping(params.get("toolCall")))
-        return [*self._spoken(), *call, Reply(rpc.result(number, {"outcome": _allowed(params.get("options"))}))]
+        intent, call = self._calls.permit(mapping(params.get("toolCall")))
+        yes, no = (_chosen(number, params.get("options"), kinds) for kinds in (YES, NO))
+        waits = Permission(call.call, call.tool, call.arguments, yes, lambda _: no, mute=True)
+        return [*self._spoken(), *intent, waits]
 
     def _chunk(self, words: str) -> Sequence[Fact]:
         spoken = self._spoken() if len(self._words) + len(words) > WORDS_CAP else []
@@ -180,14 +185,15 @@ class AcpEvents:
         return [*self._spoken(), *self._calls.drop(), Settled({}, more=False), Ended(failure, cut=reason == CUT)]
 
 
-def _allowed(options: object) -> Mapping[str, Any]:
-    """The choice of a yes for this once. What a tool may reach, our sandbox decides."""
+def _chosen(request: rpc.Id, options: object, kinds: Sequence[str]) -> bytes:
+    """The choice of the first of these kinds that is offered; where none is, the answer that there is no choice."""
     offered = [mapping(option) for option in options] if isinstance(options, list) else []
-    for kind in ("allow_once", "allow_always"):
+    for kind in kinds:
         for option in offered:
             if option.get("kind") == kind:
-                return {"outcome": "selected", "optionId": text(option.get("optionId"))}
-    return {"outcome": "cancelled"}
+                chosen = {"outcome": "selected", "optionId": text(option.get("optionId"))}
+                return rpc.result(request, {"outcome": chosen})
+    return rpc.result(request, {"outcome": {"outcome": "cancelled"}})
 
 
 def _failure(told: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What the lines of `claude -p --output-format stream-json` mean. Pure; seen with Claude Code 2.1.
 
 It tells a tool call twice: in the decision (`assistant`), and as a question to us right before it runs, which it waits
-for. The second is the intent.
+for. The second is the intent; it is answered once that is durable and, where a person has to allow it, they have.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage.core.models.protocol import Carried
-from moorage.drivers.claude_code.speech import ALLOWED, answer, refusal, user
-from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Reply, Said, Settled, Trouble
+from moorage.drivers.claude_code.speech import ALLOWED, answer, denied, forbidden, refusal, user
+from moorage.drivers.facts import Answered, Asked, Began, Ended, Fact, Permission, Reply, Said, Settled, Trouble
 from moorage.drivers.jsonlines import MAX_OPEN
 from moorage.drivers.telling import ToolResult
 from moorage.drivers.untrusted import counts, mapping, text
@@ -129,21 +129,32 @@ def _system(event: Mapping[str, Any]) -> Sequence[Fact] | None:
 
 
 def _question(request: str, asked: Mapping[str, Any]) -> Sequence[Fact]:
-    """What it asks us and waits for. All that its tools may do, our sandbox decides; so a call may always run."""
+    """What it asks us and waits for. What its tools may reach, our sandbox decides; so a call may run unless a person
+    has to allow it first.
+    """
     match asked.get("subtype"):
         case "hook_callback":
             call = mapping(asked.get("input"))
-            return [_intent(call.get("tool_use_id"), call), Reply(answer(request, ALLOWED))]
+            return _waiting(_intent(call.get("tool_use_id"), call), request, ALLOWED, denied)
         case "can_use_tool":
             arguments = mapping(asked.get("input"))
             call = {"tool_name": asked.get("tool_name"), "tool_input": arguments}
             allowed = {"behavior": "allow", "updatedInput": arguments}
-            return [_intent(asked.get("tool_use_id"), call), Reply(answer(request, allowed))]
+            return _waiting(_intent(asked.get("tool_use_id"), call), request, allowed, forbidden)
     return [Reply(refusal(request, "nobody here can do that"))]
 
 
 def _intent(call: object, asked: Mapping[str, Any]) -> Asked:
     return Asked(text(call), text(asked.get("tool_name")), mapping(asked.get("tool_input")))
+
+
+def _waiting(
+    intent: Asked, request: str, yes: Mapping[str, Any], no: Callable[[str], Mapping[str, Any]]
+) -> Sequence[Fact]:
+    def refused(why: str) -> bytes:
+        return answer(request, no(why))
+
+    return [intent, Permission(intent.call, intent.tool, intent.arguments, answer(request, yes), refused)]
 
 
 def _failure(event: Mapping[str, Any]) -> str | None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 HOOK = "moorage"  # the name under which it calls us before a tool runs
-ALLOWED = {"hookSpecificOutput": {"hookEventName": "PreToolUse", "permissionDecision": "allow"}}
+EVENT = "PreToolUse"
+ALLOWED = {"hookSpecificOutput": {"hookEventName": EVENT, "permissionDecision": "allow"}}
+PATIENCE_S = 7 * 24 * 3600  # for our answer; its own minute would be over before a person's, and the call would run
 
 
 def hello() -> bytes:
     """Have it call us before each tool runs, and wait for our answer."""
-    hooks = {"PreToolUse": [{"matcher": "*", "hookCallbackIds": [HOOK]}]}
+    hooks = {EVENT: [{"matcher": "*", "hookCallbackIds": [HOOK], "timeout": PATIENCE_S}]}
     request = {"subtype": "initialize", "hooks": hooks}
     return _line({"type": "control_request", "request_id": "hello", "request": request})
 
@@ -26,6 +28,17 @@ def user(text: str, name: str) -> bytes:
 def answer(request: str, response: Mapping[str, Any]) -> bytes:
     """What it waits for."""
     return _response({"subtype": "success", "request_id": request, "response": response})
+
+
+def denied(why: str) -> Mapping[str, Any]:
+    """The answer of the hook that the call doesn't run."""
+    told = {"hookEventName": EVENT, "permissionDecision": "deny", "permissionDecisionReason": why}
+    return {"hookSpecificOutput": told}
+
+
+def forbidden(why: str) -> Mapping[str, Any]:
+    """The same where its own rules have it ask."""
+    return {"behavior": "deny", "message": why}
 
 
 def refusal(request: str, why: str) -> bytes:

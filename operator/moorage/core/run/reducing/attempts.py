@@ -98,7 +98,7 @@ def iteration_complete(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if done <= s.iteration:
         raise IllegalMove(s.phase, s.phase, f"iteration {done} was used before (at {s.iteration})")
     at = {"iteration": done, "attempt_safe_points": s.attempt_safe_points + 1, "progress_at": r.recorded_at}
-    point = {**at, **approvals.iteration_over(s)}
+    point = {**at, **approvals.iteration_over(s, r)}
     return point if (disk := p.get("disk_bytes")) is None else point | {"disk_bytes": disk}
 
 

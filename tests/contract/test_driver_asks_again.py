@@ -1,0 +1,124 @@
+"""T6 over attempts of programs that aren't ours: they decide anew, and a person's word is found, and used once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.contract.posing_agents import SUBJECTS
+from tests.contract.real_agents import path_with, resolved, run
+from tests.contract.test_driver_approvals import answer
+from tests.contract.test_driver_asks import MORE, SHELL
+
+from moorage.api.wire import ResolvedAgent, ResolvedApproval
+from moorage.core.run.state import PauseReason
+from moorage.gateway.pausing import Pauses
+from moorage.testing.models import Reply, Script
+from moorage.testing.world import Run, Sandbox, World
+
+pytestmark = pytest.mark.timeout(240)  # runners, and a real program, each started twice
+
+LOOK = """
+begin()
+again = os.path.exists(os.path.join(os.environ["HOME"], "again"))
+open(os.path.join(os.environ["HOME"], "again"), "w").close()
+if again:
+    ask("look", "Write"); verdict("look"); result("look")
+"""
+RUN = 'if verdict("NAME") == "yes":\n    open("ran.txt", "a").write("ran\\n")\n    result("NAME")\n'
+TWICE = (
+    LOOK + "".join(f'ask("{name}", command="make it")\n' + RUN.replace("NAME", name) for name in ("a", "b")) + "end()"
+)
+
+
+def approval(driver: str) -> ResolvedApproval:
+    return ResolvedApproval(name="shell", before="ToolCall", tools=(SHELL[driver],))
+
+
+def posing(driver: str, folder: Path) -> ResolvedAgent:
+    """An agent that looks around first where it goes on, and makes the same call twice, one after the other."""
+    subject = SUBJECTS[driver]
+    bare = subject.agent(f"{folder}:/usr/local/bin:/usr/bin:/bin")
+    words = subject.words + MORE[driver]
+    script = type(subject)(subject.driver, subject.program, subject.agent, words)
+    script.write(folder, TWICE)
+    return bare
+
+
+async def questions(fix: Run) -> list[tuple[str, str]]:
+    return [(each["key"].split(":")[1], each["status"]) for each in (await fix.state())["consents"]]
+
+
+async def park(world: World, fix: Run) -> None:
+    """The operator's word that nothing but a person is waited for, with the run's own time to obey it."""
+    run = await world.gateway.gate.ledger.open(fix.spec.uid)
+    assert await Pauses(world.gateway.gate).request(run, PauseReason.APPROVAL, "why", by="approvals")
+
+
+async def one_question_left(world: World, fix: Run, second: Sandbox) -> None:
+    """The first call is made by the first answer, and the second one, though it is the same, waits for its own."""
+    await fix.until("APPROVAL_REQUESTED", 3, within_s=90)
+    (_, first), (_, other) = await questions(fix)
+    assert (first, other) == ("approved", "pending")
+    assert (second.tree / "ran.txt").read_text() == "ran\n"
+    told = await fix.call("POST", "/commands", {"command_id": "c2", "type": "Approve", "approval": "shell"})
+    assert told["state"] == "Done"
+    assert await second.ended() == 0, second.said.read_text()
+    assert (second.tree / "ran.txt").read_text() == "ran\nran\n"
+    assert (await fix.state())["usage"]["human_approvals"] == 2
+
+
+@pytest.mark.rule("T6", "R1")
+async def test_a_question_outlives_sandbox_and_gateway_of_a_program_that_decides_anew(tmp_path: Path) -> None:
+    async with World(tmp_path / "world") as world:
+        fix = await world.admit(agent=posing("acp", tmp_path / "bin"), approvals=(approval("acp"),))
+        sandbox = await fix.start()
+        await fix.until("APPROVAL_REQUESTED", within_s=90)
+        await sandbox.kill()
+        await world.restart_gateway(0)
+        assert (await answer(fix, "Approve"))["state"] == "Done", "nobody works on it, and it is answered all the same"
+        await fix.report("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"})
+        await one_question_left(world, fix, await fix.start(2))
+
+
+@pytest.mark.rule("T6", "Q5")
+async def test_a_program_that_would_only_wait_is_let_go_and_makes_its_call_in_the_next_sandbox(tmp_path: Path) -> None:
+    async with World(tmp_path / "world") as world:
+        agent = posing("claude-code", tmp_path / "bin")
+        fix = await world.admit(agent=agent, approvals=(approval("claude-code"),))
+        sandbox = await fix.start()
+        await fix.until("APPROVAL_REQUESTED", within_s=90)
+        assert (await fix.state())["phase"] == "AwaitingApproval"
+        await park(world, fix)
+        assert await sandbox.ended() == 0, sandbox.said.read_text()
+        assert (await fix.state())["agent_end"]["outcome"] == "paused"
+        await fix.report("PAUSED", {"reason": "Approval", "message": ""})
+        assert (await answer(fix, "Approve"))["state"] == "Done"
+        await fix.report("RESUMED", {"reason": "Approval"})
+        await one_question_left(world, fix, await fix.start(2))
+
+
+@pytest.mark.rule("T6", "Q5")
+@pytest.mark.parametrize("agent", ["claude-code", "opencode"])
+async def test_a_real_agents_call_waits_without_a_sandbox_and_is_made_once(agent: str, tmp_path: Path) -> None:
+    path, driver = path_with(agent, tmp_path / "bin"), "acp" if agent == "opencode" else agent
+    pay = run(agent, "echo ran >> ran.txt")
+    # the second one is for who goes on: an interrupted call, or a word of its own, is a step to the stand-in
+    script = Script(replies=(run(agent, "echo 1 > one"), pay, pay, Reply(text="Gone on.")))
+    async with World(tmp_path / "world", script=script) as world:
+        assert world.model is not None
+        held = ResolvedApproval(name="shell", before="ToolCall", tools=(SHELL[driver],))
+        fix = await world.admit(agent=resolved(agent, path, url=world.model.url), approvals=(held,))
+        sandbox = await fix.start()
+        await fix.until("APPROVAL_REQUESTED", within_s=120)
+        await fix.call("POST", "/commands", {"command_id": "c0", "type": "Approve", "approval": "shell"})
+        await fix.until("APPROVAL_REQUESTED", 2, within_s=120)
+        await park(world, fix)
+        assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+        await fix.report("PAUSED", {"reason": "Approval", "message": ""})
+        assert (await answer(fix, "Approve"))["state"] == "Done"
+        await fix.report("RESUMED", {"reason": "Approval"})
+        second = await fix.start(2)
+        assert await second.ended(within_s=120) == 0, second.said.read_text()
+        assert (second.tree / "ran.txt").read_text() == "ran\n"
+        assert [status for _, status in await questions(fix)] == ["approved"] * 2
+        assert "allows that very call once" in json.dumps(world.model.bodies[-1])
