@@ -103,7 +103,8 @@ async def test_a_sandbox_that_would_only_wait_is_let_go_and_its_call_runs_in_the
         assert await second.ended() == 0, second.said.read_text()
         state = await fix.state()
         assert (state["agent_end"]["outcome"], state["proposal"]["files"]) == ("completed", 1)
-        assert (await fix.types()).count("APPROVAL_REQUESTED") == 1
+        assert [each.get("answered") for each in await fix.content("APPROVAL_REQUESTED")] == [None, True]
+        assert state["usage"]["human_approvals"] == 1
 
 
 @pytest.mark.rule("T6")

@@ -65,6 +65,7 @@ async def one_question_left(world: World, fix: Run, second: Sandbox) -> None:
     assert await second.ended() == 0, second.said.read_text()
     assert (second.tree / "ran.txt").read_text() == "ran\nran\n"
     assert (await fix.state())["usage"]["human_approvals"] == 2
+    assert [each.get("answered") for each in await fix.content("APPROVAL_REQUESTED")] == [None, True, None]
 
 
 @pytest.mark.rule("T6", "R1")

@@ -50,13 +50,18 @@ async def pending(operator: Operator) -> list[Any]:
     return [each for each in (await operator.state())["consents"] if each["status"] == "pending"]
 
 
-async def answer(operator: Operator, name: str, approval: str, kind: str = "Approve") -> Any:
-    body = {"command_id": name, "type": kind, "approval": approval, "issuer": "ada"}
+async def named(operator: Operator, key: str, epoch: int = 0) -> bool:
+    return any(each["key"] == key and each["epoch"] >= epoch for each in await pending(operator))
+
+
+async def answer(operator: Operator, name: str, approval: str, kind: str = "Approve", question: str = "") -> Any:
+    body = {"command_id": name, "type": kind, "approval": approval, "issuer": "ada", "question": question}
     return await ok(await operator.http.post(f"{operator.door}/commands", json=body))
 
 
-def asking(runner: httpx.AsyncClient, key: str, epoch: int = 1) -> "asyncio.Task[httpx.Response]":
-    return asyncio.create_task(runner.post(CONSENT, json={"epoch": epoch, "key": key, "tool": "bash"}))
+def asking(runner: httpx.AsyncClient, key: str, epoch: int = 1, call: str = "") -> "asyncio.Task[httpx.Response]":
+    asked = {"epoch": epoch, "key": key, "tool": "bash", "call": call}
+    return asyncio.create_task(runner.post(CONSENT, json=asked))
 
 
 async def at_work(gateway: LocalGateway, upstream: GitServer, **limits: int) -> tuple[Operator, httpx.AsyncClient]:
@@ -88,6 +93,38 @@ async def test_a_question_whose_answer_was_forgotten_is_asked_and_answered_anew(
         assert (await answer(operator, f"a{offset}", "shell"))["state"] == "Done"
         assert (await ok(await asked))["status"] == "approved"
     assert (await operator.state())["usage"]["human_approvals"] == KEPT + 2
+
+
+@pytest.mark.rule("T6", "R1", "M5")
+@pytest.mark.parametrize("early", [True, False], ids=["answered", "pending"])
+async def test_a_call_that_comes_in_another_place_has_the_question_that_it_had(
+    pair: Pair, upstream: GitServer, early: bool
+) -> None:
+    operator, runner = await at_work(pair.one, upstream)
+    lost = asking(runner, "1.0", call="c:0")
+    await until(lambda: pending(operator))
+    if early:
+        await answer(operator, "a1", "shell")
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    here, there = pair.sandboxes("p2")
+    await ok(await here.post(RECORDS, json=told("AGENT_STARTED", {}, epoch=2)))
+    other = asking(here, "3.1", 2, call="c:1")
+    await until(lambda: named(operator, "tool:3.1"))
+    asked = [asking(http, "3.0", 2, call="c:0") for http in (here, there) * 3]
+    if not early:
+        await until(lambda: named(operator, "tool:1.0", epoch=2))
+        await answer(operator, "a1", "shell", question="tool:1.0")
+    assert "approved" in [(await ok(await each))["status"] for each in asked]
+    known = {each["key"]: (each["status"], each["epoch"]) for each in (await operator.state())["consents"]}
+    assert known == {"tool:1.0": ("approved", 2), "tool:3.1": ("pending", 2)}, "the same call once more is another one"
+    assert (await ok(await asking(there, "3.0", 2, call="c:0")))["status"] == "approved", "asked again it is no news"
+    assert (await operator.types()).count("APPROVAL_REQUESTED") == 3
+    assert (await operator.state())["usage"]["human_approvals"] == 1
+    for each in (lost, other):
+        each.cancel()
+    await asyncio.gather(lost, other, return_exceptions=True)
 
 
 @pytest.mark.rule("T6", "R1")

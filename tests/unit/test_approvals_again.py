@@ -8,7 +8,7 @@ from tests.unit.test_run_approvals import answer, asked, at_work, next_attempt
 
 from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedModel
-from moorage.core.approvals.consent import about, asked_in
+from moorage.core.approvals.consent import KEPT_CALLS, about, asked_in
 from moorage.core.approvals.resolving import unenforceable
 from moorage.core.run.phases import RunPhase
 from moorage.drivers.telling import identity
@@ -67,6 +67,20 @@ def test_a_lost_attempt_uses_nothing_up() -> None:
         next_attempt(world)
         call(world)
         assert open_calls(world) == [("c:0", "approved", epoch)]
+
+
+@pytest.mark.rule("T6")
+def test_an_answer_that_is_not_used_is_not_forgotten_for_others_that_are() -> None:
+    world = at_work()
+    call(world)
+    answer(world, "approved")
+    next_attempt(world)
+    for n in range(KEPT_CALLS + 1):
+        call(world, f"tool:{n + 2}.0", n + 1)
+        answer(world, "approved", f"tool:{n + 2}.0")
+        safe_point(world, n + 2)
+    assert open_calls(world) == [("c:0", "approved", 1)]
+    assert len(world.state.consents) == KEPT_CALLS
 
 
 @pytest.mark.rule("T6")

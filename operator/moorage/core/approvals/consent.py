@@ -89,8 +89,11 @@ def parking(consents: Iterable[Consent], epoch: int) -> Consent | None:
 
 
 def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:
-    """All pending ones and the last that were answered. No number of calls has an answer forgotten that lasts."""
-    calls = [each.key for each in consents if not each.pending and each.before == TOOL_CALL]
+    """All pending ones and the last that were answered; those about calls that are made are forgotten first. No number
+    of calls has an answer forgotten that lasts.
+    """
+    answers = (each for each in consents if not each.pending and each.before == TOOL_CALL)
+    calls = [each.key for each in sorted(answers, key=lambda answer: answer.call != "")]
     lasting = [each.key for each in consents if not each.pending and each.before != TOOL_CALL]
     dropped = frozenset((*calls[:-KEPT_CALLS], *lasting[:-KEPT_LASTING]))
     return tuple(each for each in consents if each.key not in dropped)
