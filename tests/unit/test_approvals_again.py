@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from tests.property.run_world import T, World
-from tests.unit.test_run_approvals import answer, asked, at_work, next_attempt
+from tests.unit.test_run_approvals import answer, asked, at_work
+from tests.unit.test_run_approvals_attempts import next_attempt
 
 from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedModel
