@@ -291,6 +291,25 @@ async def test_what_is_said_as_an_interrupted_agent_ends_is_heard_before_its_end
     assert play.host.iterations == [1, 2, 3], "its first end was none"
 
 
+@pytest.mark.rule("M3")
+async def test_an_interrupted_turn_keeps_no_later_message_out(playing: Playing) -> None:
+    heard = asyncio.Queue[bytes]()
+    speech = Speech(message=str.encode, steer=str.encode, interrupts=True)
+    play = playing(line=Line(heard.put, speech, None))
+    await play.ask()
+    for result, words in (("a", "Use tabs."), ("b", "And short lines.")):
+        await play.did(result)
+        await play.host.messages.say("Steer", words)
+        assert b"Steered" in await play.ask(result)
+        assert await heard.get() == words.encode()
+    await play.host.messages.say("FollowUp", "Now the docs.")
+    await play.say(end="")
+    assert await heard.get() == b"Now the docs."
+    assert not play.listener.final.is_set()
+    await play.say(end="")
+    await play.until(play.listener.final.is_set)
+
+
 @pytest.mark.rule("Q5", "P6")
 async def test_an_agent_that_is_to_pause_is_held_at_its_safe_point_and_passes_until_then(playing: Playing) -> None:
     play = playing()
