@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,25 +31,29 @@ PASSING = {425, 500, 502, 503}
 class Killed:
     """A gateway's process on one port; `kill` leaves it no time for anything.
 
-    `dsn`: of the PostgreSQL that it shares with others. `password`: of its tenant's remote.
+    `dsn`: of the PostgreSQL that it shares with others. `password`: of its tenant's remote. The port is held by a
+    socket that never listens: while no gateway lives nobody else gets it, and connections are refused.
     """
 
     def __init__(self, root: Path, dsn: str | None = None, *, password: str = PASSWORD) -> None:
         self.root, self.dsn, self.password = root, dsn, password
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        self.port = reserved.getsockname()[1]
+        weakref.finalize(self, os.close, reserved.detach())
         self.kills = 0
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self, environ: Mapping[str, str] | None = None) -> None:
+        """Return once it answers, or has died: of a shot, it may before anybody has asked it whether it lives."""
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.gateway_process", str(self.root), str(self.port), self.password),
             cwd=ROOT,
             env={**os.environ, **({DSN: self.dsn} if self.dsn else {}), **(environ or {})},
         )
         async with httpx.AsyncClient() as http:
-            while True:
+            while self.process.returncode is None:
                 with contextlib.suppress(httpx.TransportError):
                     if (await http.get(f"http://127.0.0.1:{self.port}/healthz")).is_success:
                         return
