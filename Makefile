@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.moorage-setup
 MOTO := $(VENV)/moto/.moorage-setup
 NODES ?= 1
-# test processes: more than cores take no less time, and tests wait longer for one another
-JOBS ?= 2
+# test processes: one more than cores, as much of a test is waiting; still more take no less time
+JOBS ?= 3
 CLUSTER := $(BIN)/python -m e2e.cluster
 PYTEST := $(BIN)/python -m pytest --durations 25 --durations-min 10
 RESOLVE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-header --python-version 3.11
