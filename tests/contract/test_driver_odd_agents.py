@@ -78,7 +78,7 @@ open("b.txt", "w").write("new")
 
 @pytest.mark.rule("R3")
 async def test_what_a_failed_agent_left_is_kept(world):
-    run = await world.admit(command=sh(f"echo one > one.txt\n{ITERATION}sleep 0.2; echo two > two.txt\nexit 3"))
+    run = await world.admit(command=sh(f"echo one > one.txt\n{ITERATION}sleep 2; echo two > two.txt\nexit 3"))
     assert await (await run.start()).ended() == 0
     state = await run.state()
     assert (state["agent_end"]["reason"], state["agent_end"]["exit_code"]) == ("AgentFailed", 3)
