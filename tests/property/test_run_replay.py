@@ -69,6 +69,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "uid": words,
     "reserve": SHARES,
     "used": SHARES,
+    "account": SHARES,
     "effects": st.lists(
         st.fixed_dictionaries({"effect_id": words, "kind": words, "key": words, "target": words}), max_size=2
     ),
