@@ -105,6 +105,10 @@ async def test_a_sandbox_that_would_only_wait_is_let_go_and_its_call_runs_in_the
         assert (state["agent_end"]["outcome"], state["proposal"]["files"]) == ("completed", 1)
         assert [each.get("answered") for each in await fix.content("APPROVAL_REQUESTED")] == [None, True]
         assert state["usage"]["human_approvals"] == 1
+        assert world.model is not None
+        heard = json.dumps(world.model.bodies[-1])
+        assert "its calls have run now" in heard
+        assert "Make it again" not in heard, "it was made by the decision that was kept"
 
 
 @pytest.mark.rule("T6")

@@ -14,7 +14,7 @@ from typing import Any
 from moorage.api.meta import format_time
 from moorage.api.wire import Role
 from moorage.api.work import Assignment, GitAssignment, RecordedDecision, ResumePoint
-from moorage.core.approvals.consent import APPROVED, TOOL_CALL, Consent
+from moorage.core.approvals.consent import APPROVED, TIMEOUT, TOOL_CALL, Consent
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
@@ -252,7 +252,8 @@ def _excerpt(goal: str) -> str:
 
 
 def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), failed: str = "") -> Assignment:
-    spec, state = caller.run.spec, caller.run.state
+    spec, state, runner = caller.run.spec, caller.run.state, caller.pod.role == Role.RUNNER
+    left = recorded(caller.run, caller.epoch) if runner else None
     return Assignment(
         run_uid=spec.uid,
         tenant=spec.tenant,
@@ -268,12 +269,12 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), fa
         timeouts=spec.timeouts,
         git=git,
         iterations_used=caller.run.facts.completed + state.carried.iterations,
-        recorded=recorded(caller.run, caller.epoch) if caller.pod.role == Role.RUNNER else None,
+        recorded=left,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
-        handoff=handoff(caller.run, said, failed) if state.recovered and caller.pod.role == Role.RUNNER else None,
+        handoff=handoff(caller.run, said, failed, anew=left is None) if state.recovered and runner else None,
         tokens_used=state.usage.tokens + state.carried.tokens,
         approvals=tuple(each for each in spec.approvals if each.before == TOOL_CALL),
-        egress=tuple(entry.host for entry in spec.sandbox.egress) if caller.pod.role == Role.RUNNER else (),
+        egress=tuple(entry.host for entry in spec.sandbox.egress) if runner else (),
     )
 
 
@@ -285,9 +286,10 @@ def recorded(run: Run, epoch: int) -> RecordedDecision | None:
     return RecordedDecision(iteration=found.question.turn, request_id=found.request_id)
 
 
-def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
+def handoff(run: Run, said: Sequence[str] = (), failed: str = "", *, anew: bool = True) -> str:
     """R4: what a recovered agent is told, from facts alone. `said`: the messages that earlier attempts were given;
-    `failed`: what the acceptance command wrote that rejected what they proposed.
+    `failed`: what the acceptance command wrote that rejected what they proposed. `anew`: it begins with a decision of
+    its own, so that it has to be told which calls were answered; who acts on a recorded one makes them by that.
     """
     spec, state = run.spec, run.state
     lines = [
@@ -313,7 +315,8 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
         lines.append("Effects of unknown end: " + ", ".join(e.target for e in state.unknown_effects)[:300])
     if (tokens := run.limits.tokens_hard) is not None:
         lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens - state.carried.tokens)}.")
-    lines += [answered(each) for each in state.consents if each.call and not each.pending]
+    if anew:
+        lines += [answered(each) for each in state.consents if each.call and not each.pending]
     if state.rejected is not None:
         lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]
@@ -322,6 +325,8 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "") -> str:
 
 def answered(consent: Consent) -> str:
     """T6: what a person has said of a call that wasn't made, to one who decides anew and may come to it again."""
+    if consent.by == TIMEOUT:
+        return f"nobody said in time whether {consent.subject}, so it was refused. Find another way."
     who = consent.by or "a person"
     if consent.status == APPROVED:
         return f"{who} was asked whether {consent.subject}, and allows that very call once. Make it again as it was."
