@@ -1,5 +1,6 @@
 """T6: a person's word on a call that a program decides on anew: found where it comes to it, and used once."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.unit.test_run_approvals_attempts import next_attempt
 
 from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedModel
-from moorage.core.approvals.consent import KEPT_CALLS, about, asked_in
+from moorage.core.approvals.consent import KEPT_CALLS, KEPT_UNUSED, TIMEOUT, about, asked_in
 from moorage.core.approvals.resolving import unenforceable
 from moorage.core.run.phases import RunPhase
 from moorage.drivers.telling import identity
@@ -81,7 +82,20 @@ def test_an_answer_that_is_not_used_is_not_forgotten_for_others_that_are() -> No
         answer(world, "approved", f"tool:{n + 2}.0")
         safe_point(world, n + 2)
     assert open_calls(world) == [("c:0", "approved", 1)]
-    assert len(world.state.consents) == KEPT_CALLS
+    assert len(world.state.consents) == KEPT_CALLS + 1
+
+
+@pytest.mark.rule("T6")
+@pytest.mark.parametrize("number", [KEPT_CALLS, KEPT_UNUSED])
+def test_an_answer_is_there_once_it_is_given_however_many_were_given_since_it_was_asked(number: int) -> None:
+    world = at_work()
+    call(world)
+    for n in range(1, number + 1):
+        call(world, f"tool:1.{n}", n)
+        answer(world, "approved", f"tool:1.{n}")
+    answer(world, "approved", "tool:1.0")
+    assert ("c:0", "approved", 1) in open_calls(world)
+    assert len(open_calls(world)) == min(number + 1, KEPT_UNUSED)
 
 
 @pytest.mark.rule("T6")
@@ -147,3 +161,7 @@ def test_whoever_decides_anew_hears_what_was_said_of_its_call() -> None:
         "ada was asked whether the tool bash is to run, and allows that very call once. Make it again as it was.",
         "ada was asked whether the tool write is to run, and refused it. Find another way.",
     ]
+    late = replace(world.state.consents[-1], by=TIMEOUT)
+    assert (
+        answered(late) == "nobody said in time whether the tool write is to run, so it was refused. Find another way."
+    )

@@ -10,6 +10,7 @@ from typing import Final
 from moorage.api.wire import ResolvedApproval
 
 KEPT_CALLS: Final = 32  # answers that were good for one call each
+KEPT_UNUSED: Final = 256  # such answers whose call nobody is known to have made yet; a driver has so many calls at once
 KEPT_LASTING: Final = 256  # answers that are good for the run: about hosts, cost and results
 DELIVERY: Final = "Delivery"
 TOOL_CALL: Final = "ToolCall"
@@ -89,13 +90,14 @@ def parking(consents: Iterable[Consent], epoch: int) -> Consent | None:
 
 
 def kept(consents: tuple[Consent, ...]) -> tuple[Consent, ...]:
-    """All pending ones and the last that were answered; those about calls that are made are forgotten first. No number
-    of calls has an answer forgotten that lasts.
+    """All pending ones and the last that were answered: apart, so that none is forgotten for those of another sort, the
+    answers about calls that are made, about calls that are still to be, and those that last.
     """
-    answers = (each for each in consents if not each.pending and each.before == TOOL_CALL)
-    calls = [each.key for each in sorted(answers, key=lambda answer: answer.call != "")]
-    lasting = [each.key for each in consents if not each.pending and each.before != TOOL_CALL]
-    dropped = frozenset((*calls[:-KEPT_CALLS], *lasting[:-KEPT_LASTING]))
+    answers = [each for each in consents if not each.pending]
+    made = [each.key for each in answers if each.before == TOOL_CALL and not each.call]
+    unused = [each.key for each in answers if each.before == TOOL_CALL and each.call]
+    lasting = [each.key for each in answers if each.before != TOOL_CALL]
+    dropped = frozenset((*made[:-KEPT_CALLS], *unused[:-KEPT_UNUSED], *lasting[:-KEPT_LASTING]))
     return tuple(each for each in consents if each.key not in dropped)
 
 

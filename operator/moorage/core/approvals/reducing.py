@@ -102,7 +102,7 @@ def iteration_over(s: RunState, r: Record) -> Changes:
     """All calls of it are done: one that nobody has answered isn't made any more, whoever asked, and this attempt's
     answers are used up. An answer to an earlier one waits for the call that it is about.
     """
-    left = tuple(_made(c, s.epoch) for c in s.consents if not c.pending or c.before != TOOL_CALL)
+    left = kept(tuple(_made(c, s.epoch) for c in s.consents if not c.pending or c.before != TOOL_CALL))
     if left == s.consents:
         return NOTHING
     if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in left):
@@ -124,7 +124,7 @@ def decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     if p["outcome"] not in {APPROVED, REJECTED}:
         raise IllegalMove(s.phase, s.phase, f"an approval can't end {p['outcome']!r}")
     answered = replace(consent, status=p["outcome"], at=r.recorded_at, by=p.get("by", ""), reason=p.get("reason", ""))
-    consents = _with(s.consents, answered)
+    consents = kept((*(each for each in s.consents if each.key != answered.key), answered))  # the newest answer
     uncounted = answered.by == TIMEOUT or p.get("usage")
     changes: dict[str, Any] = {"consents": consents}
     if not uncounted:

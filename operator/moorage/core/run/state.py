@@ -342,7 +342,7 @@ class RunState:
     rounds: int = 0  # N4: attempts that followed a failed acceptance
     rejected: Rejected | None = None
     generation: int = 1  # of the journal; each repair begins one (I1)
-    consents: tuple[Consent, ...] = ()  # T6: all pending ones and the last that were answered, oldest first
+    consents: tuple[Consent, ...] = ()  # T6: all pending ones and the last that were answered
     commands: tuple[Command, ...] = ()  # M2: all open ones and the last closed ones, oldest first
     pause: Pause | None = None  # until the next attempt owns the run
     pauses: int = 0  # how often it was paused
