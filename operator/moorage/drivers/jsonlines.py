@@ -229,7 +229,7 @@ class AgentListener:
                 await line.say(fact.data)
             case Permission():
                 known = self._open.get(fact.call)
-                self._asking.answer(known and known[0], fact, line.say)
+                await self._asking.answer(known and known[0], fact, line.say)
             case Wanted() if line.server is not None:
                 await line.server.serve(fact, self._take, self._allowed)
 
@@ -260,7 +260,7 @@ class AgentListener:
         await self._asked(Asked(fact.call, fact.tool, fact.arguments))
         if (known := self._open.pop(fact.call, None)) is not None:
             await self._telling.answered(*known, fact.result.capped())
-            self._asking.over(fact.call, known[0].tool, fact.result)
+            self._asking.over(fact.call, (known[0].tool, fact.tool or known[0].tool), fact.result)
         self._heard += 1
         self._news.set()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from moorage.drivers.acp import rpc
 from moorage.drivers.acp.terminals import Terminal, TerminalRefused, Terminals
+from moorage.drivers.asking import MAX_ANSWERS, UNKNOWN
 from moorage.drivers.builtin.files import Place
 from moorage.drivers.facts import Allowed, Answered, Asked, Fact, Noted, Say, Wanted
 from moorage.drivers.port import Host, Task
@@ -84,11 +85,17 @@ class Desk:
         job = self._job(wanted, tell)
         await job.begin()
         if job.call and self._asks_before(wanted.method):
-            self._beside(self._once_allowed(job, allowed))
+            await self._hold_up(job, allowed)
         elif wanted.method == "terminal/wait_for_exit":
             self._beside(self._answer(job))
         else:
             await self._answer(job)
+
+    async def _hold_up(self, job: _Job, allowed: Allowed) -> None:
+        if len(self._waits) < MAX_ANSWERS:
+            self._beside(self._once_allowed(job, allowed))
+        else:
+            await self._refuse(job, UNKNOWN)
 
     async def _once_allowed(self, job: _Job, allowed: Allowed) -> None:
         """T6: a call of its own, done or refused."""
