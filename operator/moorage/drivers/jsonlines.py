@@ -231,7 +231,8 @@ class AgentListener:
                 known = self._open.get(fact.call)
                 await self._asking.answer(known and known[0], fact, line.say)
             case Wanted() if line.server is not None:
-                await line.server.serve(fact, self._take, self._allowed)
+                own = fact.own or self._asking.holds(self._open)  # nothing is done for a call that may not run yet
+                await line.server.serve(replace(fact, own=own), self._take, self._allowed)
 
     async def _allowed(self, call: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """See facts.Allowed."""
