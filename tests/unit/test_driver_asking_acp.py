@@ -11,7 +11,8 @@ import pytest
 from moorage.api.wire import ResolvedAgent
 from moorage.drivers.acp.desk import Desk
 from moorage.drivers.acp.events import AcpEvents
-from moorage.drivers.jsonlines import AgentListener, Launch, Line, Speech
+from moorage.drivers.asking import UNKNOWN
+from moorage.drivers.jsonlines import MAX_OPEN, AgentListener, Launch, Line, Speech
 from moorage.testing.host import LocalHost, task_for
 
 pytestmark = pytest.mark.rule("T6")
@@ -113,3 +114,14 @@ async def test_nothing_is_done_for_a_call_that_waits(host: LocalHost, agent: Age
     await until(lambda: "u" in agent.answers())
     assert "result" in agent.answers()["u"], "what is done for one that may run is a part of it"
     assert len(host.waiting) == 2
+
+
+async def test_one_that_wants_more_at_once_than_anybody_writes_down_is_refused(host: LocalHost, agent: Agent) -> None:
+    for number in range(MAX_OPEN + 2):
+        agent.want(f"{number}")
+    await until(lambda: str(MAX_OPEN + 1) in agent.answers())
+    assert len(host.waiting) == MAX_OPEN
+    assert [(name, each["error"]["message"]) for name, each in agent.answers().items()] == [
+        (str(MAX_OPEN), UNKNOWN),
+        (str(MAX_OPEN + 1), UNKNOWN),
+    ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moorage.core.models.protocol import Carried
-from moorage.drivers.asking import Asking
+from moorage.drivers.asking import UNKNOWN, Asking
 from moorage.drivers.facts import (
     Answered,
     Asked,
@@ -236,7 +236,8 @@ class AgentListener:
 
     async def _allowed(self, call: str, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """See facts.Allowed."""
-        return await self._asking.verdict(self._open[call][0], call, tool, arguments)
+        known = self._open.get(call)
+        return UNKNOWN if known is None else await self._asking.verdict(known[0], call, tool, arguments)
 
     def _look(self, said: bytes) -> None:
         """Look for a refused key in what is no event."""
