@@ -125,3 +125,17 @@ async def test_one_that_wants_more_at_once_than_anybody_writes_down_is_refused(h
         (str(MAX_OPEN), UNKNOWN),
         (str(MAX_OPEN + 1), UNKNOWN),
     ]
+
+
+async def test_no_safe_point_withdraws_the_question_of_a_call_that_waits(host: LocalHost, agent: Agent) -> None:
+    agent.ask("b", "edit")
+    agent.ask("a")
+    agent.over("b")
+    await until(lambda: any(fact.type == "TOOL_RESPONSE" for fact in host.told))
+    assert await agent.asks_its_model("b") == b""
+    assert host.iterations == []
+    host.asked["execute"].set_result(None)
+    await until(lambda: "a" in agent.answers())
+    agent.over("a")
+    assert await agent.asks_its_model("a") == b""
+    assert host.iterations == [1]

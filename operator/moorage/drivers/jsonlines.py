@@ -366,7 +366,7 @@ class AgentListener:
         self._asks = self._asks or decides(request)
         fresh = [each for each in brought.results or () if each.call not in self._seen]
         calls = {each.call for each in fresh}
-        within = self._launch.nested and bool(self._open.keys() - calls)
+        within = (self._launch.nested or self.waits) and bool(self._open.keys() - calls)
         begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
         ends = bool(fresh) and begun and not within
         answered = self._talk.grown(brought.replied) and not within
