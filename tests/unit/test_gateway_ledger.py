@@ -84,6 +84,15 @@ async def test_two_gateways_on_one_store_agree_with_the_journal(seed: int) -> No
         assert run.state == truth
 
 
+@pytest.mark.rule("O6", "R8")
+async def test_a_run_that_goes_on_with_no_other_one_has_the_spec_hash_that_earlier_versions_gave_it() -> None:
+    """Its admission is repeated across an upgrade, and its spec is read by those that know no such field."""
+    store = MemoryStore()
+    await ledger(store).admit(spec())
+    assert (await store.get("u1")).spec_hash == "4a85e0d53291e4d180e1e6efceb97d2efa2992616c767bc52cdf555baa6d0540"
+    assert "origin" not in spec().model_dump_json()
+
+
 @pytest.mark.rule("F3", "J3", "I2")
 async def test_a_fence_follows_what_another_gateway_wrote_in_between() -> None:
     """It is raised by a gateway that holds an older state of the run, which its memory must not go on from."""

@@ -290,7 +290,7 @@ class ResolvedRun(Wire):
     max_attempts: int = 5
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
     parent: ResolvedParent | None = None
-    origin: ResolvedOrigin | None = None
+    origin: ResolvedOrigin | None = Field(default=None, exclude_if=lambda origin: origin is None)
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""
