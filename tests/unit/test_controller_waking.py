@@ -149,5 +149,21 @@ def test_who_is_to_go_on_with_a_run_is_woken_by_what_that_shows(reason: str, wok
     roll.saw({"metadata": meta, "spec": {"continueFrom": {"name": "elder"}}})
     roll.note(key, Standing.BLOCKED, reason)
     assert roll.continuing(ELDER) == ([key] if woken else [])
-    roll.forget(key)
-    assert roll.continuing(ELDER) == []
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize("how", ["ends", "goes", "is replaced"])
+def test_who_went_on_with_a_run_and_is_through_is_kept_in_mind_no_longer(how: str) -> None:
+    """As long as a process lives, that many would gather."""
+    roll, key = family(), RunKey("uid-next", "t", "next")
+    meta = {"name": "next", "namespace": "t", "uid": "uid-next", "resourceVersion": "1", "generation": 1}
+    body = {"metadata": meta, "spec": {"continueFrom": {"name": "elder"}}}
+    roll.saw(body)
+    if how == "is replaced":
+        roll.saw({"metadata": meta | {"uid": "uid-other", "resourceVersion": "2"}, "spec": {}})
+    if how == "ends":
+        over = {"phase": "Failed", "observedGeneration": 1, "epoch": 1}
+        roll.saw(body | {"metadata": meta | {"resourceVersion": "2"}, "status": over})
+    if how == "goes":
+        roll.forget(key)
+    assert roll._next == {}

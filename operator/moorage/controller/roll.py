@@ -49,6 +49,7 @@ class Entry:
     succeeded: bool = False
     background: bool = False
     parent: tuple[str, str] | None = None  # namespace and name
+    origin: tuple[str, str] | None = None  # likewise, of the run that it waits to go on with
     fresh: bool = False  # created under this process's own eyes, and not looked at since
     reason: str = ""  # why it stands there, as its last pass found
 
@@ -79,12 +80,15 @@ class Roll:
         kept = None if settled(body) else body
         entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
         entry.fresh, entry.parent = fresh, parent_of(body)
+        entry.origin = origin_of(body) if standing is not Standing.ENDED else None
         entry.reason = known.reason if known is not None else ""
+        if (before := self._entries.get((key.tenant, key.name))) is not None and before.origin != entry.origin:
+            _leave(self._next, before.origin, key.name)
         self._entries[key.tenant, key.name] = entry
         if entry.parent is not None:
             self._children.setdefault(entry.parent, set()).add(key.name)
-        if (origin := origin_of(body)) is not None and standing is not Standing.ENDED:
-            self._next.setdefault(origin, set()).add(key.name)
+        if entry.origin is not None:
+            self._next.setdefault(entry.origin, set()).add(key.name)
         return entry
 
     def first_look(self, key: RunKey) -> bool:
@@ -101,15 +105,8 @@ class Roll:
         if entry is None:
             return False
         del self._entries[key.tenant, key.name]
-        origin = origin_of(entry.body) if entry.body is not None else None
-        if origin is not None and (waiting := self._next.get(origin)) is not None:
-            waiting.discard(key.name)
-            if not waiting:
-                del self._next[origin]
-        if entry.parent is not None and (siblings := self._children.get(entry.parent)) is not None:
-            siblings.discard(key.name)
-            if not siblings:
-                del self._children[entry.parent]
+        _leave(self._next, entry.origin, key.name)
+        _leave(self._children, entry.parent, key.name)
         return entry.standing in COUNTED
 
     def knows(self, key: RunKey) -> bool:
@@ -208,6 +205,14 @@ class Roll:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _leave(named: dict[tuple[str, str], set[str]], relative: tuple[str, str] | None, name: str) -> None:
+    others = named.get(relative) if relative is not None else None
+    if relative is not None and others is not None:
+        others.discard(name)
+        if not others:
+            del named[relative]
 
 
 def key_of(body: Mapping[str, Any]) -> RunKey:
