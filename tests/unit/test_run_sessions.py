@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.property.run_world import BASE, START, a_spec
+from tests.run_plans import observed, running
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.meta import ObjectRef
@@ -17,13 +18,15 @@ from moorage.api.wire import (
     ResolvedWorkspace,
 )
 from moorage.core.commands.command import Command
-from moorage.core.constraints.context import lived_ms, used
+from moorage.core.constraints.context import clock_end, lived_ms, used
+from moorage.core.constraints.telling import budget_of
 from moorage.core.run.account import Account, account_of
 from moorage.core.run.family import Child, ChildStatus, Share
 from moorage.core.run.limits import spent
 from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent, dividing
 from moorage.core.run.phases import RunPhase
+from moorage.core.run.plan import decide
 from moorage.core.run.sessions import Ending, closing, ending, next_of, unread
 from moorage.core.run.state import Checkpoint, End, RunState, Usage
 
@@ -174,6 +177,19 @@ def test_what_was_carried_is_used_and_0_left_is_0() -> None:
     clock = spent(ResolvedLimits(wall_clock_ms=10_000), s, lived_ms=lived_ms(s, START + 1_000))
     assert clock is not None
     assert clock.reason == "WallClockExceeded"
+
+
+@pytest.mark.rule("B3", "C2", "C7")
+def test_the_wall_clock_of_a_session_ends_at_one_time_for_who_stops_it_and_who_is_told() -> None:
+    clock, before = 7_200_000, 7_000_000
+    world = running(limits=ResolvedLimits(wall_clock_ms=clock))
+    s = replace(world.state, carried_ms=before)
+    end = clock_end(s, clock)
+    assert end is not None
+    assert [lived_ms(s, at) for at in (end - 1, end)] == [clock - 1, clock]
+    assert budget_of(world.spec.limits, used(s, iterations=0, wall_ms=0, asking={}), s).ends_at == end
+    late = decide(replace(observed(world), journal=s, heartbeat=None, gateway_up_since=end), end - 1)
+    assert late.requeue_ms == 1
 
 
 @pytest.mark.rule("B3", "T6")

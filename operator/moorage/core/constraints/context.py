@@ -46,3 +46,8 @@ def lived_ms(s: RunState, now: int) -> int:
     """
     until = now if s.idle_since is None else s.idle_since
     return s.carried_ms + (max(0, until - s.admitted_at - s.idle_ms) if s.admitted_at is not None else 0)
+
+
+def clock_end(s: RunState, clock_ms: int) -> int | None:
+    """When that will have been `clock_ms` (ms since the epoch), if it isn't paused again; None before its admission."""
+    return None if s.admitted_at is None else s.admitted_at + s.idle_ms + clock_ms - s.carried_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moorage.api.budget import Budget, ResolvedLimits
+from moorage.core.constraints.context import clock_end
 from moorage.core.constraints.judging import Action, Context
 from moorage.core.constraints.limits import METERED
 from moorage.core.run.state import RunState, Violation
@@ -38,6 +39,4 @@ def budget_of(limits: ResolvedLimits, context: Context, state: RunState) -> Budg
 
 def _ends_at(limits: ResolvedLimits, state: RunState) -> int | None:
     """When its time is over, if it isn't paused again."""
-    if limits.wall_clock_ms is None or state.admitted_at is None:
-        return None
-    return state.admitted_at + state.idle_ms + limits.wall_clock_ms
+    return clock_end(state, limits.wall_clock_ms) if limits.wall_clock_ms is not None else None

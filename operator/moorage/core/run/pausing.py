@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.core.approvals.consent import parking
-from moorage.core.constraints.context import lived_ms
+from moorage.core.constraints.context import clock_end, lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
@@ -117,9 +117,10 @@ def clock_ends(o: Observed, s: RunState) -> list[int]:
     """When the wall clock will be used up (ms since the epoch), where it runs and stops anything."""
     clock = o.spec.limits.wall_clock_ms if o.spec else None
     stops = s.pausing and s.pause is not None and s.pause.kill
-    if clock is None or s.admitted_at is None or s.idle_since is not None or not pausable(s) or stops:
+    if clock is None or s.idle_since is not None or not pausable(s) or stops:
         return []
-    return [s.admitted_at + s.idle_ms + clock]
+    ends = clock_end(s, clock)
+    return [] if ends is None else [ends]
 
 
 # --- to the stop ------------------------------------------------------------------------------------------------------
