@@ -26,7 +26,13 @@ from tests.gateway_script import (
 )
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedDelivery, ResolvedOrigin
+from moorage.api.meta import ObjectRef
+from moorage.api.wire import ResolvedAgent, ResolvedDelivery, ResolvedOrigin, ResolvedRun
+from moorage.core.journal.record import RecordType
+from moorage.core.run.family import Share
+from moorage.core.run.parents import Parent
+from moorage.core.run.sessions import next_of
+from moorage.core.run.view import RUN_VIEW
 from moorage.store.errors import StoreUnavailable
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -223,6 +229,35 @@ async def test_of_many_that_go_on_at_once_one_does_and_the_others_wait(line: Lin
     other = many[(taken[0] + 1) % 8]
     await other.admit()
     assert (await line.row()).lineage == ("u1", mine.spec.uid, other.spec.uid)
+
+
+@pytest.mark.rule("B2", "B3", "O7")
+async def test_what_a_gateway_asked_that_dies_after_the_end_is_counted_as_the_next_run_joins(
+    gateway: LocalGateway, upstream: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the next run comes by: the operator doesn't wait for what nobody else does."""
+    line, _, _ = await at_work(gateway, upstream, tmp_path)
+    dead: set[str] = set()
+
+    async def gone(name: str) -> bool:
+        return name in dead
+
+    monkeypatch.setattr(gateway.deps.peers, "gone", gone)
+    told = {"bytes_hash": "x", "reserved": {"input_tokens": 5}, "gateway": "other"}
+    ledger = gateway.gate.ledger
+    asked = ledger.observed(RecordType.MODEL_REQUEST, told, "q", request_id="q", attempt=1)
+    await ledger.append(await ledger.open("u1"), 1, [asked])
+    await ok(await line.first.report(1, "RUN_FAILED", FAILED))
+    found = RUN_VIEW.validate_python(await line.first.view())
+    assert found.reserved == Share(tokens=5)
+    elder = Parent(found.spec, found.state, 0, found.iterations or 0, found.reserved or Share(), found.released)
+    second = line.next()
+    assert isinstance(next_of(second.spec, LIMITS, ObjectRef(name="fix"), elder), ResolvedRun)
+    busy = await gateway.operator.put(f"{second.door}/as-next", content=_spec(line, "u2"))
+    assert "still being counted" in refused(busy, 403, "SessionBusy")
+    dead.add("other")
+    await second.admit()
+    assert (await second.state())["carried"]["tokens"] == 5
 
 
 @pytest.mark.rule("O7", "J3")

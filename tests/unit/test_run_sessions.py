@@ -74,7 +74,6 @@ def test_it_is_in_the_session_of_the_run_before_and_keeps_that() -> None:
         (Parent(a_spec(), OVER, START, 0), {}, "ContinuedNotFound", True, "names the run itself"),
         (an_elder(replace(OVER, phase=RunPhase.RUNNING, end=None)), {}, "ContinuedNotEnded", False, "elder is Running"),
         (an_elder(replace(OVER, phase=RunPhase.PAUSED, end=None)), {}, "ContinuedNotEnded", False, "elder is Paused"),
-        (an_elder(reserved=Share(tokens=1)), {}, "ContinuedNotEnded", False, "still being counted"),
         (
             an_elder(replace(OVER, children=(Child("u-9", "kid", Share(tokens=1)),))),
             {},
@@ -107,6 +106,11 @@ def test_what_keeps_a_run_from_going_on_with_another_one(
     assert isinstance(found, Problem), found
     assert (found.reason, found.stalled) == (reason, stalled)
     assert says in found.message
+
+
+@pytest.mark.rule("O7", "B3")
+def test_what_is_asked_of_a_model_beyond_the_end_is_the_gateways_to_settle_as_the_next_run_joins() -> None:
+    accepted(an_elder(reserved=Share(tokens=1)))
 
 
 def _builtin(protocol: str, name: str = "m-1") -> ResolvedAgent:

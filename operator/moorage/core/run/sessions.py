@@ -20,7 +20,6 @@ from moorage.core.constraints.context import lived_ms
 from moorage.core.journal.record import Record
 from moorage.core.run.account import Account, account_of
 from moorage.core.run.changes import Changes
-from moorage.core.run.family import Share
 from moorage.core.run.limits import NUMBERS
 from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent
@@ -72,7 +71,7 @@ def _unended(name: str, elder: Parent) -> Problem | None:
     if elder.released:
         why = f"AgentRun {name} was released, and its checkpoint is gone with that (its retention.ttlAfterFinished)"
         return _author("ContinuedReleased", f"{why}: begin a new run from the branch that it delivered")
-    if elder.reserved != Share() or elder.state.open_children:
+    if elder.state.open_children:
         return _waits("ContinuedNotEnded", f"what AgentRun {name} has used is still being counted")
     return None
 
