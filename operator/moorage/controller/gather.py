@@ -30,6 +30,7 @@ from moorage.controller.signs import Signs
 from moorage.core.run.admission import JOURNAL_LOST
 from moorage.core.run.limits import in_force
 from moorage.core.run.observed import Observed, Problem
+from moorage.core.run.phases import RunPhase
 from moorage.core.run.resolve import (
     Broken,
     Defaults,
@@ -278,7 +279,11 @@ def status_of(body: Body | None) -> AgentRunStatus:
 
 
 def _spec(view: RunView | None, found: Found, run: AgentRun | Problem | None) -> ResolvedRun | None:
-    """O6: after admission the journaled spec counts, but for what its author may still change."""
+    """O6: after admission the journaled spec counts, but for what its author may still change. One that has joined its
+    session and whose journal hasn't begun is admitted as it joined.
+    """
+    if view is not None and view.state.phase is RunPhase.PENDING:
+        return view.spec
     if view is not None:
         admitted = view.spec.model_copy(update={"limits": in_force(view.spec.limits, view.state.raised)})
         return amended(admitted, run) if isinstance(run, AgentRun) else admitted

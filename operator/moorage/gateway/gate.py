@@ -155,9 +155,14 @@ class Gate:
         return require(await self.identify(request), Kind.OPERATOR)
 
     async def run_for_operator(self, request: Request) -> Run:
-        """The run of the path, for the operator."""
+        """The run of the path, for the operator. Raise UnknownRun also where it has joined its session and no more: its
+        journal begins with its admission, and with nothing else.
+        """
         await self.operator(request)
-        return await self.ledger.open(request.path_params["uid"])
+        run = await self.ledger.open(request.path_params["uid"])
+        if run.state.offset < 0:
+            raise UnknownRun(f"the journal of run {run.uid} hasn't begun: admit it first")
+        return run
 
     async def run_for_reader(self, request: Request) -> Run:
         """The run of the path, for the operator and for those who may read AgentRuns of its namespace (I9, I10).

@@ -244,6 +244,8 @@ class Ledger:
         run = await self._begin(spec, fence, content, beside)
         if run is None:  # it had begun before
             run = await self.open(spec.uid)
+            if run.state.offset < 0:  # it had joined its session, and was looked at then (O7)
+                await self.refresh(run)
             if fence is not None:
                 await self.raise_fence(run, fence)
         reached(Point.ADMIT_AFTER)

@@ -37,6 +37,8 @@ def not_admitted(o: Observed, s: RunState, now: int) -> Plan | None:
     if s.phase is not RunPhase.PENDING:
         return None
     waits = _waits(o, now)
+    if waits is not None and _joined(o) and (o.gone or waits.verdict is not None):
+        return _to_its_end(o)
     if waits is not None:
         return replace(waits, actions=_left_behind(o))
     return _by_deadline(_enter(o, o.spec, s), o, now) if o.spec is not None else None
@@ -55,6 +57,20 @@ def _waits(o: Observed, now: int) -> Plan | None:
         return late
     waits = _waits_for(o, now)
     return _by_deadline(waits, o, now) if waits is not None else None
+
+
+def _joined(o: Observed) -> bool:
+    """O7: it is the next one of its session already, though nothing is in its journal: the session, and the branch that
+    it delivers to, are taken until that says its end.
+    """
+    return not o.released and o.spec is not None and o.spec.origin is not None
+
+
+def _to_its_end(o: Observed) -> Plan:
+    """Finish the admission first; then it ends as any run does. No slot is asked for: nothing will stand for it."""
+    if o.problem is not None:  # the gateway has just refused
+        return Plan(reason=o.problem.reason, message=o.problem.message, requeue_ms=PROBLEM_RECHECK_MS)
+    return Plan(actions=(Admit(o.spec),) if o.spec is not None else (), requeue_ms=1)
 
 
 def _too_late(o: Observed, now: int) -> Plan | None:
