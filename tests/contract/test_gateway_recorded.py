@@ -300,15 +300,23 @@ async def test_the_end_of_a_conversation_that_is_in_no_checkpoint_is_kept_for_th
     origin = ResolvedOrigin(uid="u1", name="fix")
     more = {"name": "more", "session_id": "u1", "origin": origin, "agent": agent, "delivery": None}
     second = Operator(place.gateway, resolved(place.upstream, "u2", **more))
-    runner = await second.start(pod="p2")
+    await second.admit()
+    await ok(await second.report(0, "RUN_FAILED", {"reason": "NoQuota", "message": "", "commit": None}))
+    after = more | {"name": "last", "origin": ResolvedOrigin(uid="u2", name="more")}
+    third = Operator(place.gateway, resolved(place.upstream, "u3", **after))
+    runner = await third.start(pod="p2")
     assert (await ok(await runner.get("/v1/self")))["conversation"] is True
     told = await ok(await runner.get("/v1/self/conversation"))
     assert json.loads(told["request"]) == ANTHROPIC.ask()
     assert "word word" in told["answer"]
     assert b"mend it" not in on_disk(tmp_path), "it lies encrypted"
-    await ok(await place.gateway.operator.post("/v1/runs/u1/release"))
+    for uid in ("u1", "u2"):
+        await ok(await place.gateway.operator.post(f"/v1/runs/{uid}/release"))
     await Housekeeping(place.gateway.gate).once()
-    assert (await runner.get("/v1/self/conversation")).status_code == 404
+    assert await ok(await runner.get("/v1/self/conversation")) == told, "it has begun at that"
+    await ok(await third.report(1, "RUN_FAILED", {"reason": "AgentFailed", "message": "", "commit": None}))
+    await ok(await place.gateway.operator.post("/v1/runs/u3/release"))
+    await Housekeeping(place.gateway.gate).once()
     assert set(await place.gateway.deps.blobs.digests("team-a")) == await place.gateway.deps.store.referenced_blobs(
         "team-a"
     )

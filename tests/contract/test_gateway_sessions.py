@@ -322,6 +322,18 @@ async def test_a_run_before_that_never_had_a_worktree_leaves_its_budget_and_its_
     assert "Its goal was: the first thing\nIt had no worktree yet." in told["handoff"]
 
 
+@pytest.mark.rule("O2", "R4")
+async def test_a_run_between_that_never_had_a_worktree_loses_nothing(line: Line) -> None:
+    second = line.next()
+    await second.admit()
+    await ok(await second.fence(1))
+    await ok(await second.report(1, "RUN_FAILED", FAILED))
+    third = line.next("u3", after="u2")
+    told = await ok(await (await third.start(pod="p3")).get("/v1/self"))
+    assert (told["git"]["base"], told["git"]["resume"]["commit"]) == (line.base, line.point)
+    assert "It had no worktree yet.\nThe worktree is as run fix's last safe point" in told["handoff"]
+
+
 @pytest.mark.rule("I10")
 @pytest.mark.parametrize("told", [{"after": "u0"}, {"tenant": "team-b"}], ids=["unknown", "of another tenant"])
 async def test_what_is_not_known_in_its_namespace_is_gone_on_with_by_nobody(line: Line, told: dict[str, Any]) -> None:

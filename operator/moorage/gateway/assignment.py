@@ -26,6 +26,7 @@ from moorage.core.run.state import Deferral, Rejected, RunState
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UnknownRun, UpstreamRefused
+from moorage.gateway.facts import Facts
 from moorage.gateway.gate import Caller, Gate, base_of, branch_of
 from moorage.gateway.ledger import Ledger, Run
 from moorage.gateway.messages import said_before
@@ -77,9 +78,11 @@ class Assignments:
 
     async def _continuing(self, run: Run, assignment: Assignment) -> dict[str, Any]:
         """O2: what is told to an agent that goes on with another run's work, and doesn't know its own goal yet."""
-        elder = await elder_of(self._gate.ledger, run)
-        lines = [*([continued(elder)] if elder else []), *([assignment.handoff] if assignment.handoff else [])]
-        recalled = elder is not None and elder.facts.last is not None and elder.spec.agent.driver == OWN_WORDS
+        ledger = self._gate.ledger
+        elder, worked = await elder_of(ledger, run), await worked_before(ledger, run)
+        teller = await teller_of(ledger, run)
+        lines = [*([continued(elder, worked)] if elder else []), *([assignment.handoff] if assignment.handoff else [])]
+        recalled = teller is not None and teller.spec.agent.driver == OWN_WORDS
         return {"continues": True, "conversation": recalled, "handoff": "\n".join(lines) or None}
 
     async def _failing_output(self, run: Run) -> str:
@@ -233,17 +236,37 @@ async def elder_of(ledger: Ledger, run: Run) -> Run | None:
         return None
 
 
-def continued(elder: Run) -> str:
-    """R4: what the next run of a session is told of the one before, from facts alone."""
+async def worked_before(ledger: Ledger, run: Run) -> Run | None:
+    """The last run before it that had a worktree."""
+    elder = await elder_of(ledger, run)
+    while elder is not None and fixed_base(elder) is None:
+        elder = await elder_of(ledger, elder)
+    return elder
+
+
+async def teller_of(ledger: Ledger, run: Run) -> Run | None:
+    """The last run before it whose model has answered, as far as anybody knows: of a pruned journal nobody does."""
+    elder = await elder_of(ledger, run)
+    while elder is not None and elder.facts.last is None:
+        pruned = elder.state.epoch > 0 and elder.facts == Facts()
+        elder = await elder_of(ledger, elder) if not pruned else None
+    return elder
+
+
+def continued(elder: Run, worked: Run | None) -> str:
+    """R4: what the next run of a session is told of the one before, from facts alone. `worked`: whose work it goes on
+    with.
+    """
     spec, end = elder.spec, elder.state.end
     lines = [f"The work goes on in a new run. Run {spec.name} before it has {elder.state.phase.lower()}."]
     if end is not None and elder.state.phase is not RunPhase.SUCCEEDED:
         lines.append(f"It ended with {end.reason}: {end.message[:300]}")
     lines.append(f"Its goal was: {_excerpt(spec.goal)}")
-    began = fixed_base(elder) is not None
-    lines.append(
-        "The worktree is as its last safe point, or its result, has it." if began else "It had no worktree yet."
-    )
+    if worked is None or worked is not elder:
+        lines.append("It had no worktree yet.")
+    if worked is not None:
+        whose = "its" if worked is elder else f"run {worked.spec.name}'s"
+        lines.append(f"The worktree is as {whose} last safe point, or result, has it.")
     return "\n".join(lines)
 
 

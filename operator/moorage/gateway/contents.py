@@ -85,11 +85,17 @@ async def _both(*work: Awaitable[Any]) -> None:
             raise outcome
 
 
+def told_last(facts: Facts) -> set[str]:
+    """The SHA-256 of what the model was asked and answered last."""
+    last = facts.last
+    return {ref.sha256 for ref in (last.question.content, last.content) if ref is not None} if last else set()
+
+
 def replayable(facts: Facts, *, recalled: bool = False) -> set[str]:
     """The SHA-256 of all that a recovery of this run may ask for. `recalled`: the conversation is in no checkpoint, so
     that the next run of its session may ask for its end.
     """
-    answers = [*facts.answers.values(), *([facts.last] if recalled and facts.last else [])]
+    answers = facts.answers.values()
     questions = [*facts.asked.values(), *(answer.question for answer in answers)]
     refs = [*(question.content for question in questions), *(answer.content for answer in answers)]
-    return {ref.sha256 for ref in refs if ref is not None}
+    return {ref.sha256 for ref in refs if ref is not None} | (told_last(facts) if recalled else set())

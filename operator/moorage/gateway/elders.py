@@ -22,6 +22,13 @@ def _ending(elder: Run) -> Ending | None:
     return ending(elder.state, fixed_base(elder), elder.facts.resume)
 
 
+def lost(elder: str, commits: Collection[str]) -> UpstreamRefused:
+    """What that run has ended with was let go of."""
+    why = f"what AgentRun {elder}, with which this run goes on, has ended with isn't kept any more"
+    advice = "begin a new run from the branch that it delivered"
+    return UpstreamRefused(f"{why} ({' and '.join(commits)}): {advice}", reason="GitRefNotFound")
+
+
 class EldersFirst:
     """Implements RunRefs: those of `inner`, which follows a run's parents before the run itself."""
 
@@ -46,27 +53,35 @@ class EldersFirst:
         began = [each for each in (fixed_base(run), run.facts.resume) if each is not None]
         if run.now.row.sealed or (began and await self._here(run, began)):
             return
-        elder = await self._ledger.open(before.uid)
+        elder = await self._worked(before)
         found = None if elder.now.row.sealed else _ending(elder)
         if found is not None:
             await self.current(elder)
             if await self._here(run, found.commits):
                 await self._checkpoint(run, elder)
 
+    async def _worked(self, before: ResolvedOrigin) -> Run:
+        """The last run, from that one back, that had a worktree; the first where none had. One that ended before it had
+        any passes on where it would have begun.
+        """
+        elder = await self._ledger.open(before.uid)
+        while _ending(elder) is None and elder.spec.origin is not None:
+            elder = await self._ledger.open(elder.spec.origin.uid)
+        return elder
+
     async def _here(self, run: Run, commits: Iterable[str]) -> bool:
         return all([await there(self._mirrors, run, each) for each in commits])
 
     async def next_after(self, run: Run, before: ResolvedOrigin) -> tuple[str, str | None] | None:
-        """The commit that the run's result is compared with, and the checkpoint that it begins at; None where the run
-        before it had no worktree. Raise UpstreamRefused, WorkspaceError.
+        """The commit that the run's result is compared with, and the checkpoint that it begins at; None where no run
+        before it had a worktree. Raise UpstreamRefused, WorkspaceError.
         """
-        elder = await self._ledger.open(before.uid)
+        elder = await self._worked(before)
         found = _ending(elder)
         if found is None:
             return None
         if not await self._here(run, found.commits):
-            why = f"what AgentRun {before.name}, with which it goes on, has ended with isn't kept any more"
-            raise UpstreamRefused(f"{why}: {' or '.join(found.commits)}", reason="GitRefNotFound")
+            raise lost(elder.spec.name, found.commits)
         return found.base, await self._checkpoint(run, elder)
 
     async def _checkpoint(self, run: Run, elder: Run) -> str | None:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from moorage.core.journal.chain import Broken
 from moorage.core.journal.errors import JournalError
 from moorage.core.run.sessions import OWN_WORDS
-from moorage.gateway.contents import replayable
+from moorage.gateway.assignment import continues, teller_of
+from moorage.gateway.contents import replayable, told_last
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
 from moorage.gateway.retention import Retention
@@ -96,14 +97,18 @@ class Housekeeping:
         blobs, log = self._gate.deps.blobs, self._gate.deps.log
         before = self._gate.deps.clock.now_ms() - self._settings.orphan_age_ms
         needed = await self._gate.deps.store.referenced_blobs(tenant)
-        asked_for = [self._replayable(await self._gate.ledger.open(uid)) for uid in live]
+        asked_for = [await self._replayable(await self._gate.ledger.open(uid)) for uid in live]
         collected = await blobs.collect_orphans(tenant, needed.union(*asked_for), before)
         missing = await dangling(blobs, tenant, needed)
         if collected or missing:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
 
-    def _replayable(self, run: Run) -> set[str]:
-        return replayable(run.facts, recalled=run.spec.agent.driver == OWN_WORDS)
+    async def _replayable(self, run: Run) -> set[str]:
+        """With what it began at: that is its own until it has a checkpoint, whatever becomes of the run that said it."""
+        mine = replayable(run.facts, recalled=run.spec.agent.driver == OWN_WORDS)
+        teller = await teller_of(self._gate.ledger, run) if continues(run) else None
+        told = teller is not None and teller.spec.agent.driver == OWN_WORDS
+        return mine | told_last(teller.facts) if teller is not None and told else mine
 
     async def _forget(self) -> None:
         """A run needs its mirror until it is released. Runs came while all journals were read: rows are read anew."""

@@ -23,7 +23,7 @@ from moorage.api.commands import ConsentRequest
 from moorage.api.wire import Reported, ReportedRecord, ReportRequest, Role
 from moorage.api.work import CheckpointReport, Conversation, Heartbeat, ResultReport, VerificationReport
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
-from moorage.gateway.assignment import Assignments, continues, elder_of, refuse_idle
+from moorage.gateway.assignment import Assignments, continues, refuse_idle, teller_of
 from moorage.gateway.bases import Bases
 from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import Asking, Exhausted, of_calls
@@ -93,8 +93,8 @@ class SandboxRoom:
     async def conversation(self, request: Request) -> Response:
         """GET Conversation: what the model of the run before was asked last, and its answer."""
         caller = await self._gate.sandbox(request, "conversation", Role.RUNNER)
-        elder = await elder_of(self._gate.ledger, caller.run) if continues(caller.run) else None
-        last = elder.facts.last if elder is not None else None
+        teller = await teller_of(self._gate.ledger, caller.run) if continues(caller.run) else None
+        last = teller.facts.last if teller is not None else None
         if last is None or last.question.content is None:
             raise NothingRecorded("no conversation goes on here")
         try:
