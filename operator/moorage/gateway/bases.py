@@ -14,6 +14,7 @@ from moorage.api.wire import ResolvedOrigin, ResolvedParent, ResolvedRun
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
 from moorage.core.run.phases import RunPhase
+from moorage.gateway.elders import lost
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
@@ -145,19 +146,23 @@ class Bases:
         await self._kept(run)
         return base
 
-    async def _begun(self, run: Run) -> tuple[str, str | None] | None:
+    async def _begun(self, run: Run) -> tuple[str, str | None, str | None] | None:
         """What it began at before, where that is here: the run keeps it itself."""
         base, begins = run.facts.base, run.facts.resume
         wanted = [each for each in (base, begins) if each is not None]
         here = [await there(self._mirrors, run, each) for each in wanted]
-        return (base, begins) if base is not None and all(here) else None
+        return (base, begins, run.facts.root) if base is not None and all(here) else None
 
     async def _kept(self, run: Run) -> None:
         """What attempts begin at is the run's own, whatever becomes of the run that made it. Whoever fixed it may have
-        died before.
+        died before, and this mirror may have no more of it than the base. Raise UpstreamRefused.
         """
-        begins = run.facts.resume
+        made = run.facts.base if run.facts.root is not None else None
+        begins = run.facts.resume or made
         if begins is not None and await self._mirrors.ref(mirror_key(run), pin_ref(run.uid, ORIGIN_PIN)) != begins:
+            await self._gate.refs.current(run)
+            if run.spec.origin is not None and not await there(self._mirrors, run, begins):
+                raise lost(run.spec.origin.name, (begins,))
             await self._gate.refs.pin(run, run.state.epoch, ORIGIN_PIN, begins)
 
     async def _pinned(self, run: Run, base: str) -> None:
@@ -166,10 +171,11 @@ class Bases:
         if await self._mirrors.ref(key, pin_ref(run.uid, BASE_PIN)) != base:
             await self._mirrors.pin(key, run.uid, BASE_PIN, base)
 
-    async def _fixed(self, run: Run, found: str, resume: str | None = None) -> str:
+    async def _fixed(self, run: Run, found: str, resume: str | None = None, root: str | None = None) -> str:
         """The run's base from now on: what the journal says first. A branch may move between two gateways' looks."""
         if run.facts.base is None:
-            told = {"base": found} | ({"resume": resume} if resume is not None else {})
+            said = {"base": found, "resume": resume, "root": root}
+            told = {name: commit for name, commit in said.items() if commit is not None}
             draft = self._gate.ledger.observed(RecordType.BASE_FIXED, told)
             with contextlib.suppress(Overtaken):
                 await self._gate.ledger.append(run, None, [draft], _no_base)

@@ -12,7 +12,7 @@ from moorage.api.wire import ResolvedOrigin, ResolvedParent
 from moorage.core.run.sessions import Ending, ending
 from moorage.gateway.errors import UpstreamRefused
 from moorage.gateway.ledger import Ledger
-from moorage.gateway.mirroring import RunRefs, base_of, fixed_base, mirror_key, there
+from moorage.gateway.mirroring import RunRefs, base_of, fixed_base, mirror_key, rooted, there
 from moorage.gateway.reduced import Run
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.mirror import MirrorKey, Mirrors
@@ -72,9 +72,10 @@ class EldersFirst:
     async def _here(self, run: Run, commits: Iterable[str]) -> bool:
         return all([await there(self._mirrors, run, each) for each in commits])
 
-    async def next_after(self, run: Run, before: ResolvedOrigin) -> tuple[str, str | None] | None:
-        """The commit that the run's result is compared with, and the checkpoint that it begins at; None where no run
-        before it had a worktree. Raise UpstreamRefused, WorkspaceError.
+    async def next_after(self, run: Run, before: ResolvedOrigin) -> tuple[str, str | None, str | None] | None:
+        """The commit that the run's result is compared with, the checkpoint that it begins at, and the commit that
+        upstream has, where that is an earlier one than the first. None where no run before it had a worktree. Raise
+        UpstreamRefused, WorkspaceError.
         """
         elder = await self._worked(before)
         found = _ending(elder)
@@ -82,7 +83,8 @@ class EldersFirst:
             return None
         if not await self._here(run, found.commits):
             raise lost(elder.spec.name, found.commits)
-        return found.base, await self._checkpoint(run, elder)
+        root = rooted(elder)
+        return found.base, await self._checkpoint(run, elder), root if root != found.base else None
 
     async def _checkpoint(self, run: Run, elder: Run) -> str | None:
         """Made where the elder has delivered: its last checkpoint is of its work before that."""

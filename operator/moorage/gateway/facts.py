@@ -107,6 +107,7 @@ class Facts:
     failed: BlobRef | None = None  # N4: what the acceptance command wrote that the last verdict failed by
     base: str | None = None  # the commit that attempts start from, once it is fixed
     resume: str | None = None  # the checkpoint of another run of its session that attempts begin at (O2)
+    root: str | None = None  # the commit of upstream beyond which its base lies, where that is an earlier run's (O2)
     last: ModelAnswer | None = None  # what was asked and answered last in an iteration, for who goes on with it (O2)
     into: str | None = None  # the branch that the last pull request was meant for
     days: Mapping[int, Usage] = field(default_factory=lambda: MappingProxyType({}))  # B3: what models took
@@ -159,7 +160,7 @@ def _tool_response(f: Facts, r: Record, _p: Mapping[str, Any]) -> Facts:
 
 
 def _base_fixed(f: Facts, _r: Record, p: Mapping[str, Any]) -> Facts:
-    return f if f.base else replace(f, base=p["base"], resume=p.get("resume"))
+    return f if f.base else replace(f, base=p["base"], resume=p.get("resume"), root=p.get("root"))
 
 
 def _sent_by(f: Facts, p: Mapping[str, Any]) -> Facts:

@@ -104,7 +104,7 @@ class Housekeeping:
             log.info("blobs_kept_house", tenant=tenant, collected=len(collected), dangling=len(missing))
 
     async def _replayable(self, run: Run) -> set[str]:
-        """With what it began at: that is its own until it has a checkpoint, whatever becomes of the run that said it."""
+        """With what it began at: that is its own until it has a checkpoint, whatever becomes of who said it."""
         mine = replayable(run.facts, recalled=run.spec.agent.driver == OWN_WORDS)
         teller = await teller_of(self._gate.ledger, run) if continues(run) else None
         told = teller is not None and teller.spec.agent.driver == OWN_WORDS

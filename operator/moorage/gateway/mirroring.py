@@ -39,6 +39,7 @@ from moorage.workspace.staging import Staged
 BASE_PIN = "base"
 PROPOSAL_PIN = "proposal"
 ORIGIN_PIN = "origin"
+ROOT_PIN = "root"
 WHOLE_EVERY = 32  # pushes; so many packs at most are brought from the blob store to catch up
 RETRIES = 32  # others push to the run, each time: one of them gets on, and a run has few who push
 TROUBLE_S = 60.0  # who is told to ask again does so within seconds; later it says nothing of how things are
@@ -53,6 +54,13 @@ def mirror_key(run: Run) -> MirrorKey:
 def fixed_base(run: Run) -> str | None:
     """The commit that the run's attempts start from, as the journal says; None until it does."""
     return run.state.workspace_base or run.facts.base
+
+
+def rooted(run: Run) -> str | None:
+    """The commit that upstream has, and beyond which all lies that is kept for the run. Its base is that, but for a run
+    that goes on with what another one has made: upstream may never have had that, or have it no more.
+    """
+    return run.facts.root or fixed_base(run)
 
 
 async def base_of(mirrors: Mirrors, run: Run) -> str | None:
@@ -188,7 +196,7 @@ class SharedRefs:
         if run.now.row.sealed:
             return  # its refs are gone
         at = self._at(run)
-        if at.base != fixed_base(run) or await self._store.kept_pushes(run.uid, at.number):
+        if at.base != rooted(run) or await self._store.kept_pushes(run.uid, at.number):
             await self._caught_up(run, at)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
@@ -362,7 +370,7 @@ class SharedRefs:
     async def _follow(self, run: Run, at: _Followed) -> None:
         """Bring what was kept elsewhere: first objects, then refs."""
         pushes = await self._store.kept_pushes(run.uid, at.number)
-        base = fixed_base(run) or next((push.base for push in pushes if push.base), None)
+        base = rooted(run) or next((push.base for push in pushes if push.base), None)
         if base != at.base:
             await self._bring_base(run, at, base)
         if pushes:
@@ -388,7 +396,8 @@ class SharedRefs:
             upstream = await upstream_of(run.spec, self._keys)
             await self._mirrors.ensure(mirror_key(run), replace(upstream, ref=base) if upstream else None)
         if base is not None:
-            await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
+            pin = BASE_PIN if run.facts.root is None else ROOT_PIN
+            await self._mirrors.pin(mirror_key(run), run.uid, pin, base)
         at.base = base
 
     async def _bring(self, run: Run, push: KeptPush, path: Path) -> None:
