@@ -12,7 +12,9 @@ from tests.workspace_place import RUN, Place
 
 from moorage.testing.trees import git
 from moorage.workspace import statefiles
+from moorage.workspace.beginnings import gone_on
 from moorage.workspace.errors import Corrupt
+from moorage.workspace.git import Git
 from moorage.workspace.refs import checkpoint_ref
 from moorage.workspace.statefiles import CHUNK, TITLE, StateFiles, read_index
 from moorage.workspace.worktree import RunWorktree
@@ -228,3 +230,23 @@ def test_a_path_that_leads_elsewhere_is_not_put_back(tmp_path: Path, name: str) 
 def test_an_index_that_makes_no_sense_is_refused(text: bytes) -> None:
     with pytest.raises(Corrupt):
         read_index(text)
+
+
+@pytest.mark.rule("O2", "I10")
+async def test_what_a_message_alone_calls_a_conversation_is_nobodys_to_go_on_with(tmp_path: Path) -> None:
+    """A sandbox wrote it, and may have named whatever it knows the id of: another run's conversation, or nothing."""
+    for command in ("init -q", "config user.name a", "config user.email a@b", "commit -q --allow-empty -m base"):
+        git(tmp_path, *command.split())
+    base = git(tmp_path, "rev-parse", "HEAD")
+    said = git(tmp_path, "commit-tree", "HEAD^{tree}", "-m", TITLE)
+
+    def checkpoint(state: str, *parents: str) -> str:
+        on = [option for parent in (base, *parents) for option in ("-p", parent)]
+        told = f"Checkpoint 1\n\nparent {state}\nMoorage-Head: {base}\nMoorage-State: {state}\n"
+        return git(tmp_path, "commit-tree", "HEAD^{tree}", *on, "-m", told)
+
+    made = await gone_on(Git(tmp_path), checkpoint(said, said), base, "fix")
+    assert made is not None
+    assert git(tmp_path, "log", "-1", "--format=%P", made) == f"{base} {said}"
+    for forged in (said, "a" * 40):
+        assert await gone_on(Git(tmp_path), checkpoint(forged), base, "fix") is None

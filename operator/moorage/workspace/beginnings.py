@@ -38,10 +38,13 @@ async def begun(git: Git, point: str, base: str, run: str) -> str:
 async def gone_on(git: Git, point: str, base: str, run: str) -> str | None:
     """O2: a checkpoint for another run to begin at: `base`, which holds all that `run` did, with the conversation of
     that run's checkpoint `point`; None where that has none. Raises RefMissing.
+
+    A sandbox wrote its message: what that names is the conversation only where it is a parent of the checkpoint, too.
+    Anything else in the mirror may be another run's.
     """
     raw = await git.run("cat-file", "commit", point)
     state = recorded_state(raw.stdout)
-    if state is None:
+    if state is None or f"parent {state}".encode() not in raw.stdout.partition(b"\n\n")[0].splitlines():
         return None
     tree = await git.text("rev-parse", "--verify", "--end-of-options", f"{base}^{{tree}}")
     at = await git.text("log", "-1", "--no-show-signature", "--format=%ct", "--end-of-options", point)
