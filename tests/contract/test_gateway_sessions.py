@@ -3,7 +3,7 @@ heard; once, whoever asks at the same time and whatever dies in between.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,24 @@ async def test_a_run_that_joined_and_whose_journal_hadnt_begun_begins_the_same(
     assert await second.types() == ["RUN_ADMITTED", "SESSION_JOINED", "COMMAND_ACCEPTED", "COMMAND_ACCEPTED"]
     assert (await line.row()).lineage == ("u1", "u2")
     assert (await second.state())["carried"]["tool_calls"] == 2
+
+
+@pytest.mark.rule("B3", "O7")
+async def test_what_the_row_says_counts_where_another_gateway_had_the_same_run_join(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one had counted more: the journal begins with what the next run of the line will be told, too."""
+    store = line.gateway.deps.store
+    persist = store.persist
+
+    async def late(new: Any, session: Any) -> Any:
+        await persist(new, replace(session, budget={"iterations": 1, "tool_calls": 4}))
+        return await persist(new, session)
+
+    monkeypatch.setattr(store, "persist", late)
+    second = line.next()
+    await second.admit()
+    assert (await second.state())["carried"]["tool_calls"] == 4
 
 
 def _spec(line: Line, uid: str) -> str:

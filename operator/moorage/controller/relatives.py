@@ -64,7 +64,11 @@ class Relatives:
         if view is not None:
             return _as_known(body, view)
         over = (body.get("status") or {}).get("phase") in ENDS
-        return Broken("it ended before it began, and there is nothing to go on with") if over else None
+        return (
+            Broken("it ended before it began, and there is nothing to go on with: create a run that names no other one")
+            if over
+            else None
+        )
 
     async def _body(self, tenant: str, name: str) -> Body | None:
         key = self._roll.find(tenant, name)

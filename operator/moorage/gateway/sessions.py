@@ -9,6 +9,7 @@ ask at once. What the new run's journal begins with follows from the row, and is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -52,10 +53,9 @@ class Sessions:
         for _ in range(TRIES):
             session = await self._session(elder)
             if spec.uid not in session.lineage:
-                try:
-                    session = await self._joined(spec, session, elder)
-                except VersionConflict:
-                    continue
+                with suppress(VersionConflict):
+                    await self._joined(spec, session, elder)
+                continue  # what the row says counts: another gateway may have had the same run join at that moment
             return await self._drafts(spec, session, elder)
         raise _busy(f"others join the session of {elder.spec.name} all the time: ask again")
 
@@ -66,7 +66,8 @@ class Sessions:
         except (UnknownRun, store_errors.UnknownRun):
             found = None
         if found is None or found.tenant != spec.tenant:
-            raise Refusal(f"AgentRun {origin.name} isn't known here", status=403, reason="ContinuedNotFound")
+            why = f"AgentRun {origin.name} isn't known here: create it in this namespace, or name another one"
+            raise Refusal(why, status=403, reason="ContinuedNotFound")
         return found
 
     async def _session(self, elder: Run) -> Session:
@@ -85,11 +86,12 @@ class Sessions:
             )
             return await self._store.open_session(first)
 
-    async def _joined(self, spec: ResolvedRun, session: Session, elder: Run) -> Session:
+    async def _joined(self, spec: ResolvedRun, session: Session, elder: Run) -> None:
         """Raise VersionConflict where the session isn't any more what was judged."""
         if elder.now.row.sealed:
             why = f"AgentRun {elder.spec.name} was released, and its checkpoint is gone with that"
-            raise Refusal(why, status=403, reason="ContinuedReleased")
+            advice = "begin a new run from the branch that it delivered"
+            raise Refusal(f"{why}: {advice}", status=403, reason="ContinuedReleased")
         account = await self._account(session)
         after = replace(
             session,
@@ -99,7 +101,6 @@ class Sessions:
             active_at=self._clock.now_ms(),
         )
         await self._ledger.join(spec, after)
-        return after
 
     async def _account(self, session: Session) -> Account:
         """What all runs of the session have used. Raise Refusal while the last one lives, or may still spend."""
