@@ -166,7 +166,8 @@ async def test_who_is_heard_of_after_the_end_has_nobody_asked(
     await asking.close()
     await asking.answer(PLACE, permission(), say)
     with pytest.raises(asyncio.CancelledError):
-        await asking.verdict(PLACE, "a", "Bash", {})
+        async with asyncio.timeout(10):
+            await asking.verdict(PLACE, "a", "Bash", {})
     await settle()
     assert (host.waiting, word.cancelled()) == ([], False)
 

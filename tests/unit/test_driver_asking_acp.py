@@ -20,9 +20,11 @@ OPTIONS = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind":
 
 
 class Agent:
-    """One in the middle of its first turn; `heard` is what it was told since."""
+    """One in the middle of its first turn; `heard` is what it was told since, while it `reads`."""
 
     def __init__(self, host: LocalHost) -> None:
+        self.reads = asyncio.Event()
+        self.reads.set()
         self.host, self.heard = host, list[dict[str, Any]]()
         task = task_for(host, ResolvedAgent(driver="acp"))
         events = AcpEvents(host.tree, str, None)
@@ -64,7 +66,12 @@ class Agent:
             await asyncio.gather(part, return_exceptions=True)
         await self._desk.close()
 
+    @property
+    def unheard(self) -> int:
+        return self._said.qsize()
+
     async def _hear(self, data: bytes) -> None:
+        await self.reads.wait()
         self.heard.append(json.loads(data))
 
     async def _words(self) -> AsyncIterator[bytes]:
@@ -116,15 +123,31 @@ async def test_nothing_is_done_for_a_call_that_waits(host: LocalHost, agent: Age
     assert len(host.waiting) == 2
 
 
-async def test_one_that_wants_more_at_once_than_anybody_writes_down_is_refused(host: LocalHost, agent: Agent) -> None:
-    for number in range(MAX_OPEN + 2):
+@pytest.mark.parametrize("calls", [0, 2])
+async def test_one_that_wants_more_at_once_than_anybody_writes_down_is_refused(
+    host: LocalHost, agent: Agent, calls: int
+) -> None:
+    for number in range(calls):
+        agent.ask(f"call {number}")
+    most = MAX_OPEN - calls
+    for number in range(most + 2):
         agent.want(f"{number}")
-    await until(lambda: str(MAX_OPEN + 1) in agent.answers())
+    await until(lambda: str(most + 1) in agent.answers())
     assert len(host.waiting) == MAX_OPEN
-    assert [(name, each["error"]["message"]) for name, each in agent.answers().items()] == [
-        (str(MAX_OPEN), UNKNOWN),
-        (str(MAX_OPEN + 1), UNKNOWN),
-    ]
+    refused = {name: each["error"]["message"] for name, each in agent.answers().items()}
+    assert refused == {str(most): UNKNOWN, str(most + 1): UNKNOWN}
+
+
+async def test_one_that_wants_ever_more_and_reads_no_answer_is_not_read_on(host: LocalHost, agent: Agent) -> None:
+    await until(lambda: len(agent.heard) == 2)
+    agent.reads.clear()
+    for number in range(2 * MAX_OPEN):
+        agent.want(f"{number}")
+    await until(lambda: len(host.waiting) == MAX_OPEN)
+    await asyncio.sleep(0.1)
+    assert agent.unheard == MAX_OPEN - 1
+    agent.reads.set()
+    await until(lambda: len(agent.answers()) == MAX_OPEN)
 
 
 async def test_no_safe_point_withdraws_the_question_of_a_call_that_waits(host: LocalHost, agent: Agent) -> None:
