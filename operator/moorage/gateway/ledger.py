@@ -492,10 +492,6 @@ class Ledger:
 
 
 def _execution(spec: ResolvedRun, now: int) -> NewExecution:
-    content = spec.model_dump(mode="json")
-    identity = RunIdentity(
-        tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=spec.workspace.key
-    )
-    return NewExecution(
-        identity=identity, name=spec.name, spec_hash=canonical_hash(content), spec=content, created_at=now
-    )
+    told, space = spec.model_dump(mode="json"), spec.workspace.key
+    identity = RunIdentity(tenant=spec.tenant, run_uid=spec.uid, session_id=spec.session_id, workspace=space)
+    return NewExecution(identity=identity, name=spec.name, spec_hash=canonical_hash(told), spec=told, created_at=now)
