@@ -63,11 +63,10 @@ class Relatives:
             return Broken(error.message)
         if view is not None:
             return _as_known(body, view)
-        over = (body.get("status") or {}).get("phase") in ENDS
-        return (
-            Broken("it ended before it began, and there is nothing to go on with: create a run that names no other one")
-            if over
-            else None
+        if (body.get("status") or {}).get("phase") not in ENDS:
+            return None
+        return Broken(
+            "it ended before it began, and there is nothing to go on with: create a run that names no other one"
         )
 
     async def _body(self, tenant: str, name: str) -> Body | None:

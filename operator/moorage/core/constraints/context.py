@@ -8,26 +8,26 @@ from dataclasses import replace
 from moorage.api.wire import ResolvedRun
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.run.state import RunState
+from moorage.core.run.usage import used_in_session
 
 
 def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int]) -> Context:
     """What the state says was used, with what was given to its children, and what the runs before it in its session
-    have used (B3). `iterations`: complete ones, of which it
-    knows only the last number. A question that waits has been put to somebody, and may be answered at any moment: it
-    counts as one that was.
+    have used (B3). `iterations`: complete ones, of which it knows only the last number. A question that waits has been
+    put to somebody, and may be answered at any moment: it counts as one that was.
     """
-    given, waiting = s.given_away.plus(s.carried), sum(each.pending for each in s.consents)
+    share, waiting = used_in_session(s, iterations), sum(each.pending for each in s.consents)
     return Context(
-        iterations=iterations + given.iterations,
-        tokens=s.usage.tokens + given.tokens,
-        cost_micros=s.usage.cost_micros + given.cost_micros,
+        iterations=share.iterations,
+        tokens=share.tokens,
+        cost_micros=share.cost_micros,
         wall_ms=wall_ms,
         model_requests=s.usage.model_requests,
-        tool_calls=s.usage.tool_calls + given.tool_calls,
-        effects=s.usage.effects + given.effects,
-        egress_bytes=s.usage.egress_bytes + given.egress_bytes,
+        tool_calls=share.tool_calls,
+        effects=share.effects,
+        egress_bytes=share.egress_bytes,
         disk_bytes=s.disk_bytes,
-        human_approvals=s.usage.human_approvals + waiting + given.human_approvals,
+        human_approvals=share.human_approvals + waiting,
         state=Snapshot(s.phase, s.attempt),
         asking=asking,
     )

@@ -25,7 +25,7 @@ from moorage.core.run.observed import Problem
 from moorage.core.run.parents import Parent
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
-from moorage.core.run.usage import used_by
+from moorage.core.run.usage import used_in_session
 
 OWN_WORDS = "builtin"
 """The driver whose conversation is in its model's protocol."""
@@ -123,7 +123,7 @@ def _limits(own: ResolvedLimits, asked: ResolvedLimits, theirs: ResolvedLimits) 
 def closing(s: RunState, iterations: int) -> Account:
     """The account after an ended run, of whom no request is under way. `iterations`: those that it completed itself."""
     at = s.end.at if s.end is not None else 0
-    return Account(s.carried.plus(used_by(s, iterations)), lived_ms(s, at))
+    return Account(used_in_session(s, iterations), lived_ms(s, at))
 
 
 def joined(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:

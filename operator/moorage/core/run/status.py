@@ -29,7 +29,7 @@ from moorage.core.run.conditions import conditions
 from moorage.core.run.observed import Observed
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import PauseReason, RunState, Usage
-from moorage.core.run.usage import used_by
+from moorage.core.run.usage import used_in_session
 
 PROGRESS_MS = 10_000  # progress alone is written at most this often
 SETTLE_MS = 2_000  # what may still change by itself is held this long
@@ -134,7 +134,7 @@ def _session(o: Observed, s: RunState) -> SessionStatus | None:
     spec = o.spec
     if spec is None or spec.origin is None:
         return None
-    used = s.carried.plus(used_by(s, o.iterations or 0))
+    used = used_in_session(s, o.iterations or 0)
     return SessionStatus(id=spec.session_id, continues=spec.origin.name, cost=dollars(used.cost_micros), **asdict(used))
 
 

@@ -20,3 +20,8 @@ def used_by(s: RunState, iterations: int) -> Share:
         human_approvals=s.usage.human_approvals,
     )
     return own.plus(s.given_away)
+
+
+def used_in_session(s: RunState, iterations: int) -> Share:
+    """The same, with what the runs before it in its session have used: what its limits are held against."""
+    return used_by(s, iterations).plus(s.carried)
