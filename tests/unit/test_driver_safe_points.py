@@ -375,6 +375,20 @@ async def test_who_answers_the_end_of_the_last_iteration_gets_no_other_one(playi
     asked.cancel()
 
 
+@pytest.mark.rule("B3", "N4")
+async def test_an_end_that_is_told_after_the_request_that_answers_it_counts_before_it(playing: Playing) -> None:
+    play = playing(limits=ResolvedLimits(max_iterations=1), settles=True)
+    await play.ask(body=talk("do it"))
+    asked = asyncio.create_task(play.ask(body=talk("do it", "Done.", "go on")))
+    done, _ = await asyncio.wait({asked, play.attending}, timeout=0.2)
+    assert not done
+    await play.say(settled="")
+    with pytest.raises(Spent):
+        await play.attending
+    assert (play.host.iterations, asked.done()) == ([1], False)
+    asked.cancel()
+
+
 @pytest.mark.rule("P6", "N5")
 async def test_a_conversation_that_is_made_shorter_ends_nothing_by_that(playing: Playing) -> None:
     play = playing()
@@ -407,7 +421,8 @@ async def test_words_of_an_earlier_attempt_end_nothing_whatever_is_asked_before(
 
 @pytest.mark.rule("P6")
 @pytest.mark.parametrize("how", ["it tells each end itself", "it is an agent within a call"])
-async def test_answered_words_that_end_nothing(playing: Playing, how: str) -> None:
+async def test_answered_words_that_end_nothing(playing: Playing, how: str, monkeypatch) -> None:
+    monkeypatch.setattr(jsonlines, "LAG_S", 0.2)
     play = playing(settles=how.startswith("it tells"), nested=True)
     await play.ask(body=talk("do it"))
     if how.endswith("a call"):

@@ -149,7 +149,8 @@ class AgentListener:
         self._talk = Conversation()
         self._decides = False  # asked for what may be a call since the last safe point
         self._usage: dict[str, int] = {}  # of the iteration that is under way
-        self._heard, self._news = 0, asyncio.Event()  # calls of this iteration that are told to be over
+        self._heard = 0  # calls of this iteration that are told to be over
+        self._news = asyncio.Event()  # it told the end of a call, or of a decision
         self._asks = False  # its model by way of us
         self._completing = asyncio.Lock()
         self._talking = asyncio.Lock()  # so that nobody is told something who has just ended
@@ -376,6 +377,8 @@ class AgentListener:
             agrees = await self._caught_up(fresh)
             await self._go_on(request, conversation=agrees and not unread)
         elif brought.acts and not within and not self.final.is_set():
+            if answered and self._launch.settles:
+                await self._until(lambda: not self._decides)  # its end is told elsewhere, which may come after this
             async with self._completing:  # the last one's end may have been told, and somebody have answered that
                 self.iterations.demand_one()
             if answered and self._launch.settles and not first:
@@ -391,6 +394,7 @@ class AgentListener:
         """One at a time: an agent may give up on what it asks, and tell its end meanwhile."""
         async with self._completing:
             usage, self._usage, self._decides = self._usage, {}, False
+            self._news.set()
             await self.iterations.complete(usage, more=more, held=held, conversation=conversation)
             self._index = self._heard = 0
 
@@ -399,11 +403,7 @@ class AgentListener:
         it. It waits for us meanwhile, and tells and keeps by threads of its own.
         """
         due, calls = self._launch.dialect.telling(results), {each.call for each in results}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAG_S):
-                while self._heard < due:
-                    self._news.clear()
-                    await self._news.wait()
+        await self._until(lambda: self._heard >= due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAG_S):
                 look = LOOK_S
@@ -412,6 +412,14 @@ class AgentListener:
                     look = min(2 * look, LOOK_MOST_S)
                 return True
         return False
+
+    async def _until(self, told: Callable[[], bool]) -> None:
+        """Wait, for as long as it may lag, until it has told what its request shows that it knows."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAG_S):
+                while not told():
+                    self._news.clear()
+                    await self._news.wait()
 
     def _results(self) -> frozenset[str]:
         return self._launch.results() if self._launch.results else frozenset()
