@@ -73,6 +73,30 @@ async def test_a_cancel_kills_the_whole_group(fake, tmp_path):
     assert await gone(pid)
 
 
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_one_that_is_cancelled_as_it_is_being_started_leaves_no_process(fake, tmp_path, monkeypatch, cancels):
+    git = fake("sleep 100")
+    born, start = asyncio.Event(), asyncio.create_subprocess_exec
+    processes = []
+
+    async def slowly(*args, **options):
+        processes.append(process := await start(*args, **options))
+        born.set()
+        await asyncio.sleep(0.05)  # the loop learns of it later
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    task = asyncio.create_task(git.run("fetch"))
+    await born.wait()
+    for _ in range(cancels):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(10):
+        assert await processes[0].wait() == -signal.SIGKILL
+
+
 async def test_a_stream_that_is_left_kills_the_whole_group(fake, tmp_path):
     git = fake(f"sleep 100 & echo $! > {tmp_path}/pid; echo x; wait")
     stream = git.stream("upload-pack", stdin=nothing())

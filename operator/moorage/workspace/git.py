@@ -153,17 +153,25 @@ class Git:
     async def _start(
         self, args: tuple[str | bytes | Path, ...], env: dict[str, str], fds: tuple[int, ...]
     ) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            "git",
-            *args,
-            cwd=self.cwd,
-            env=env,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=fds,
+        """A caller that is cancelled meanwhile leaves nothing of what was being started either."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                "git",
+                *args,
+                cwd=self.cwd,
+                env=env,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=fds,
+            )
         )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.shield(_unwanted(starting))
+            raise
 
     async def _exchange(
         self, process: asyncio.subprocess.Process, stdin: bytes | AsyncIterable[bytes], truncate: bool
@@ -310,6 +318,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None or not all(pipe.at_eof() for pipe in _pipes(process)):
         _kill(process)
         await asyncio.shield(_reap(process))
+
+
+async def _unwanted(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    """Whoever wanted it has gone: end what begins."""
+    with contextlib.suppress(OSError):  # it never began
+        await _end(await starting)
 
 
 async def _reap(process: asyncio.subprocess.Process) -> None:
