@@ -18,13 +18,14 @@ from weakref import WeakKeyDictionary
 from moorage.api.budget import Budget, ResolvedConstraint, ResolvedLimits
 from moorage.clock import Clock
 from moorage.core.constraints.cel import BadExpression, Expression
-from moorage.core.constraints.context import lived_ms, used, with_agent
+from moorage.core.constraints.context import lived_ms, used
 from moorage.core.constraints.judging import (
     Action,
     Constraint,
     Context,
     Factory,
     Judged,
+    Snapshot,
     Validation,
     Verdict,
     custom,
@@ -126,25 +127,36 @@ class Judge:
         refused = {violation.constraint: 1 for violation in run.state.violations}
         lived = lived_ms(run.state, self._clock.now_ms())
         context = used(run.state, iterations=run.facts.completed, wall_ms=lived, asking=refused | dict(ask.amounts))
-        under_way = {"tool_calls": len(set(run.facts.tools) - ask.calls), "egress_bytes": self._carried.get(run, 0)}
-        return with_agent(with_more(context, **under_way), run.spec)
+        agent = run.spec.agent
+        return replace(
+            context,
+            tool_calls=context.tool_calls + len(set(run.facts.tools) - ask.calls),
+            egress_bytes=context.egress_bytes + self._carried.get(run, 0),
+            state=Snapshot(run.state.phase, run.state.attempt, agent.driver, agent.model.name if agent.model else ""),
+        )
 
     def verdict(self, run: Run, ask: Asking, given: Share | None = None) -> Verdict:
         """By the state as it is, as if so much more were given away. What a person has waived only warns."""
-        waived = {v.constraint: Action[v.waived] for v in run.state.violations if v.waived}
         context = self.context(run, ask)
-        return evaluate(self._constraints(run), with_more(context, **asdict(given)) if given else context, waived)
+        return self._verdict(run, with_more(context, **asdict(given)) if given else context)
 
-    def demand(self, run: Run, ask: Asking) -> None:
-        """Raise Exhausted where a constraint stops the run."""
-        refuse(self.verdict(run, ask))
+    def _verdict(self, run: Run, context: Context) -> Verdict:
+        waived = {v.constraint: Action[v.waived] for v in run.state.violations if v.waived}
+        return evaluate(self._constraints(run), context, waived)
+
+    def demand(self, run: Run, ask: Asking) -> Context:
+        """Raise Exhausted where a constraint stops the run; else return what was judged."""
+        context = self.context(run, ask)
+        refuse(self._verdict(run, context))
+        return context
 
     async def judge(self, run: Run, ask: Asking) -> Verdict:
         """The verdict, which the journal has when this returns, with the pause that follows from one that stops (C3).
         Raise as the ledger does.
         """
-        verdict = self.verdict(run, ask)
-        drafts = self._drafts(run, verdict, self.context(run, ask))
+        context = self.context(run, ask)
+        verdict = self._verdict(run, context)
+        drafts = self._drafts(run, verdict, context)
         return await self._note(run, ask, verdict, drafts) if drafts else verdict
 
     async def look(self, run: Run, ask: Asking) -> None:

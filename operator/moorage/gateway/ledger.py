@@ -76,7 +76,7 @@ STATUSES = {
     RunPhase.PAUSED: ExecutionStatus.PAUSED,
     RunPhase.RECOVERING: ExecutionStatus.RECOVERING,
 }
-Condition = Callable[[Run], None]
+Condition = Callable[[Run], object]
 Appended = Callable[[ResolvedRun, Sequence[Record]], None]
 """Is told what this process has made durable, in order and once; it neither waits nor raises."""
 

@@ -79,8 +79,7 @@ class Questions:
             raise not_at_work("its agent has ended")
         if retries is not None and run.state.usage.model_retries >= retries:
             raise RetriesSpent("the run has spent its retries at this provider: ask again")
-        self._judge.demand(run, ASKS)
-        demand_free(run.limits, self._judge.context(run, ASKS), run.facts)
+        demand_free(run.limits, self._judge.demand(run, ASKS), run.facts)
 
     async def settle(self, run: Run) -> None:
         """B2: what was asked by a gateway that is gone is charged at its worst case. Raise as the store does."""

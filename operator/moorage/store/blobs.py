@@ -385,6 +385,8 @@ def _unlink(path: Path) -> bool:
 
 def _make_folders(folder: Path) -> None:
     """Make a folder and those above it, durably, outermost first."""
+    if folder.is_dir():
+        return
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):

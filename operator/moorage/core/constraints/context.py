@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from moorage.api.wire import ResolvedRun
 from moorage.core.constraints.judging import Context, Snapshot
 from moorage.core.run.state import RunState
 from moorage.core.run.usage import used_in_session
@@ -31,13 +29,6 @@ def used(s: RunState, *, iterations: int, wall_ms: int, asking: Mapping[str, int
         state=Snapshot(s.phase, s.attempt),
         asking=asking,
     )
-
-
-def with_agent(context: Context, spec: ResolvedRun) -> Context:
-    """The same, with what the run was admitted with."""
-    agent = spec.agent
-    told = replace(context.state, driver=agent.driver, model=agent.model.name if agent.model else "")
-    return replace(context, state=told)
 
 
 def lived_ms(s: RunState, now: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from operator import add, attrgetter
 from typing import Any
 
 KEPT_PROBLEM = 256  # characters of it
@@ -38,10 +39,11 @@ class Share:
 
     def plus(self, other: Share) -> Share:
         """Both together."""
-        return Share(**{name: getattr(self, name) + getattr(other, name) for name in AMOUNTS})
+        return Share(*map(add, _amounts(self), _amounts(other)))
 
 
 AMOUNTS = tuple(f.name for f in fields(Share))
+_amounts = attrgetter(*AMOUNTS)
 
 
 def share_of(told: Mapping[str, Any]) -> Share:
