@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.core.models.protocol import Carried
 from moorage.drivers.acp.events import AcpEvents
 from moorage.drivers.facts import Answered, Asked, Ended, Fact, Permission, Reply, Said, Settled, Wanted
 
@@ -126,6 +127,16 @@ def test_what_is_under_way_at_the_end_of_a_turn_has_ended_too() -> None:
     events.facts(update("tool_call", toolCallId="b", status="pending"))
     facts = events.facts({"id": 3, "result": {"stopReason": "end_turn"}})
     assert without_words(facts) == [Answered, Settled, Ended]
+
+
+def test_who_tells_of_its_calls_is_waited_for_and_who_tells_nothing_once() -> None:
+    events, brought = prompting(), [Carried("a"), Carried("b")]
+    assert events.telling(brought[:1]) == 1, "it may be behind"
+    events.facts(update("tool_call", toolCallId="a", status="completed"))
+    assert events.telling(brought) == 2
+    events.facts(update("tool_call", toolCallId="b", status="in_progress"))
+    assert events.telling(brought) == 1, "of two that it brought then nothing was told"
+    assert events.telling(brought) == 0
 
 
 @pytest.mark.parametrize("options", [[], None, "x", [{"optionId": "no", "kind": "reject_once"}], [7]])

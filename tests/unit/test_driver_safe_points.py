@@ -165,6 +165,19 @@ async def test_where_nobody_knows_what_it_brings_along_only_what_was_told_counts
     assert play.host.iterations == [1]
 
 
+@pytest.mark.rule("P6", "B3")
+async def test_a_result_that_is_brought_before_its_call_is_told_ends_its_iteration_too(playing: Playing) -> None:
+    play = playing(results=None)
+    await play.ask(body=talk("do it"))
+    asked = asyncio.create_task(play.ask("new"))
+    done, _ = await asyncio.wait({asked}, timeout=0.1)
+    assert not done
+    await play.did("new")
+    await asked
+    assert play.host.iterations == [1]
+    assert [told.tool_call_id for told in play.host.told] == ["1.0", "1.0"]
+
+
 @pytest.mark.rule("P6")
 async def test_it_waits_for_what_is_told_and_kept_a_moment_later(playing: Playing) -> None:
     play = playing()

@@ -368,7 +368,8 @@ class AgentListener:
         fresh = [each for each in brought.results or () if each.call not in self._seen]
         calls = {each.call for each in fresh}
         within = (self._launch.nested or self.waits) and bool(self._open.keys() - calls)
-        begun = self._launch.results is not None or self._index > 0  # else they may be of an earlier attempt
+        known = self._launch.results is not None
+        begun = known or self._decides or self._index > 0  # else they may be of an earlier attempt
         ends = bool(fresh) and begun and not within
         answered = self._talk.grown(brought.replied) and not within
         idle = self._decides and not self._launch.settles and answered

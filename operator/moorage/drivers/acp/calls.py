@@ -52,6 +52,9 @@ class Calls:
 
     _held: dict[str, _Call] = field(default_factory=dict)
     _begun: int = 0  # since a request brought results last
+    _ended: int = 0
+    _brought: int = 0  # results, by requests before
+    _tells: bool = True  # of each call, as far as we know
 
     @property
     def open(self) -> bool:
@@ -88,13 +91,18 @@ class Calls:
         return self._intent(name, call), Asked(name, call.kind or OTHER, call.does)
 
     def telling(self, results: int) -> int:
-        """How many of the calls that are over by a request with so many results have their end told."""
+        """Of how many of the calls whose results a request brings the end is told: of all, as long as it has told of
+        all before; else of those at most that it told of as they began.
+        """
+        self._tells = self._tells and self._ended >= self._brought
+        self._brought += results
         begun, self._begun = self._begun, 0
-        return min(begun, results)
+        return results if self._tells else min(begun, results)
 
     def drop(self) -> Sequence[Fact]:
         """The turn is over, and whatever was under way with it."""
         left, self._held = self._held, {}
+        self._ended += len(left)
         ended = ToolResult(ok=False, text="the turn ended before this call did")
         return [Answered(name, call.kind or OTHER, call.arguments, ended) for name, call in left.items() if call.asked]
 
@@ -107,6 +115,7 @@ class Calls:
 
     def _over(self, name: str, call: _Call, *, ok: bool) -> Sequence[Fact]:
         del self._held[name]
+        self._ended += 1
         done = Answered(name, call.kind or OTHER, call.arguments, _result(call, ok=ok))
         return [done] if self.open else [done, Settled({}, more=True)]
 

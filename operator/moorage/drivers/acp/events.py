@@ -103,7 +103,7 @@ class AcpEvents:
         return self._answered(rpc.identity(event), event)
 
     def telling(self, results: Sequence[Carried]) -> int:
-        """See Dialect: of calls that it didn't tell of as they began, nobody knows whether it does as they end."""
+        """See Dialect: an agent may have tools that it tells nothing of, and be behind with what it tells."""
         return self._calls.telling(len(results))
 
     # --- what it tells and asks ---------------------------------------------------------------------------------------
