@@ -11,7 +11,7 @@ import pytest
 
 from moorage.api.budget import Budget, ResolvedConstraint, ResolvedLimits
 from moorage.runner.disk import bytes_below
-from moorage.runner.remaining import Remaining, first, wants_disk
+from moorage.runner.remaining import Remaining, first, percent, wants_disk
 
 
 @pytest.mark.rule("C7")
@@ -83,6 +83,26 @@ def test_an_older_gateway_tells_of_two_and_no_limit_is_taken_for_none() -> None:
     assert first(assignment, 1).left == {"iterations": 2, "tokens": 0, "effects": 0}
     assignment.budget = Budget(left={"tokens": 4})
     assert first(assignment, 1).left == {"tokens": 4}
+
+
+@pytest.mark.rule("N6")
+@pytest.mark.parametrize(
+    ("used", "left", "counted", "share"),
+    [
+        ({"tokens": 40}, {"tokens": 60}, {}, 40),
+        ({"tokens": 40, "iterations": 9, "cost": 1}, {"tokens": 60, "iterations": 1, "cost": 99}, {}, 90),
+        ({"cost": 7}, {"cost": 3}, {}, 70),
+        ({"tokens": 40}, {}, {"tokens": 40}, 0),
+        ({"tokens": 12}, {"tokens": 0}, {}, 100),
+        ({}, {"tokens": 0}, {}, 0),
+        ({"effects": 9}, {"effects": 1}, {}, 0),
+        ({"iterations": 1}, {"iterations": 9}, {"iterations": 5}, 50),
+    ],
+)
+def test_how_much_is_used_of_what_is_nearest(
+    used: dict[str, int], left: dict[str, int], counted: dict[str, int], share: int
+) -> None:
+    assert percent(Budget(used=used, left=left), counted) == share
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from moorage.api.budget import Budget
 from moorage.api.commands import ConsentAnswer, ConsentRequest
 from moorage.api.work import Assignment, CheckpointReport
 from moorage.core.approvals.consent import for_tool
+from moorage.core.constraints.limits import ITERATIONS, TOKENS
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
@@ -31,7 +32,7 @@ from moorage.runner.mailbox import Mailbox
 from moorage.runner.numbers import Numbers
 from moorage.runner.output import OutputLog
 from moorage.runner.processes import spawn, standing_still
-from moorage.runner.remaining import Remaining, first, wants_disk
+from moorage.runner.remaining import Remaining, first, percent, wants_disk
 from moorage.runner.report import Reporter, now_ms, plain
 from moorage.workspace.worktree import RunWorktree
 
@@ -62,8 +63,8 @@ class RunnerHost:
         self._client, self._reporter, self._hold = client, reporter, hold
         self._assignment, self._worktree, self._paths = assignment, worktree, paths
         self._tokens, self._iterations = assignment.tokens_used, iterations_used(assignment)
-        self._circles.stood(worktree.last_tree, self._used())
         self._remaining = Remaining(paths.remaining, first(assignment, iterations_used(assignment)))
+        self._circles.stood(worktree.last_tree, self._used())
         reporter.heard = self._remaining.hear
         self.next_iteration = assignment.next_iteration
         self.tree = worktree.last_tree
@@ -223,10 +224,8 @@ class RunnerHost:
         return self._iterations, self._tokens
 
     def _used(self) -> int:
-        """Percent of the hard limit that is nearest."""
-        limits = self._assignment.limits
-        pairs = ((self._iterations, limits.max_iterations), (self._tokens, limits.tokens_hard))
-        return max((100 * used // limit for used, limit in pairs if limit), default=0)
+        """Percent of the hard limit that is nearest: what drivers tell of their use is little, or nothing."""
+        return percent(self.budget, {ITERATIONS.name: self._iterations, TOKENS.name: self._tokens})
 
     def tell_remaining(self) -> None:
         """C7: what is left, in a file that the agent may read at any time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from moorage.api.budget import Budget, ResolvedLimits
 from moorage.api.meta import format_time
 from moorage.api.quantity import dollars
 from moorage.api.work import Assignment
-from moorage.core.constraints.limits import COST, METERED
+from moorage.core.constraints.limits import COST, ITERATIONS, METERED, TOKENS
 from moorage.drivers.sessions import put
 
 DISK_NAME = "diskBytes"  # what an expression calls it
@@ -58,6 +59,17 @@ def first(assignment: Assignment, iterations: int) -> Budget:
         return assignment.budget
     used = {"iterations": iterations, "tokens": assignment.tokens_used}
     return Budget(used=used, left=_left(assignment.limits, used))
+
+
+def percent(budget: Budget, counted: Mapping[str, int]) -> int:
+    """How much of the hard limit is used that is nearest, of those that an agent uses up by going on (N6): as the
+    gateway has told, or as `counted` here since, which is all that there is with an older one.
+    """
+    used = {each.name: budget.used.get(each.name, 0) for each in (ITERATIONS, TOKENS, COST)}
+    most = {name: amount + budget.left[name] for name, amount in used.items() if name in budget.left}
+    return max(
+        (100 * max(used[name], counted.get(name, 0)) // limit for name, limit in most.items() if limit), default=0
+    )
 
 
 def _left(limits: ResolvedLimits, used: dict[str, int]) -> dict[str, int]:
