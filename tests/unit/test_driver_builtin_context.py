@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moorage.api.commands import ConsentAnswer
 from moorage.api.wire import ResolvedAgent, ResolvedModel
 from moorage.drivers.builtin import prompt
 from moorage.drivers.builtin.answer import Call
@@ -32,6 +33,7 @@ from moorage.drivers.builtin.driver import CONVERSATIONS, BuiltinDriver
 from moorage.drivers.builtin.room import NO_TOOLS
 from moorage.drivers.port import Outcome, Recorded
 from moorage.drivers.telling import ToolResult
+from moorage.runner.host import refusal
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Reply, Script, StandIn, ToolCall
 from moorage.testing.models.script import Usage
@@ -84,9 +86,14 @@ def test_as_many_stages_are_taken_as_it_needs(room: int, stages: list[Stage]) ->
     assert smaller[0] == GOAL
 
 
-@pytest.mark.rule("N5")
-def test_what_was_said_and_effects_of_unknown_end_survive_every_stage() -> None:
-    unknown = Turn("", (bash("order", "HTTP 409 EffectUnknown: nobody knows whether the order was placed"),))
+REFUSED = refusal(ConsentAnswer(status="rejected", by="ada", reason=f"production is off limits {'for you ' * 40}"))
+UNKNOWN = "HTTP 409 EffectUnknown: nobody knows whether the order was placed"
+
+
+@pytest.mark.rule("N5", "T6")
+@pytest.mark.parametrize("told", [UNKNOWN, REFUSED])
+def test_what_was_said_effects_of_unknown_end_and_a_persons_no_survive_every_stage(told: str) -> None:
+    unknown = Turn("", (bash("order", told, ok=False),))
     entries = (GOAL, turns(1)[0], ORDER, unknown, *turns(12))
     smaller, taken = compacted(entries, size_of, 1_000)
     assert [each.stage for each in taken][-1] is Stage.COLLAPSE
@@ -95,6 +102,15 @@ def test_what_was_said_and_effects_of_unknown_end_survive_every_stage() -> None:
         assert ORDER in kept
         assert unknown in kept
     assert "- bash run 3: exit code 3" in words(smaller)
+
+
+@pytest.mark.rule("N5")
+def test_what_stays_keeps_nothing_else_of_its_turn_large() -> None:
+    beside = Turn("Both.", (bash("order", REFUSED, ok=False), *turns(1)[0].done))
+    smaller, _ = compacted((GOAL, beside, *turns(12)), size_of, 1_000)
+    (kept,) = (each for each in smaller if isinstance(each, Turn) and each.pinned)
+    assert kept.done[0] == beside.done[0]
+    assert len(kept.done[1][1].text) < 200
 
 
 @pytest.mark.rule("N5")

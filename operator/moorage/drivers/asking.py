@@ -10,16 +10,16 @@ from typing import Any
 
 from moorage.drivers.facts import Permission, Say
 from moorage.drivers.port import Host, Parked
-from moorage.drivers.telling import MAX_ARGUMENTS, Place, ToolResult, brief, question_of
+from moorage.drivers.telling import MAX_ARGUMENTS, REFUSED, Place, ToolResult, brief, question_of
 
 Ask = asyncio.Task[str | None]
 
-UNKNOWN = "This call was refused: too many are under way at once. It did not run; make it again when some are over."
+UNKNOWN = f"{REFUSED}: too many are under way at once. It did not run; make it again when some are over."
 MAX_ASKS = 8  # about one call; an agent asks once, some once more with others
-MANY = "This call was refused: it was asked about too often, each time as another. Make it as a call of its own."
+MANY = f"{REFUSED}: it was asked about too often, each time as another. Make it as a call of its own."
 MAX_ANSWERS = 256  # that a program waits for at once
 MAX_REFUSALS = 32  # that are kept for it
-LONG = "This call was refused: its arguments have {size} bytes, {most} is the most that is kept. Do it in parts."
+LONG = REFUSED + ": its arguments have {size} bytes, {most} is the most that is kept. Do it in parts."
 
 
 class Unasked(Exception):

@@ -17,6 +17,9 @@ RESULT_CHARACTERS = 30_000
 NAME_CHARACTERS = 128
 DIGEST_CHARACTERS = 12
 GIST_CHARACTERS = 240  # a status has 1,024 for it and for what to do
+REFUSED = "This call was refused"
+"""How the result of a call begins that may not be made."""
+
 FOREMOST = frozenset({"command", "path"})
 
 

@@ -20,7 +20,7 @@ from moorage.core.constraints.limits import ITERATIONS, TOKENS
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
-from moorage.drivers.telling import NAME_CHARACTERS, gist, identity, question_of, visible
+from moorage.drivers.telling import NAME_CHARACTERS, REFUSED, gist, identity, question_of, visible
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.children import RunnerChildren
@@ -258,7 +258,7 @@ def refusal(answer: ConsentAnswer) -> str:
     """What the agent hears instead of a result."""
     who = f" by {answer.by}" if answer.by else ""
     because = f": {answer.reason}" if answer.reason else ""
-    return f"This call was refused{who}{because}. It did not run; find another way, or say what is in the way."
+    return f"{REFUSED}{who}{because}. It did not run; find another way, or say what is in the way."
 
 
 class AgentPaths:

@@ -1,8 +1,8 @@
 """N5: a conversation that outgrows its model's context, made smaller in four stages. Pure.
 
 What the journal holds is untouched by this: a context is a projection of it. Each stage takes from what is old, and the
-last turns stay as they are. Never taken from: what was said to the model (the goal, constraints, approvals, orders) and
-results that tell of an effect whose end isn't known.
+last turns stay as they are. Never taken from: what was said to the model (the goal, constraints, orders), results that
+tell of an effect whose end isn't known, and calls that a person has refused.
 
 snip      long results lose their middle
 micro     old results become a line each, and long arguments lose their middle
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from moorage.drivers.builtin.answer import Call
-from moorage.drivers.telling import ToolResult, brief
+from moorage.drivers.telling import REFUSED, ToolResult, brief
 
 LATEST = 4  # turns that no stage but the last one takes from
 SNIPPED = 2_000  # characters of a result that are left alone
@@ -68,8 +68,8 @@ class Turn:
 
     @property
     def pinned(self) -> bool:
-        """It tells of an effect whose end isn't known."""
-        return any(OPEN_EFFECT in result.text for _, result in self.done)
+        """It has a result that stays."""
+        return any(_stays(result) for _, result in self.done)
 
 
 Entry = Said | Turn
@@ -167,8 +167,17 @@ def _parted(entries: Entries, latest: int) -> tuple[Entries, Entries]:
 
 
 def _on_old(entries: Entries, latest: int, change: Callable[[Turn], Turn]) -> Entries:
+    def but_what_stays(turn: Turn) -> Turn:
+        pairs = zip(turn.done, change(turn).done, strict=True)
+        return replace(turn, done=tuple(before if _stays(before[1]) else after for before, after in pairs))
+
     old, rest = _parted(entries, latest)
-    return (*(change(entry) if _taken(entry) and isinstance(entry, Turn) else entry for entry in old), *rest)
+    return (*(but_what_stays(entry) if isinstance(entry, Turn) else entry for entry in old), *rest)
+
+
+def _stays(result: ToolResult) -> bool:
+    """It tells of an effect whose end isn't known, or of a person's no: to do either again would be wrong."""
+    return OPEN_EFFECT in result.text or result.text.startswith(REFUSED)
 
 
 def _taken(entry: Entry) -> bool:
