@@ -9,6 +9,7 @@ import pytest
 from kubernetes.aio.client import ApiClient
 
 from e2e.cluster.apiserver import ApiServer
+from moorage.api.crd import DEFINITIONS
 from moorage.cli import cluster_checks
 from moorage.cli.cluster import (
     AUDIENCE,
@@ -170,6 +171,7 @@ async def test_doctor_names_what_is_missing_and_what_is_there(
     checks = {check.name: check for check in await cluster_checks.installation(cluster)}
     assert checks["kubernetes"].state == "ok"
     assert checks["definitions"].state == "ok"
+    assert all(definition.plural in checks["definitions"].message for definition in DEFINITIONS)
     assert checks["runtime classes"].state == "fail"
     assert "runtimeClass.create=true" in checks["runtime classes"].hint
     assert checks["gateway"].state == "fail"

@@ -1,6 +1,8 @@
 from typing import Any
 
-from moorage.controller.definitions import KINDS, await_definitions, missing
+from moorage.api.crd import DEFINITIONS
+from moorage.api.names import KINDS
+from moorage.controller.definitions import await_definitions, missing
 from moorage.sandbox.kube import Body, KubeError
 
 
@@ -32,8 +34,12 @@ def serving(*kinds: str) -> Body:
 
 
 async def test_what_is_not_served_is_named() -> None:
-    assert await missing(Api(None)) == KINDS
-    assert await missing(Api(serving("agentruns", "agentruns/status", "agents"))) == {"workspaces", "modelproviders"}
+    assert await missing(Api(None)) == set(KINDS) == {each.plural for each in DEFINITIONS}
+    assert await missing(Api(serving("agentruns", "agentruns/status", "agents"))) == {
+        "workspaces",
+        "modelproviders",
+        "runcommands",
+    }
     assert await missing(Api(serving(*KINDS))) == frozenset()
 
 
@@ -46,7 +52,7 @@ async def test_the_operator_waits_for_its_kinds_and_through_an_outage() -> None:
         "api_server_away",
         "definitions_missing",
     ]
-    assert log.said[-1][1] == ["agentruns", "modelproviders", "workspaces"]
+    assert log.said[-1][1] == ["agentruns", "modelproviders", "runcommands", "workspaces"]
 
 
 async def test_nothing_is_said_when_all_is_there() -> None:

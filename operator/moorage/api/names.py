@@ -12,6 +12,7 @@ import re
 GROUP = "moorage.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+KINDS = ("agentruns", "workspaces", "agents", "modelproviders", "runcommands")  # plurals of all that we define
 
 RUN = f"{GROUP}/run"  # label: the run's UID
 ROLE = f"{GROUP}/role"  # label: runner | verifier

@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 
-from moorage.api.names import API_VERSION, GROUP
+from moorage.api.names import API_VERSION, GROUP, KINDS
 from moorage.cli.checks import Check, fail, ok, warn
 from moorage.cli.cluster import READER, Cluster, asked, gateway_pod
 from moorage.cli.exits import CliError
 from moorage.sandbox.kube import path_of
 
 LEAST_KUBERNETES = (1, 34)
-KINDS = ("agentruns", "workspaces", "agents", "modelproviders")
 AUTHORIZATION = "authorization.k8s.io/v1"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PATIENCE_S = 60.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from moorage.api.names import API_VERSION
+from moorage.api.names import API_VERSION, KINDS
 from moorage.sandbox.kube import Body, KubeError
 
-KINDS = frozenset({"agentruns", "workspaces", "agents", "modelproviders"})
 PAUSE_S = 1.0
 
 
@@ -22,7 +21,7 @@ class Reads(Protocol):
 async def missing(api: Reads) -> frozenset[str]:
     """Which of our kinds the API server doesn't serve. Raises KubeError."""
     found = await api.get(f"/apis/{API_VERSION}") or {}
-    return KINDS - {str(each.get("name")) for each in found.get("resources") or ()}
+    return frozenset(KINDS) - {str(each.get("name")) for each in found.get("resources") or ()}
 
 
 async def await_definitions(api: Reads, log: Any, pause_s: float = PAUSE_S) -> None:
