@@ -59,11 +59,23 @@ def test_a_result_waits_for_its_approval_and_leaves_once_it_is_there() -> None:
     status = project(world.observed(), world.plan(), AgentRunStatus(), world.now)
     assert (status.phase, status.reason) == ("AwaitingApproval", "AwaitingApproval")
     (consent,) = world.state.consents
-    assert f"kubectl moorage approve fix push --question {consent.key}" in (status.message or "")
+    assert f"kubectl moorage approve fix push --question {consent.key} -n team-a, or" in (status.message or "")
     assert len([r for r in world.gateway.history if r.type == T.APPROVAL_REQUESTED]) == 1
     answer(world, "approved")
     settle(world)
     assert (world.state.phase, world.remote.pushes) == (RunPhase.SUCCEEDED, 1)
+
+
+@pytest.mark.rule("T6")
+def test_the_pass_that_asks_says_what_for() -> None:
+    """The phase is new in its status, and so is the one Event that tells of it."""
+    world = at_delivery(PUSH)
+    while not world.state.consents:
+        plan = world.plan()
+        world.step()
+    status = project(world.observed(), plan, AgentRunStatus(), world.now)
+    assert (status.phase, status.reason) == ("AwaitingApproval", "AwaitingApproval")
+    assert status.message == world.plan().message != ""
 
 
 @pytest.mark.rule("T6", "S2")
@@ -233,7 +245,7 @@ def test_a_sandbox_is_let_go_by_the_question_that_it_waits_for_and_comes_back_by
     assert (world.state.phase, world.plan().message) == (
         RunPhase.PAUSED,
         "waits for the approval shell: the tool bash is to run:"
-        " kubectl moorage approve fix shell --question tool:1.0, or reject",
+        " kubectl moorage approve fix shell --question tool:1.0 -n team-a, or reject",
     )
     answer(world, "approved", "tool:1.0")
     settle(world)

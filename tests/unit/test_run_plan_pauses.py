@@ -367,6 +367,9 @@ def test_what_somebody_has_asked_for_holds_until_somebody_asks_to_go_on(reason: 
     steps(world)
     world.now += HOUR
     assert (world.plan().actions, world.plan().reason) == ((), reason)
+    assert world.plan().message.endswith("to go on: kubectl moorage resume fix -n team-a")
+    world.spec = world.spec.model_copy(update={"placement": "local"})
+    assert world.plan().message.endswith("to go on, run its manifest again")
     world.ask_to_go_on()
     assert drive(world).phase is RunPhase.SUCCEEDED
 

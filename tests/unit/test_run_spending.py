@@ -38,8 +38,8 @@ def test_who_was_refused_to_spend_on_stands_and_is_asked_anew_once_it_is_let_go_
     plan = world.plan()
     assert (world.state.phase, plan.reason) == (RunPhase.PAUSED, "BudgetExhausted")
     assert plan.message == (
-        "spending on was refused by ada: no; to be asked anew: kubectl moorage resume fix; to end it: kubectl moorage"
-        " cancel fix"
+        "spending on was refused by ada: no; to be asked anew: kubectl moorage resume fix -n team-a; to end it:"
+        " kubectl moorage cancel fix -n team-a"
     )
     assert world.ask_to_go_on()
     settle(world)

@@ -9,6 +9,7 @@ from moorage.core.approvals.consent import (
     APPROVED,
     COST,
     DELIVERY,
+    PENDING,
     REJECTED,
     TIMEOUT,
     Consent,
@@ -71,9 +72,8 @@ def parked_for(pending: Consent) -> str:
 
 def held_for(spec: ResolvedRun, pending: Consent) -> str:
     """What lets one go on that stands still. Nobody keeps a process for it on a user's own machine."""
-    local = _is_local(spec)
-    then = "; then run its manifest again" if local else ""
-    return f"{parked_for(pending)}: {_to_answer(local, spec.name, pending)}{then}"
+    then = "; then run its manifest again" if _is_local(spec) else ""
+    return f"{parked_for(pending)}: {_to_answer(spec, pending)}{then}"
 
 
 def refused_to_spend(spec: ResolvedRun, s: RunState) -> str | None:
@@ -88,7 +88,12 @@ def asked_anew_by(spec: ResolvedRun) -> str:
     """What to do about a refusal that isn't the last word."""
     if _is_local(spec):
         return "run its manifest again to be asked anew"
-    return f"to be asked anew: kubectl moorage resume {spec.name}; to end it: kubectl moorage cancel {spec.name}"
+    return f"to be asked anew: {_command(spec, 'resume')}; to end it: {_command(spec, 'cancel')}"
+
+
+def goes_on_by_a_word(spec: ResolvedRun) -> str:
+    """What lets one go on that stands still until somebody asks for it."""
+    return "to go on, run its manifest again" if _is_local(spec) else f"to go on: {_command(spec, 'resume')}"
 
 
 def _given_up(pending: Consent) -> Report:
@@ -114,9 +119,9 @@ def before_delivery(o: Observed, s: RunState, spec: ResolvedRun, proposal: Propo
         if consent is None and (reached := spent_of(HUMAN_APPROVALS, spec.limits, s)) is not None:
             return _unasked(spec, approval, reached, proposal)
         if consent is None:
-            return Plan(actions=(_asking(s, approval, proposal, now),), requeue_ms=1)
+            return _asks(s, spec, approval, proposal, now)
         if consent.pending:
-            return Plan(reason="AwaitingApproval", message=told(o, consent), requeue_ms=due(s, now))
+            return Plan(reason="AwaitingApproval", message=told(spec, consent), requeue_ms=due(s, now))
         if consent.status != APPROVED:
             return Plan(actions=(_refused(approval, consent, proposal),), requeue_ms=1)
     return None
@@ -133,33 +138,36 @@ def _unasked(spec: ResolvedRun, approval: ResolvedApproval, reached: Spent, prop
     return Plan(reason=PauseReason.BUDGET, message=f"{why}; {how_to_raise(spec, reached.limit)}")
 
 
-def told(o: Observed, consent: Consent) -> str:
+def told(spec: ResolvedRun, consent: Consent) -> str:
     """What is waited for, and what to do."""
-    return f"{consent.subject}: {_to_answer(_is_local(o.spec), o.name, consent)}"
+    return f"{consent.subject}: {_to_answer(spec, consent)}"
 
 
-def _to_answer(local: bool, run: str, consent: Consent) -> str:
+def _to_answer(spec: ResolvedRun, consent: Consent) -> str:
     """The command says which question it answers: another may wait by then."""
-    program = "moorage" if local else "kubectl moorage"
-    return f"{program} approve {run} {consent.name} --question {consent.key}, or reject"
+    return f"{_command(spec, 'approve', consent.name, '--question', consent.key)}, or reject"
 
 
-def _is_local(spec: ResolvedRun | None) -> bool:
-    return spec is not None and spec.placement == "local"
+def _command(spec: ResolvedRun, name: str, *arguments: str) -> str:
+    """A command to the run, as it can be given by whoever reads it, whatever namespace is theirs."""
+    where = () if _is_local(spec) else ("-n", spec.tenant)
+    return " ".join(("moorage" if _is_local(spec) else "kubectl moorage", name, spec.name, *arguments, *where))
 
 
-def _asking(s: RunState, approval: ResolvedApproval, proposal: Proposal, now: int) -> Report:
-    """Each attempt that proposes a result asks for it: another's question is withdrawn, were it of the same commit."""
-    key = delivery_key(approval.name, proposal.commit)
+def _is_local(spec: ResolvedRun) -> bool:
+    return spec.placement == "local"
+
+
+def _asks(s: RunState, spec: ResolvedRun, approval: ResolvedApproval, proposal: Proposal, now: int) -> Plan:
+    """Each attempt that proposes a result asks for it: another's question is withdrawn, were it of the same commit.
+    The phase's one Event is told in the pass that asks, and has to say what for.
+    """
+    key, subject = delivery_key(approval.name, proposal.commit), f"{proposal.commit[:12]} is to be delivered"
     until = None if approval.reject_after_ms is None else now + approval.reject_after_ms
-    said = {
-        "key": key,
-        "name": approval.name,
-        "before": DELIVERY,
-        "subject": f"{proposal.commit[:12]} is to be delivered",
-        "reject_at": until,
-    }
-    return report(RecordType.APPROVAL_REQUESTED, said, approval.name, s.epoch)
+    said = {"key": key, "name": approval.name, "before": DELIVERY, "subject": subject, "reject_at": until}
+    asking = report(RecordType.APPROVAL_REQUESTED, said, approval.name, s.epoch)
+    message = told(spec, Consent(key, approval.name, DELIVERY, subject, PENDING, now))
+    return Plan(actions=(asking,), requeue_ms=1, reason="AwaitingApproval", message=message)
 
 
 def _refused(approval: ResolvedApproval, consent: Consent, proposal: Proposal) -> Report:

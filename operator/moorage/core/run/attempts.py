@@ -128,13 +128,13 @@ def _watch(o: Observed, s: RunState, view: SandboxView, now: int) -> Plan:
     if o.spec is None:
         return Plan()
     checks = (_attempt_timeout(o.spec, s, now), _owner_lost(o, s, view, now), _no_progress(o, o.spec, s, now))
-    return next((p for p in checks if p is not None), _watched(o, s, _next_look(o, o.spec, s, now)))
+    return next((p for p in checks if p is not None), _watched(o.spec, s, _next_look(o, o.spec, s, now)))
 
 
-def _watched(o: Observed, s: RunState, look_ms: int) -> Plan:
+def _watched(spec: ResolvedRun, s: RunState, look_ms: int) -> Plan:
     """All is well. What an attempt's start waits for is told, and what a call of its agent's does."""
     if (pending := foremost(s.consents, s.epoch)) is not None:
-        return Plan(requeue_ms=look_ms, reason="AwaitingApproval", message=asking(o, pending))
+        return Plan(requeue_ms=look_ms, reason="AwaitingApproval", message=asking(spec, pending))
     waits = _start_waits(s)
     return Plan(requeue_ms=look_ms, reason=waits.reason if waits else "", message=waits.message if waits else "")
 

@@ -51,7 +51,7 @@ def _awaiting(o: Observed, s: RunState) -> tuple[Condition, ...]:
     pending = foremost(s.consents, s.epoch)
     if pending is None or s.end is not None:
         return (_truth("AwaitingApproval", "False", "NothingPending"),)
-    return (_truth("AwaitingApproval", "True", pending.before, asking(o, pending)),)
+    return (_truth("AwaitingApproval", "True", pending.before, asking(o.spec, pending)),)
 
 
 def _truth(kind: str, status: Status, reason: str, message: str = "") -> Condition:

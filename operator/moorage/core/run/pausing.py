@@ -16,7 +16,7 @@ from moorage.core.constraints.context import clock_end, lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
 from moorage.core.run.admission import QUEUE_RECHECK_MS
-from moorage.core.run.approving import asked_anew_by, held_for, refused_to_spend
+from moorage.core.run.approving import asked_anew_by, goes_on_by_a_word, held_for, refused_to_spend
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
 from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
@@ -214,7 +214,9 @@ def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int
     if pause.reason == PauseReason.APPROVAL:
         pending = parking(s.consents, s.epoch)
         return Hold(pause.reason, held_for(spec, pending)) if pending is not None else None
-    return Hold(pause.reason, pause.message)
+    return Hold(
+        pause.reason, f"{pause.message}; {goes_on_by_a_word(spec)}" if pause.message else goes_on_by_a_word(spec)
+    )
 
 
 def _unraised(spec: ResolvedRun, s: RunState, pause: Pause) -> Hold:
