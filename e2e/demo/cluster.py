@@ -112,11 +112,20 @@ def show_rows(argv: list[str], limit_s: float) -> None:
             watch.terminate()
 
 
+def look_around(backend: Backend) -> str:
+    """Shell commands that show the runs: kubectl and its plugin have to be on the PATH, wherever they were built."""
+    kubectl = Path(backend.kubectl_argv()[0])
+    folders = [str(kubectl.parent)] if kubectl.is_absolute() else []
+    path = ":".join([*folders, str(Path(program("kubectl-moorage")).parent), "$PATH"])
+    runs = f"kubectl get ar -A; kubectl moorage timeline {RUN} -n {NAMESPACE}"
+    return f'export KUBECONFIG={backend.kubeconfig()} PATH="{path}"; {runs}'
+
+
 def _tell(backend: Backend, world: upstream.Upstream, console: Console) -> None:
     print(backend.kubectl("-n", NAMESPACE, "describe", "ar", RUN), flush=True)
     print(f"$ git diff main {BRANCH}   # in the remote", flush=True)
     print(world.git("diff", "main", BRANCH), flush=True)
     show([program("moorage"), "--kubeconfig", str(backend.kubeconfig()), "-n", NAMESPACE, "timeline", RUN])
-    console.say(f"look around: export KUBECONFIG={backend.kubeconfig()}; {backend.kubectl_argv()[0]} get ar -A")
+    console.say(f"look around: {look_around(backend)}")
     chosen = "MOORAGE_CLUSTER=current " if isinstance(backend, CurrentCluster) else ""
     console.say(f"remove it all: {chosen}make demo-clean (with KEEP=1 all but what took long to build)")
