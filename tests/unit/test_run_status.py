@@ -200,6 +200,13 @@ def test_a_waiting_sandbox_says_why() -> None:
     assert reasons(status)["SandboxReady"] == "ImagePullFailed"
 
 
+@pytest.mark.parametrize("said", [None, AgentEnd("completed", "Completed", "", "", 0, START)])
+def test_a_sandbox_that_has_ended_lacks_a_result_only_where_its_agent_has_said_none(said: AgentEnd | None) -> None:
+    view = SandboxView("p", "u", 2, "runner", SandboxPhase.ENDED, "SandboxEnded", "the sandbox ended without a result")
+    told = projected(replace(RUNNING, agent_end=said), sandboxes=(view,))
+    assert reasons(told)["SandboxReady"] == ("SandboxEnded" if said is None else "Ended")
+
+
 @pytest.mark.rule("I7")
 def test_a_lost_status_is_written_again_from_what_is_known() -> None:
     """At every step of a whole run: without the old status the new one says the same, but for when it first did."""
