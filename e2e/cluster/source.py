@@ -112,7 +112,7 @@ class SourceCluster:
             HarnessError: the cluster isn't up.
         """
         if not self.layout.kubeconfig.is_file():
-            raise HarnessError(f"cluster {self.layout.name} isn't up: run `python -m e2e.cluster up` first")
+            raise HarnessError(f"cluster {self.layout.name} isn't up: run `make cluster-up` first")
         return self.layout.kubeconfig
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
@@ -413,7 +413,7 @@ class SourceCluster:
         """What to put before a command to run it on a node: in its network and its mounts."""
         holder = read_pid_file(self._pid_file(self._process(this, "namespaces")))
         if holder is None or not holder.alive():
-            raise HarnessError(f"{this.name} isn't running: run `python -m e2e.cluster up` first")
+            raise HarnessError(f"{this.name} isn't running: run `make cluster-up` first")
         return ["nsenter", f"--target={holder.pid}", "--net", "--mount", "--wd=/"]
 
     def _launch(self, name: str, argv: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
