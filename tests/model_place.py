@@ -82,7 +82,7 @@ class Place:
         """Begin the run, its agent at work."""
         self.gateway.secrets.give("team-a", "model", **{"api-key": KEY})
         limits, approvals = changes.pop("limits", ResolvedLimits()), changes.pop("approvals", ())
-        children = changes.pop("children", None)
+        children, driver = changes.pop("children", None), changes.pop("driver", "command")
         model = ResolvedModel(
             provider="main",
             protocol=spoken.name,
@@ -91,7 +91,7 @@ class Place:
             credentials=SecretRef(name="model", key="api-key"),
         ).model_copy(update=changes)
         spec, held = resolved(self.upstream), {"approvals": approvals}
-        agent = spec.agent.model_copy(update={"model": model, "children": children})
+        agent = spec.agent.model_copy(update={"model": model, "children": children, "driver": driver})
         operator = Operator(self.gateway, spec.model_copy(update={"agent": agent, "limits": limits} | held))
         await agent_at_work(self.gateway, operator)
         return operator

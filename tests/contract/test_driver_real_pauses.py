@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.contract.real_agents import path_with, resolved, run
+from tests.contract.real_agents import USAGE, path_with, resolved, run
 
 from moorage.api.budget import ResolvedLimits
+from moorage.api.wire import ResolvedTimeouts
 from moorage.core.run.state import PauseReason
 from moorage.gateway.pausing import Pauses
 from moorage.testing.models import Reply, Script
@@ -89,3 +90,26 @@ async def test_an_agent_that_is_to_pause_is_left_at_its_next_safe_point_and_goes
         assert (state["agent_end"]["outcome"], state["iteration"], state["drift"]) == ("paused", 2, 0)
         assert (sandbox.tree / "two").read_text() == "2\n"
         await goes_on(world, work, agent, before=2)
+
+
+@pytest.mark.rule("B3", "C3")
+@pytest.mark.parametrize("agent", ["codex", "pi"], indirect=True)
+async def test_of_fifty_calls_in_one_decision_no_more_are_made_than_the_run_may(agent, path, tmp_path):
+    """Neither asks before its calls, and both run them side by side."""
+    calls = tuple(run(agent, f"echo {number} > made-{number}").tools[0] for number in range(50))
+    script = Script(replies=(Reply(text="I work.", tools=calls, usage=USAGE),))
+    async with World(tmp_path / "world", script=script) as world:
+        work = await world.admit(
+            agent=resolved(agent, path, url=world.model.url),
+            limits=ResolvedLimits(tool_calls_hard=3),
+            timeouts=ResolvedTimeouts(pause_ms=1_000),
+        )
+        sandbox = await work.start()
+        assert await sandbox.ended(within_s=120) == 0, sandbox.said.read_text()
+        state = await work.state()
+        assert state["agent_end"]["outcome"] in {"paused", "exhausted"}, state["agent_end"]
+        assert state["pause"]["limit"] == "tool_calls_hard"
+        assert len([each for each in sandbox.tree.iterdir() if each.name.startswith("made-")]) <= 3
+        assert state["usage"]["tool_calls"] <= 3
+        assert len(world.model.log) == 1, "no further decision is bought"
+        assert sandbox.left() == []

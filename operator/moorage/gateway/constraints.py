@@ -31,7 +31,7 @@ from moorage.core.constraints.judging import (
     custom,
     evaluate,
 )
-from moorage.core.constraints.limits import DIMENSIONS, metered, with_more
+from moorage.core.constraints.limits import DIMENSIONS, TOOL_CALLS, metered, with_more
 from moorage.core.constraints.telling import budget_of
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import Draft, RecordType
@@ -149,6 +149,10 @@ class Judge:
         context = self.context(run, ask)
         refuse(self._verdict(run, context))
         return context
+
+    def left_of_calls(self, run: Run) -> int | None:
+        """How many tool calls it may still begin; None is unlimited."""
+        return TOOL_CALLS.left(run.limits, self.context(run, Asking()))
 
     async def judge(self, run: Run, ask: Asking) -> Verdict:
         """The verdict, which the journal has when this returns, with the pause that follows from one that stops (C3).

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from moorage.api.wire import ResolvedModel, ResolvedPrices
+from moorage.core.approvals.resolving import HOLDS_EACH_CALL
 from moorage.core.journal.record import BlobRef, Draft, RecordType, named_content
 from moorage.core.models.passing import Passing
 from moorage.core.models.prices import cost_micros
@@ -21,6 +22,7 @@ from moorage.core.models.retries import Failed, refused
 from moorage.core.models.usage import against_rate
 from moorage.gateway.ask import Answered, Ask, retried
 from moorage.gateway.breakers import Breakers
+from moorage.gateway.constraints import Asking, Exhausted, of_calls
 from moorage.gateway.errors import Refusal
 from moorage.gateway.gate import Caller, Gate
 from moorage.gateway.given import Given
@@ -36,11 +38,13 @@ from moorage.gateway.unread import Unread
 from moorage.points import Point, reached
 from moorage.store.errors import RunSealed
 
-HOPELESS = frozenset({"TooLarge", "Stopped", SILENT})
+CALLS = "TooManyCalls"
+HOPELESS = frozenset({"TooLarge", "Stopped", CALLS, SILENT})
 """Problems that sending the same again can't help."""
 OURS = {
     "TooLarge": ("the answer is longer than this gateway takes: ask for less at once", "AnswerTooLarge"),
     "Stopped": ("the run is over, or about to be: it asks no model any more", "RunStopped"),
+    CALLS: ("the model wants more tool calls than the run may make", Exhausted.reason),
 }
 """Problems that are none of the provider's, and what the agent hears."""
 FAILED = "ProviderFailed"
@@ -77,6 +81,7 @@ class Exchange:
         self._limit = gate.deps.settings.max_content_bytes
         self._kept = Kept(self._limit)
         self._began = self._clock.monotonic_ms()
+        self._calls = 0  # of its answer, as far as they were looked at
 
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
         """Send the request on; the answer, its body perhaps still to come."""
@@ -241,7 +246,7 @@ class Exchange:
         passing = Passing(self._protocol, self._limit, altered=self._ask.sent is not self._ask.body)
         noted, problem = False, "EndedEarly"
         try:
-            async with contextlib.aclosing(_pieces(answer, passing)) as pieces:
+            async with contextlib.aclosing(self._pieces(answer, passing)) as pieces:
                 async for piece in pieces:
                     self._kept.add(piece)
                     if passing.reading.complete and not noted:
@@ -267,6 +272,17 @@ class Exchange:
         if not noted:
             raise Cut(problem)
 
+    async def _pieces(self, answer: Coming, passing: Passing) -> AsyncGenerator[bytes, None]:
+        """What may go on, piece by piece; an empty one is a moment to look up. Raise Unheard where no more may."""
+        async with contextlib.aclosing(answer.pieces()) as pieces:
+            async for piece in pieces:
+                reached(Point.MODEL_STREAM)
+                may_pass = passing.feed(piece)
+                if await self._too_many(passing.reading):
+                    raise Unheard(CALLS)
+                yield may_pass
+        yield passing.close()
+
     async def _whole(
         self, answer: Coming, told: Answered, headers: Mapping[str, str], credential: Mapping[str, str]
     ) -> Response | Unanswered:
@@ -282,6 +298,7 @@ class Exchange:
                 self._kept = self._kept.without(credential)
             problem = problem or ("TooLarge" if self._kept.over else None)
             reading = self._protocol.read(self._kept.content()) if told.good else Reading()
+            problem = problem or (CALLS if await self._too_many(reading) else None)
             ended = Answered(told.status, told.content_type, problem, told.billed)
             self._settle(ended, reading)
             await self._close(answer)
@@ -295,6 +312,20 @@ class Exchange:
             return response
         lower = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
         return Unanswered(refused(told.status, lower, content, self._clock.now_ms()), response)
+
+    async def _too_many(self, reading: Reading) -> bool:
+        """B3: whether the answer has more tool calls than the run may make. Who is not asked before each of them runs
+        them at once, so that they aren't let out; the journal has why.
+        """
+        run = self._caller.run
+        if reading.calls <= self._calls or run.spec.agent.driver in HOLDS_EACH_CALL:
+            return False
+        self._calls = reading.calls
+        left = self._gate.judge.left_of_calls(run)
+        if left is None or self._calls <= left:
+            return False
+        await self._gate.judge.look(run, Asking(of_calls(self._calls)))
+        return True
 
     async def _heard(self) -> None:
         """All of it is sent: whether it was heard, too (R2)."""
@@ -411,15 +442,6 @@ def priced(usage: Mapping[str, int], prices: ResolvedPrices | None) -> dict[str,
     """The usage with what it costs, where that is known."""
     cost = {} if prices is None or not usage else {"cost_micros": cost_micros(usage, prices)}
     return {**usage, **cost}
-
-
-async def _pieces(answer: Coming, passing: Passing) -> AsyncGenerator[bytes, None]:
-    """What may go on, piece by piece; an empty one is a moment to look up."""
-    async with contextlib.aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            reached(Point.MODEL_STREAM)
-            yield passing.feed(piece)
-    yield passing.close()
 
 
 def _limits(model: ResolvedModel, gateways: int) -> Limits:

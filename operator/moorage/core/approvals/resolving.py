@@ -10,6 +10,7 @@ from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedApproval
 from moorage.core.approvals.consent import COST, DELIVERY, TOOL_CALL
 
+HOLDS_EACH_CALL: Final = frozenset({"builtin", "claude-code"})  # drivers none of whose calls runs before we have a say
 ASKS_BEFORE_CALLS: Final = frozenset({"acp", "builtin", "claude-code"})  # drivers whose tool calls wait for an answer
 
 

@@ -20,6 +20,7 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+CALL = "tool_use"
 EPOCH = "1970-01-01T00:00:00Z"
 
 
@@ -36,7 +37,8 @@ def _credential(key: str) -> dict[str, str]:
 def _whole(message: Mapping[str, Any]) -> Reading:
     if message.get("type") != "message":
         return Reading()
-    reading = Reading(usage.anthropic(message.get("usage")), complete=True)
+    calls = sum(part.get("type") == CALL for part in items(message, "content"))
+    reading = Reading(usage.anthropic(message.get("usage")), complete=True, calls=calls)
     reading.stopped(message.get("stop_reason"))
     return reading
 
@@ -45,6 +47,8 @@ def _take(reading: Reading, event: Mapping[str, Any]) -> None:
     match event.get("type"):
         case "message_start":
             reading.grown(usage.anthropic(inner(event, "message").get("usage")))
+        case "content_block_start":
+            reading.calls += inner(event, "content_block").get("type") == CALL
         case "content_block_delta":
             delta = inner(event, "delta")
             reading.streamed(*(delta.get(name) for name in ("text", "partial_json", "thinking")))

@@ -29,6 +29,7 @@ def _whole(answer: Mapping[str, Any]) -> Reading:
         reading.counted(usage.openai_chat(answer.get("usage")))
         for choice in items(answer, "choices"):
             reading.stopped(choice.get("finish_reason"))
+            reading.calls += len(items(inner(choice, "message"), "tool_calls"))
         reading.complete = True
     return reading
 
@@ -37,7 +38,9 @@ def _take(reading: Reading, chunk: Mapping[str, Any]) -> None:
     reading.counted(usage.openai_chat(chunk.get("usage")))
     for choice in items(chunk, "choices"):
         delta = inner(choice, "delta")
-        calls = (inner(call, "function") for call in items(delta, "tool_calls"))
+        told = items(delta, "tool_calls")
+        reading.calls = max(reading.calls, len(told), *(1 + (tokens(call.get("index")) or 0) for call in told))
+        calls = (inner(call, "function") for call in told)
         reading.streamed(*(delta.get(name) for name in ("content", "refusal", "reasoning_content")))
         reading.streamed(*(call.get("arguments") for call in calls))
         reading.stopped(choice.get("finish_reason"))

@@ -22,7 +22,7 @@ class Reading:
 
     `complete`: it came to its own end. `concluding`: what decides is there, and only the rest of the bookkeeping is to
     come. `unfinished`: it came, and the provider goes on with it. `characters`: text and arguments that were streamed.
-    `error`: an event says that the provider failed.
+    `error`: an event says that the provider failed. `calls`: of tools that whoever asked is to run.
     """
 
     usage: Vector = field(default_factory=dict)
@@ -32,6 +32,7 @@ class Reading:
     concluding: bool = False
     unfinished: bool = False
     error: bool = False
+    calls: int = 0
 
     def settled(self, asked: int = 0, most: int | None = None) -> tuple[Vector, bool]:
         """The usage, and whether it is an estimate: a cut answer has told its input at best.

@@ -20,10 +20,15 @@ GOES_ON = frozenset({"queued", "in_progress"})
 """Statuses of a response that the provider is still at, whoever has got it."""
 KEPT = ("previous_response_id", "conversation", "prompt")
 """Fields that name what the provider keeps."""
+CALLS = frozenset(
+    f"{kind}_call" for kind in ("function", "custom_tool", "local_shell", "shell", "apply_patch", "computer")
+)
+"""Items that are calls of tools which the provider doesn't run itself."""
 
 
 def _finished(reading: Reading, response: Mapping[str, Any]) -> None:
     reading.counted(usage.openai_responses(response.get("usage")))
+    reading.calls = max(reading.calls, sum(map(_is_call, items(response, "output"))))
     status = response.get("status")
     reading.stopped(inner(response, "incomplete_details").get("reason") or status)
     reading.complete = isinstance(status, str) and status in ENDS
@@ -41,8 +46,14 @@ def _take(reading: Reading, event: Mapping[str, Any]) -> None:
     match event.get("type"):
         case "response.completed" | "response.incomplete" | "response.failed":
             _finished(reading, inner(event, "response"))
+        case "response.output_item.done":
+            reading.calls += _is_call(inner(event, "item"))
         case str(kind) if kind.endswith(".delta"):
             reading.streamed(event.get("delta"))
+
+
+def _is_call(item: Mapping[str, Any]) -> bool:
+    return item.get("type") in CALLS
 
 
 def _cap(asked: Asked) -> int | None:
