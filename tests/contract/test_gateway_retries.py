@@ -208,12 +208,14 @@ async def test_a_provider_that_fails_and_fails_is_left_alone_for_a_while(place: 
 
 
 @pytest.mark.rule("Q3")
+@pytest.mark.parametrize("gateways", [1, 2])
 @pytest.mark.parametrize("limit", [{"requests_per_minute": 2}, {"tokens_per_minute": 600}])
 async def test_no_more_leaves_in_a_minute_than_the_provider_takes(
-    place: Place, clock: StepClock, limit: dict[str, int]
+    place: Place, clock: StepClock, limit: dict[str, int], gateways: int
 ) -> None:
-    settings(place, model_room_ms=50)
-    operator = await place.run(ANTHROPIC, **limit)
+    """One of several asks its share, so that all of them ask no more than that."""
+    settings(place, model_room_ms=50, gateways=gateways)
+    operator = await place.run(ANTHROPIC, **{name: amount * gateways for name, amount in limit.items()})
     answers = [await place.ask(ANTHROPIC, max_tokens=n) for n in (100, 101, 102)]
     assert [answer.status_code for answer in answers] == [200, 200, 429], "300 and more tokens each"
     assert answers[2].headers["retry-after"] == "5"

@@ -197,6 +197,7 @@ def test_several_gateways_keep_nothing_of_their_own(helm: str, values: tuple[str
     (data,) = [each for each in spec["template"]["spec"]["volumes"] if each["name"] == "data"]
     assert set(data) == {"name", "emptyDir"}
     assert environment(objects, "gateway")["MOORAGE_MIRRORS_SHARED"] == "true"
+    assert environment(objects, "gateway")["MOORAGE_GATEWAYS"] == "2", "each asks half of what a provider takes"
     budget = named(objects, "PodDisruptionBudget", "moorage-gateway")
     assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, spec["selector"])
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"

@@ -1,12 +1,16 @@
 """Content that is kept encrypted: who can read it, under which keys, and what the keys' file may say."""
 
 import base64
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.app.gateway import Environment
+from moorage.app.keys import content_keys
 from moorage.core.journal.ciphers import ContentKeys, KeysRefused, NotDecrypted
+from moorage.core.journal.heads import SigningKey
 
 OLD, NEW = b"o" * 32, b"n" * 32
 NONCE = b"0123456789ab"
@@ -53,6 +57,19 @@ def test_a_new_key_is_put_before_the_others_and_an_old_one_goes_at_last() -> Non
     assert ContentKeys.read(line(NEW)).decrypt("team-a", after) == b"said"
     with pytest.raises(NotDecrypted):
         ContentKeys.read(line(NEW)).decrypt("team-a", before)
+
+
+@pytest.mark.rule("T5")
+def test_a_gateway_encrypts_by_its_secret_where_it_has_one_and_still_reads_what_was_before(tmp_path: Path) -> None:
+    head, needed = SigningKey.new(), {"MOORAGE_DATA_DIR": str(tmp_path), "MOORAGE_OPERATOR_ACCOUNT": "o"}
+    before = content_keys(Environment.read(needed).content_keys, head).encrypt("team-a", b"old", NONCE)
+    (secret := tmp_path / "keys").write_bytes(line(NEW))
+    env = Environment.read(needed | {"MOORAGE_CONTENT_KEYS_FILE": str(secret)})
+    keys = content_keys(env.content_keys, head)
+    assert ContentKeys.of([NEW]).decrypt("team-a", keys.encrypt("team-a", b"new", NONCE)) == b"new"
+    assert keys.decrypt("team-a", before) == b"old"
+    with pytest.raises(NotDecrypted):
+        content_keys(None, head).decrypt("team-a", keys.encrypt("team-a", b"new", NONCE))
 
 
 def test_what_follows_from_another_secret_is_always_the_same() -> None:

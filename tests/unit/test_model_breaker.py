@@ -1,10 +1,16 @@
 """A provider's breaker: its table, and what holds over every history."""
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from moorage.core.models.breaker import Breaker, Policy
+from moorage.core.models.retries import Failed
+from moorage.gateway.breakers import Breakers, ProviderDown
+from moorage.telemetry.metrics import GatewayMetrics
+from moorage.testing.clock import StepClock
 
 POLICY = Policy(failures=3, open_ms=1_000, longest_ms=8_000, probe_ms=30_000)
 OPEN = Breaker(failed=3, opened=1, until=1_000)
@@ -72,3 +78,17 @@ def test_it_never_stays_open_for_longer_than_the_longest_and_lets_one_through_th
         breaker = breaker.failure(POLICY, now) if end == "failure" else getattr(breaker, end)()
         assert breaker.until <= now + POLICY.longest_ms
         assert breaker.wait_ms(POLICY, now + POLICY.probe_ms + POLICY.longest_ms) == 0
+
+
+@pytest.mark.rule("I10", "Q3")
+def test_a_provider_that_is_left_alone_is_one_tenants_and_no_others_of_that_name() -> None:
+    breakers = Breakers(POLICY, StepClock(), GatewayMetrics(CollectorRegistry()), structlog.get_logger())
+    for _ in range(POLICY.failures):
+        breakers.passing(("team-a", "models"))
+        breakers.ended(("team-a", "models"), Failed(503))
+    with pytest.raises(ProviderDown):
+        breakers.demand(("team-a", "models"))
+    breakers.demand(("team-b", "models"))
+    breakers.ended(("team-b", "models"), None)
+    with pytest.raises(ProviderDown):
+        breakers.demand(("team-a", "models"))

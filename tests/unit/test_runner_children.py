@@ -1,6 +1,7 @@
 """What a runner says of the children of its run: for as long as it is asked to wait, and no longer."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -65,6 +66,37 @@ async def test_a_merge_of_one_that_lives_is_refused_at_once(clock: Clock) -> Non
     with pytest.raises(ChildRefused, match="no commit to merge"):
         await runner_of(gateway).merge("kid")
     assert (gateway.held, clock.now) == ([0], 1_000)
+
+
+class Ended:
+    """A gateway that takes longest to find the child that is asked for first."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+
+    async def child(self, name: str, within_s: float) -> ChildAnswer:  # noqa: ARG002  the client's
+        self.looked += 1
+        for _ in range(10 // self.looked):
+            await asyncio.sleep(0)
+        return ChildAnswer(name=name, status="ended", outcome="succeeded", commit=name[-1] * 40, base="b" * 40)
+
+    async def patiently(self, call: Callable[[], Awaitable[Merged]]) -> Merged:
+        return await call()
+
+
+@pytest.mark.rule("W7")
+async def test_merges_that_are_asked_for_side_by_side_are_made_in_their_order() -> None:
+    merged: list[str] = []
+
+    async def merge(commit: str, _: str) -> Merged:
+        merged.append(commit[0])
+        await asyncio.sleep(0)
+        return Merged(files=1)
+
+    client = cast("GatewayClient", Ended())
+    children = RunnerChildren(client, 1, lambda: False, lambda: None, merge)
+    assert await asyncio.gather(*(children.merge(f"kid-{each}") for each in "acd")) == [1, 1, 1]
+    assert merged == ["a", "c", "d"]
 
 
 async def test_who_asks_while_the_gateway_is_away_is_told_to_ask_again(clock: Clock) -> None:

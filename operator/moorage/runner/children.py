@@ -36,6 +36,7 @@ class RunnerChildren:
     ) -> None:
         self._client, self._epoch, self._leaving, self._progressed = client, epoch, leaving, progressed
         self._merge, self._spare_s = merge, spare_s
+        self._merging = asyncio.Lock()
 
     async def spawn(self, asked: SpawnRequest) -> ChildAnswer:
         """See the port."""
@@ -71,6 +72,10 @@ class RunnerChildren:
 
     async def merge(self, name: str) -> int:
         """See the port."""
+        async with self._merging:  # W7: in the order of the calls, also of those that are made side by side
+            return await self._merge_in_turn(name)
+
+    async def _merge_in_turn(self, name: str) -> int:
         found = await self.wait(name, 0)
         commit, base = found.commit, found.base
         if found.status != ENDED or commit is None or base is None:
