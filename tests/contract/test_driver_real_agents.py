@@ -11,10 +11,12 @@ from tests.contract.real_agents import AGENTS, DONE, DRIVERS, PROTOCOLS, USAGE, 
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedCheck, SecretRef
+from moorage.app.tracing import named
 from moorage.core.models import spoken as protocols
 from moorage.drivers.port import Driver
 from moorage.drivers.registry import load
 from moorage.drivers.sessions import AGAIN, APART
+from moorage.telemetry.spans import Span, woven
 from moorage.testing.host import LocalHost, task_for
 from moorage.testing.models import Fault, Reply, Script, ToolCall
 from moorage.testing.models.script import Conversation
@@ -168,7 +170,7 @@ async def test_a_conversation_that_survived_goes_on_and_hears_of_the_handoff(age
     assert host.iterations == [1, 2, 3, 4]
 
 
-@pytest.mark.rule("T2", "L4", "V3")
+@pytest.mark.rule("T2", "L4", "V3", "H1")
 async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(agent, path, tmp_path):
     script = Script(replies=(run(agent, "env > env.txt; echo two > a.txt", text="I mend it."), DONE))
     async with World(tmp_path / "world", script=script) as world:
@@ -195,6 +197,19 @@ async def test_in_a_real_runner_its_work_is_delivered_and_it_never_sees_the_key(
         ]
         logs = "".join(each["text"] for each in await work.content("AGENT_OUTPUT"))
         assert "I mend it." in logs
+        spans = list(woven(named(work.spec), iter(await work.records())))
+        assert_traced(chosen.driver, [span for span in spans if "gen_ai.operation.name" in span.attributes])
+
+
+def assert_traced(driver: str, spans: list[Span]) -> None:
+    """H1: two decisions and the call of the first one lie in what the agent did; none has a word of it."""
+    (invoked,) = [span for span in spans if span.name == f"invoke_agent {driver}"]
+    inside = sorted(span.name.split()[0] for span in spans if span.parent_id == invoked.span_id)
+    assert inside == ["chat", "chat", "execute_tool"]
+    assert all(span.error is None and invoked.start <= span.start <= span.end <= invoked.end for span in spans)
+    chats = [span for span in spans if span.name == "chat scripted"]
+    assert [chat.attributes["gen_ai.usage.input_tokens"] for chat in chats] == [1_100, 1_100], "cached ones, too"
+    assert not [each for each in ("I mend it.", "env.txt", "a.txt") if each in str(spans)]
 
 
 def carried(agent: str, body: object) -> list[str]:
