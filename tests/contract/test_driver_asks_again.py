@@ -1,6 +1,7 @@
 """T6 over attempts of programs that aren't ours: they decide anew, and a person's word is found, and used once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,23 +26,22 @@ if again:
     ask("look", "Write"); verdict("look"); result("look")
 """
 RUN = 'if verdict("NAME") == "yes":\n    open("ran.txt", "a").write("ran\\n")\n    result("NAME")\n'
-TWICE = (
-    LOOK + "".join(f'ask("{name}", command="make it")\n' + RUN.replace("NAME", name) for name in ("a", "b")) + "end()"
-)
+DONE = """
+if not again:
+    ask("o", command="make it"); verdict("o"); result("o")
+"""  # the same call, made before a safe point
+TWICE = "".join(f'ask("{name}", command="make it")\n' + RUN.replace("NAME", name) for name in ("a", "b")) + "end()"
 
 
 def approval(driver: str) -> ResolvedApproval:
     return ResolvedApproval(name="shell", before="ToolCall", tools=(SHELL[driver],))
 
 
-def posing(driver: str, folder: Path) -> ResolvedAgent:
+def posing(driver: str, folder: Path, before: str = "") -> ResolvedAgent:
     """An agent that looks around first where it goes on, and makes the same call twice, one after the other."""
     subject = SUBJECTS[driver]
-    bare = subject.agent(f"{folder}:/usr/local/bin:/usr/bin:/bin")
-    words = subject.words + MORE[driver]
-    script = type(subject)(subject.driver, subject.program, subject.agent, words)
-    script.write(folder, TWICE)
-    return bare
+    replace(subject, words=subject.words + MORE[driver]).write(folder, LOOK + before + TWICE)
+    return subject.agent(f"{folder}:/usr/local/bin:/usr/bin:/bin")
 
 
 async def questions(fix: Run) -> list[tuple[str, str]]:
@@ -54,31 +54,39 @@ async def park(world: World, fix: Run) -> None:
     assert await Pauses(world.gateway.gate).request(run, PauseReason.APPROVAL, "why", by="approvals")
 
 
-async def one_question_left(world: World, fix: Run, second: Sandbox) -> None:
-    """The first call is made by the first answer, and the second one, though it is the same, waits for its own."""
-    await fix.until("APPROVAL_REQUESTED", 3, within_s=90)
-    (_, first), (_, other) = await questions(fix)
+async def one_question_left(fix: Run, second: Sandbox, before: int = 0) -> None:
+    """The first call is made by the first answer, and the second one, though it is the same, waits for its own.
+    `before`: how many were asked about and made before those.
+    """
+    await fix.until("APPROVAL_REQUESTED", before + 3, within_s=90)
+    *_, (_, first), (_, other) = await questions(fix)
     assert (first, other) == ("approved", "pending")
     assert (second.tree / "ran.txt").read_text() == "ran\n"
     told = await fix.call("POST", "/commands", {"command_id": "c2", "type": "Approve", "approval": "shell"})
     assert told["state"] == "Done"
     assert await second.ended() == 0, second.said.read_text()
     assert (second.tree / "ran.txt").read_text() == "ran\nran\n"
-    assert (await fix.state())["usage"]["human_approvals"] == 2
-    assert [each.get("answered") for each in await fix.content("APPROVAL_REQUESTED")] == [None, True, None]
+    assert (await fix.state())["usage"]["human_approvals"] == before + 2
+    told = [each.get("answered") for each in await fix.content("APPROVAL_REQUESTED")]
+    assert told == [*(None for _ in range(before)), None, True, None]
 
 
-@pytest.mark.rule("T6", "R1")
+@pytest.mark.rule("T6", "R1", "P6")
 async def test_a_question_outlives_sandbox_and_gateway_of_a_program_that_decides_anew(tmp_path: Path) -> None:
+    """Calls are counted from the last safe point, by whichever attempt: one like it, that was made before, is none."""
     async with World(tmp_path / "world") as world:
-        fix = await world.admit(agent=posing("acp", tmp_path / "bin"), approvals=(approval("acp"),))
+        agent = posing("acp", tmp_path / "bin", before=DONE)
+        fix = await world.admit(agent=agent, approvals=(approval("acp"),))
         sandbox = await fix.start()
         await fix.until("APPROVAL_REQUESTED", within_s=90)
+        await fix.call("POST", "/commands", {"command_id": "c0", "type": "Approve", "approval": "shell"})
+        await fix.until("APPROVAL_REQUESTED", 2, within_s=90)
+        assert (await fix.state())["iteration"] == 1, "a safe point lies between the two"
         await sandbox.kill()
         await world.restart_gateway(0)
         assert (await answer(fix, "Approve"))["state"] == "Done", "nobody works on it, and it is answered all the same"
         await fix.report("ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"})
-        await one_question_left(world, fix, await fix.start(2))
+        await one_question_left(fix, await fix.start(2), before=1)
 
 
 @pytest.mark.rule("T6", "Q5")
@@ -95,7 +103,7 @@ async def test_a_program_that_would_only_wait_is_let_go_and_makes_its_call_in_th
         await fix.report("PAUSED", {"reason": "Approval", "message": ""})
         assert (await answer(fix, "Approve"))["state"] == "Done"
         await fix.report("RESUMED", {"reason": "Approval"})
-        await one_question_left(world, fix, await fix.start(2))
+        await one_question_left(fix, await fix.start(2))
 
 
 @pytest.mark.rule("T6", "Q5")

@@ -81,6 +81,25 @@ async def test_who_asks_side_by_side_at_two_gateways_asks_one_question(pair: Pai
     assert (await operator.types()).count("APPROVAL_REQUESTED") == 1
 
 
+@pytest.mark.rule("T6", "M5")
+async def test_a_call_that_comes_in_two_places_at_once_has_one_question(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    """Each is judged by the state that its record follows, not by what was known as it came."""
+    operator, runner = await at_work(gateway, upstream)
+    run = await gateway.gate.ledger.open("u1")
+    async with run.writing:  # both come before either is written down
+        asked = [asking(runner, key, call="c:0") for key in ("1.0", "3.0")]
+        while len(run.writing._waiters or ()) < len(asked):  # noqa: ASYNC110  other tasks' doing
+            await asyncio.sleep(0.01)
+    await until(lambda: pending(operator))
+    assert (await answer(operator, "a1", "shell"))["state"] == "Done"
+    assert sorted([(await ok(await each))["status"] for each in asked]) == ["approved", "pending"]
+    for key in ("1.0", "3.0"):
+        assert (await ok(await asking(runner, key, call="c:0")))["status"] == "approved"
+    assert (await operator.types()).count("APPROVAL_REQUESTED") == 1
+
+
 @pytest.mark.rule("T6")
 async def test_a_question_whose_answer_was_forgotten_is_asked_and_answered_anew(
     gateway: LocalGateway, upstream: GitServer
