@@ -18,7 +18,7 @@ from moorage.gateway.elders import lost
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UpstreamRefused
 from moorage.gateway.gate import BASE_PIN, Gate, base_of, mirror_key
 from moorage.gateway.ledger import Overtaken, Run
-from moorage.gateway.mirroring import ORIGIN_PIN, there
+from moorage.gateway.mirroring import ORIGIN_PIN, fixed_base, there
 from moorage.gateway.upstream import upstream_of
 from moorage.store.errors import SpecUnreadable, StoreError
 from moorage.store.specs import stored_spec
@@ -102,6 +102,8 @@ class Bases:
     async def _base(self, run: Run) -> str:
         key, known = mirror_key(run), await base_of(self._mirrors, run)
         if known is not None and await there(self._mirrors, run, known):
+            if (begun := await self._again(run)) is not None:
+                return begun
             base = await self._fixed(run, known)
             if base == known:
                 await self._pinned(run, base)
@@ -145,6 +147,13 @@ class Bases:
         await self._mirrors.pin(mirror_key(run), run.uid, BASE_PIN, base)
         await self._kept(run)
         return base
+
+    async def _again(self, run: Run) -> str | None:
+        """I1: a repair has dropped where the run began, and the mirror's pin of its base doesn't say the checkpoint. None
+        where the journal says it, and where the run goes on with no other one's work.
+        """
+        origin = run.spec.origin
+        return None if origin is None or fixed_base(run) is not None else await self._of_origin(run, origin)
 
     async def _begun(self, run: Run) -> tuple[str, str | None, str | None] | None:
         """What it began at before, where that is here: the run keeps it itself."""

@@ -44,6 +44,7 @@ from moorage.gateway.crossing import crossing
 from moorage.gateway.errors import Fenced
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, Writing, beginning, later
+from moorage.gateway.repairing import surveyed
 from moorage.gateway.settings import GatewaySettings
 from moorage.gateway.signals import Bell
 from moorage.gateway.snapshots import Snapshots, Start, document
@@ -58,7 +59,6 @@ from moorage.store.errors import (
 )
 from moorage.store.peers import Peers
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution, Session
-from moorage.store.reading import survey
 from moorage.store.specs import stored_spec
 from moorage.telemetry.metrics import GatewayMetrics
 
@@ -401,7 +401,7 @@ class Ledger:
         run = await self._known(uid)
         async with run.writing:
             row = await self.store.get(uid)
-            looked = await survey(self.store, row)
+            looked = await surveyed(self.store, row, run.spec)
             if looked.end() is None:
                 raise NothingToRepair(uid)
             said = looked.payload(row.generation + 1, row.fence_epoch, row.status.value, reason)

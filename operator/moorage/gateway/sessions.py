@@ -27,9 +27,8 @@ from moorage.gateway.ledger import Run
 from moorage.gateway.questions import Questions
 from moorage.store import errors as store_errors
 from moorage.store.errors import UnknownSession, VersionConflict
-from moorage.store.port import Session
+from moorage.store.port import ACTIVE, IDLE, Session
 
-ACTIVE, IDLE = "active", "idle"
 TRIES = 32  # others join the session meanwhile, each time; then one of them lives
 RELEASED = "Released"
 

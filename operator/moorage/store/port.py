@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from moorage.api.wire import Change
 from moorage.core.journal.chain import EMPTY, Head
@@ -155,6 +155,10 @@ class KeptPush:
     whole: bool = False
 
 
+ACTIVE: Final = "active"
+IDLE: Final = "idle"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """O7: the work object that outlives runs. `lineage` names the runs in it, oldest first; `end` is its end record.
@@ -168,7 +172,7 @@ class Session:
     session_id: str
     created_at: int
     active_at: int
-    state: str = "active"
+    state: str = ACTIVE
     budget: Mapping[str, int] | None = None
     idle_ttl_ms: int | None = None
     lineage: tuple[str, ...] = ()

@@ -50,7 +50,9 @@ class Survey:
         self._usage = dict.fromkeys((*_USAGE, "model_requests", "tool_calls", "model_retries"), 0)
         self._effects: dict[str, dict[str, Any]] = {}
         self._children = FearedChildren()
-        self._account: dict[str, int] = {}
+        self._joined = False
+        self.account: Mapping[str, int] = {}
+        """What its session had used as the run joined it, as far as a good record doesn't say so (O7)."""
         self.good = EMPTY
         self.broken: Broken | None = None
 
@@ -61,6 +63,7 @@ class Survey:
         if self.broken is None and record is not None:
             self.good = head_at(record)
             self._turn = max(self._turn, record.turn or 0)
+            self._joined = self._joined or record.type == RecordType.SESSION_JOINED
         return self.broken
 
     def end(self) -> Broken | None:
@@ -74,6 +77,11 @@ class Survey:
     def dropped(self) -> Dropped:
         """The offsets that a new generation leaves behind."""
         return Dropped(self.good.offset + 1, self._head.offset)
+
+    @property
+    def account_unknown(self) -> bool:
+        """No record that can be read says what the session had used, if it is one of several runs."""
+        return not self._joined and not self.account
 
     @property
     def turn(self) -> int:
@@ -103,7 +111,7 @@ class Survey:
             "usage": {name: value for name, value in self._usage.items() if value},
             "effects": self._feared(),
             **self._children.told(self._lost),
-            **({"account": self._account} if self._account else {}),
+            **({"account": dict(self.account)} if self.account else {}),
         }
 
     def drop(self, stored: Stored) -> None:
@@ -122,7 +130,7 @@ class Survey:
         self._children.remember(record)
         match record.type:
             case RecordType.SESSION_JOINED:
-                self._account = account_of(said["account"]).told()
+                self.account = account_of(said["account"]).told()
             case RecordType.MODEL_REQUEST:
                 self._usage["model_retries" if "retry_of" in said else "model_requests"] += 1
             case RecordType.MODEL_RESPONSE if not said.get("replayed"):
