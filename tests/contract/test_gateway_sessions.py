@@ -352,6 +352,22 @@ async def test_a_run_between_that_never_had_a_worktree_loses_nothing(line: Line)
     assert "It had no worktree yet.\nThe worktree is as run fix's last safe point" in told["handoff"]
 
 
+@pytest.mark.rule("O2", "O7", "W5")
+async def test_what_is_released_behind_a_run_that_never_had_a_worktree_is_told_as_the_next_is_admitted(
+    line: Line,
+) -> None:
+    second = line.next()
+    await second.admit()
+    await ok(await second.report(0, "RUN_FAILED", FAILED))
+    await ok(await line.gateway.operator.post("/v1/runs/u1/release"))
+    answer = await line.gateway.operator.put(
+        "/v1/runs/u3/as-next", content=line.next("u3", "u2").spec.model_dump_json()
+    )
+    why = refused(answer, 403, "ContinuedReleased")
+    assert why.startswith("AgentRun fix-u2 never had a worktree to go on with, and before it AgentRun fix was released")
+    assert (await line.row()).lineage == ("u1", "u2")
+
+
 @pytest.mark.rule("I10")
 @pytest.mark.parametrize("told", [{"after": "u0"}, {"tenant": "team-b"}], ids=["unknown", "of another tenant"])
 async def test_what_is_not_known_in_its_namespace_is_gone_on_with_by_nobody(line: Line, told: dict[str, Any]) -> None:

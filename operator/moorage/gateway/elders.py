@@ -18,7 +18,8 @@ from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.mirror import MirrorKey, Mirrors
 
 
-def _ending(elder: Run) -> Ending | None:
+def ended_with(elder: Run) -> Ending | None:
+    """Where its work stands; None where it never had a worktree."""
     return ending(elder.state, fixed_base(elder), elder.facts.resume)
 
 
@@ -53,19 +54,19 @@ class EldersFirst:
         began = [each for each in (fixed_base(run), run.facts.resume) if each is not None]
         if run.now.row.sealed or (began and await self._here(run, began)):
             return
-        elder = await self._worked(before)
-        found = None if elder.now.row.sealed else _ending(elder)
+        elder = await self.worked(before)
+        found = None if elder.now.row.sealed else ended_with(elder)
         if found is not None:
             await self.current(elder)
             if await self._here(run, found.commits):
                 await self._checkpoint(run, elder)
 
-    async def _worked(self, before: ResolvedOrigin) -> Run:
+    async def worked(self, before: ResolvedOrigin) -> Run:
         """The last run, from that one back, that had a worktree; the first where none had. One that ended before it had
         any passes on where it would have begun.
         """
         elder = await self._ledger.open(before.uid)
-        while _ending(elder) is None and elder.spec.origin is not None:
+        while ended_with(elder) is None and elder.spec.origin is not None:
             elder = await self._ledger.open(elder.spec.origin.uid)
         return elder
 
@@ -77,8 +78,8 @@ class EldersFirst:
         upstream has, where that is an earlier one than the first. None where no run before it had a worktree. Raise
         UpstreamRefused, WorkspaceError.
         """
-        elder = await self._worked(before)
-        found = _ending(elder)
+        elder = await self.worked(before)
+        found = ended_with(elder)
         if found is None:
             return None
         if not await self._here(run, found.commits):
@@ -88,7 +89,7 @@ class EldersFirst:
 
     async def _checkpoint(self, run: Run, elder: Run) -> str | None:
         """Made where the elder has delivered: its last checkpoint is of its work before that."""
-        found = _ending(elder)
+        found = ended_with(elder)
         if found is None or found.point is None or not found.delivered:
             return found.point if found else None
         return await self._mirrors.go_on(mirror_key(run), found.point, found.base, elder.spec.name)

@@ -21,6 +21,7 @@ from moorage.core.run.family import Share
 from moorage.core.run.sessions import closing, unread
 from moorage.gateway.budget import share_reserved
 from moorage.gateway.commands import record_id
+from moorage.gateway.elders import ended_with
 from moorage.gateway.errors import Refusal, UnknownRun
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
@@ -38,7 +39,7 @@ class Sessions:
 
     def __init__(self, gate: Gate, questions: Questions) -> None:
         self._ledger, self._store, self._clock = gate.ledger, gate.deps.store, gate.deps.clock
-        self._questions = questions
+        self._refs, self._questions = gate.refs, questions
 
     async def join(self, spec: ResolvedRun) -> Sequence[Draft]:
         """What the run's journal begins with beside its admission; nothing where it goes on with no other one. Durable
@@ -87,10 +88,7 @@ class Sessions:
 
     async def _joined(self, spec: ResolvedRun, session: Session, elder: Run) -> None:
         """Raise VersionConflict where the session isn't any more what was judged."""
-        if elder.now.row.sealed:
-            why = f"AgentRun {elder.spec.name} was released, and its checkpoint is gone with that"
-            advice = "begin a new run from the branch that it delivered"
-            raise Refusal(f"{why}: {advice}", status=403, reason="ContinuedReleased")
+        await self._demand_kept(elder)
         account = await self._account(session)
         after = replace(
             session,
@@ -100,6 +98,22 @@ class Sessions:
             active_at=self._clock.now_ms(),
         )
         await self._ledger.join(spec, after)
+
+    async def _demand_kept(self, elder: Run) -> None:
+        """Raise Refusal where the work is let go of that a run begins with which goes on with that one: its own or, where
+        it never had a worktree, that of a run before.
+        """
+        last = elder
+        if elder.spec.origin is not None and not elder.now.row.sealed and ended_with(elder) is None:
+            last = await self._refs.worked(elder.spec.origin)
+            if ended_with(last) is None:
+                return  # there was none, and it begins like any other run
+        if last.now.row.sealed:
+            why = f"AgentRun {last.spec.name} was released, and its checkpoint is gone with that"
+            if last is not elder:
+                why = f"AgentRun {elder.spec.name} never had a worktree to go on with, and before it {why}"
+            advice = "begin a new run from the branch that it delivered"
+            raise Refusal(f"{why}: {advice}", status=403, reason="ContinuedReleased")
 
     async def _account(self, session: Session) -> Account:
         """What all runs of the session have used. Raise Refusal while the last one lives, or may still spend."""

@@ -61,7 +61,7 @@ def _waits(o: Observed, now: int) -> Plan | None:
 
 def _joined(o: Observed) -> bool:
     """O7: it is the next one of its session already, though nothing is in its journal: the session, and the branch that
-    it delivers to, are taken until that says its end.
+    it delivers to, are taken until that says its end. The gateway knows it only by that: else it is `released`.
     """
     return not o.released and o.spec is not None and o.spec.origin is not None
 

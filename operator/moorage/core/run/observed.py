@@ -143,7 +143,7 @@ class Observed:
     children_why: tuple[tuple[str, str], ...] = ()  # of those that are gone: Child.ref, and why it won't begin
     children_wanted: tuple[str, ...] = ()  # names of those that were asked for and have no object yet
     children_made: tuple[tuple[str, str], ...] = ()  # of those whose object is seen first: name, and UID of that
-    released: bool = False  # nothing of the run's is left at the gateway but journal, blobs and evidence
+    released: bool = False  # nothing of it is at the gateway but journal, blobs and evidence, or it isn't known there
 
     @property
     def live_sandboxes(self) -> tuple[SandboxView, ...]:
