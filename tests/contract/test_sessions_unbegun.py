@@ -10,9 +10,10 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 from tests.contract.test_gateway_sessions import FAILED, Line, line
-from tests.gateway_script import Operator, ok, refused
+from tests.gateway_script import Operator, ok, refused, resolved
 
 from moorage.api.meta import format_time
+from moorage.api.names import digest
 from moorage.api.wire import ResolvedDelivery, ResolvedTimeouts
 from moorage.controller.apply import Applier
 from moorage.controller.deliveries import Deliveries
@@ -25,10 +26,11 @@ from moorage.core.run.observed import LeaseView, SandboxPhase, SandboxView
 from moorage.core.run.resolve import Defaults
 from moorage.gateway.housekeeping import Housekeeping
 from moorage.sandbox.port import Children, RunKey, Which
-from moorage.store.errors import StoreUnavailable
+from moorage.store.errors import StoreUnavailable, UnknownSession
 from moorage.telemetry.metrics import OperatorMetrics
 from moorage.testing.clock import StepClock
-from moorage.testing.gateway import OPERATOR_TOKEN
+from moorage.testing.gateway import OPERATOR_TOKEN, LocalGateway
+from moorage.testing.gitserver import GitServer
 
 __all__ = ["line"]  # a fixture
 
@@ -60,6 +62,7 @@ class Place:
                 "delivery": {"branch": "moorage/u2"},
             },
         }
+        self.objects: dict[str, dict[str, Any]] = {}
         self.lease: LeaseView | None = None
         self.volume = False
         self.pods: list[SandboxView] = []
@@ -71,7 +74,14 @@ class Place:
         self.body = self.body | {"metadata": meta, "spec": self.body["spec"] | spec}
 
     async def run(self, tenant: str, name: str) -> dict[str, Any] | None:
-        return self.body if (tenant, name) == (KEY.tenant, KEY.name) else None
+        return self.body if (tenant, name) == (KEY.tenant, KEY.name) else self.objects.get(name)
+
+    async def get(self, kind: str, tenant: str, name: str) -> dict[str, Any] | None:
+        del kind, tenant
+        return self.objects.get(name)
+
+    async def runtime_classes(self) -> frozenset[str] | None:
+        return None
 
     async def write_status(self, run: RunKey, status: dict[str, Any], version: str) -> dict[str, Any] | None:
         del run, version
@@ -122,7 +132,7 @@ async def operator_of(line: Line, place: Any, clock: StepClock) -> AsyncIterator
             gateway=gateway,
             roll=roll,
             defaults=Defaults(),
-            drivers=frozenset({"codex"}),
+            drivers=frozenset({"codex", "command"}),
             signs=Signs(clock),
         )
         applier = Applier(
@@ -195,6 +205,45 @@ async def test_one_that_is_not_to_begin_ends_and_its_session_and_branch_are_free
     await third.register("p3", 1)
     line.gateway.token_for_pod("p3", "team-a")
     assert (await ok(await line.gateway.sandbox("p3", "team-a").get("/v1/self")))["git"]["branch"] == "moorage/u2"
+
+
+def _object(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    meta = {"name": name, "namespace": KEY.tenant, "uid": name, "creationTimestamp": format_time(NOW)}
+    return {"apiVersion": "moorage.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+@pytest.mark.rule("O7", "X1")
+async def test_one_that_has_not_joined_yet_ends_and_the_session_has_never_heard_of_it(
+    gateway: LocalGateway, upstream: GitServer
+) -> None:
+    """Though all that it names is there: it is not let in only to be ended."""
+    url = upstream.url("shop.git")
+    mine = resolved(upstream).workspace.model_copy(update={"key": digest("remote_git", url, "git")})
+    first = Operator(gateway, resolved(upstream, uid="fix", workspace=mine))
+    await first.admit()
+    await ok(await first.report(0, "RUN_FAILED", FAILED))
+    place = Place()
+    workspace = {"url": url, "ref": "main", "credentialsSecretRef": {"name": "git"}}
+    for each in (
+        _object("AgentRun", "fix", goal="make the tests pass"),
+        _object("Workspace", "web", remoteGit=workspace),
+        _object("Agent", "fixer", driver="command", command=["true"]),
+    ):
+        place.objects[each["metadata"]["name"]] = each
+    place.patch(cancel=True)
+    line = Line(gateway, upstream, first, "", "", "")
+    async with operator_of(line, place, StepClock(NOW)) as engine:
+        await engine.run_pass(KEY)
+    assert place.body is not None
+    assert place.body["status"]["phase"] == "Cancelled"
+    assert (await gateway.operator.get("/v1/runs/u2")).status_code == 404
+    with pytest.raises(UnknownSession):
+        await gateway.deps.store.get_session(KEY.tenant, "fix")
+    place.patch(cancel=False)
+    place.body.pop("status")
+    async with operator_of(line, place, StepClock(NOW)) as engine:
+        await engine.run_pass(KEY)
+    assert (await gateway.deps.store.get_session(KEY.tenant, "fix")).lineage == ("fix", "u2"), "it could have joined"
 
 
 @pytest.mark.rule("O6", "O7")
