@@ -30,11 +30,15 @@ DONE = """
 if not again:
     ask("o", command="make it"); verdict("o"); result("o")
 """  # the same call, made before a safe point
+LONG = f"mcp__{'x' * 130}__deploy"
+NAMED = f"""
+ask("n", "{LONG}"); keep("told.txt", verdict("n")); failed("n")
+"""  # by a name that no person is shown
 TWICE = "".join(f'ask("{name}", command="make it")\n' + RUN.replace("NAME", name) for name in ("a", "b")) + "end()"
 
 
 def approval(driver: str) -> ResolvedApproval:
-    return ResolvedApproval(name="shell", before="ToolCall", tools=(SHELL[driver],))
+    return ResolvedApproval(name="shell", before="ToolCall", tools=(SHELL[driver], "*deploy"))
 
 
 def posing(driver: str, folder: Path, before: str = "") -> ResolvedAgent:
@@ -92,11 +96,12 @@ async def test_a_question_outlives_sandbox_and_gateway_of_a_program_that_decides
 @pytest.mark.rule("T6", "Q5")
 async def test_a_program_that_would_only_wait_is_let_go_and_makes_its_call_in_the_next_sandbox(tmp_path: Path) -> None:
     async with World(tmp_path / "world") as world:
-        agent = posing("claude-code", tmp_path / "bin")
+        agent = posing("claude-code", tmp_path / "bin", before=NAMED)
         fix = await world.admit(agent=agent, approvals=(approval("claude-code"),))
         sandbox = await fix.start()
         await fix.until("APPROVAL_REQUESTED", within_s=90)
         assert (await fix.state())["phase"] == "AwaitingApproval"
+        assert "names up to 128 characters" in (sandbox.tree / "told.txt").read_text(), "and nobody was asked"
         await park(world, fix)
         assert await sandbox.ended() == 0, sandbox.said.read_text()
         assert (await fix.state())["agent_end"]["outcome"] == "paused"

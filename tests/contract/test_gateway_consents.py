@@ -172,6 +172,30 @@ async def _phase(operator: Operator, phase: str) -> bool:
     return bool((await operator.state())["phase"] == phase)
 
 
+@pytest.mark.rule("T6", "B3")
+async def test_a_call_that_is_given_up_takes_its_questions_with_it(gateway: LocalGateway, upstream: GitServer) -> None:
+    """However often an agent does that, and no safe point follows: none stays, and each may be asked."""
+    operator, runner = await at_work(gateway, upstream, human_approvals_hard=2)
+    for n in range(3):
+        asked = [asking(runner, f"1.{n}:a"), asking(runner, f"1.{n}.1:b")]  # the second one as another tool
+        await until(lambda n=n: named(operator, f"tool:1.{n}.1:b"))  # type: ignore[misc]
+        await until(lambda n=n: named(operator, f"tool:1.{n}:a"))  # type: ignore[misc]
+        for kind in ("TOOL_REQUEST", "TOOL_RESPONSE"):
+            call = {"record_id": f"{kind}:{n}", "type": kind, "payload": {}, "recorded_at": 7, "tool_call_id": f"1.{n}"}
+            await ok(await runner.post(RECORDS, json={"epoch": 1, "records": [call]}))
+        assert [(await ok(await each))["status"] for each in asked] == ["pending", "pending"], "it hears of it at once"
+        state = await operator.state()
+        assert (state["consents"], state["phase"], state["violations"]) == ([], "Running", [])
+    other = asking(runner, "1.30:a")
+    await until(lambda: named(operator, "tool:1.30:a"))
+    call = {"record_id": "r", "type": "TOOL_RESPONSE", "payload": {}, "recorded_at": 7, "tool_call_id": "1.3"}
+    await ok(await runner.post(RECORDS, json={"epoch": 1, "records": [call]}))
+    assert await named(operator, "tool:1.30:a"), "another call"
+    assert (await operator.state())["phase"] == "AwaitingApproval"
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
 # --- a limit ----------------------------------------------------------------------------------------------------------
 
 

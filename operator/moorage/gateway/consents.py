@@ -22,6 +22,7 @@ from moorage.core.approvals.consent import (
     for_cost,
     for_host,
     for_tool,
+    tool_key,
 )
 from moorage.core.approvals.reducing import ended
 from moorage.core.journal.record import RecordType
@@ -57,7 +58,7 @@ class Consents:
         subject = f"the tool {body.tool} is to run" + (f": {body.said}" if body.said else "")
         try:
             known = about(caller.run.state.consents, body.call)
-            key = f"tool:{body.key}" if known is None else known.key
+            key = tool_key(body.key) if known is None else known.key
             found = await self._answered(caller, approval, key, subject, body.call)
         except Exhausted:  # the run is to pause for that, and its next attempt comes to the same call
             return PENDING

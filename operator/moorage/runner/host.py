@@ -38,6 +38,7 @@ from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
 MAX_LEFT_OUT = 1_000
+NAMELESS = "This call was refused: its tool needs a person's word, and they are asked about names up to {most} characters."
 ASK_AGAIN_S = 0.1  # after a gateway that won't hold a question open: an order is on its way
 
 
@@ -101,6 +102,8 @@ class RunnerHost:
         """T6: see the port."""
         if not self.asks_before(tool):
             return None
+        if len(_name(tool)) > NAME_CHARACTERS:
+            return NAMELESS.format(most=NAME_CHARACTERS)
         with self._calls.asking(identity(tool, arguments)) as call:
             return await self._consent(question_of(call_id, arguments), call, _name(tool), gist(arguments))
 
@@ -244,8 +247,8 @@ def home_on(volume: Path) -> Path:
 
 
 def _name(tool: str) -> str:
-    """As a person reads it, and as the gateway knows it by: a program may call its tools anything."""
-    return visible(tool)[:NAME_CHARACTERS] or "?"
+    """As a person reads it, and as the gateway knows it by, however long: a program may call its tools anything."""
+    return visible(tool) or "?"
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

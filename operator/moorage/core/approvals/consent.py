@@ -132,6 +132,17 @@ def spendable(approvals: Iterable[ResolvedApproval], consents: Iterable[Consent]
     return min(((spent_micros // step + 1) * step for step in steps), default=None)
 
 
+def tool_key(question: str) -> str:
+    """`question`: where the call stands, `<iteration>.<index>` and more after that."""
+    return f"tool:{question}"
+
+
+def is_about(consent: Consent, tool_call_id: str) -> bool:
+    """Whether it was asked of the call that stands there. One that a later attempt came to has its place of then."""
+    place = tool_key(tool_call_id)
+    return consent.before == TOOL_CALL and consent.key.startswith((f"{place}:", f"{place}."))
+
+
 def cost_key(name: str, step: int) -> str:
     """Each step is another question."""
     return f"cost:{name}:{step}"

@@ -23,6 +23,7 @@ from moorage.core.approvals.consent import (
     Consent,
     asked,
     asked_in,
+    is_about,
     kept,
 )
 from moorage.core.journal.record import Record
@@ -102,7 +103,20 @@ def iteration_over(s: RunState, r: Record) -> Changes:
     """All calls of it are done: one that nobody has answered isn't made any more, whoever asked, and this attempt's
     answers are used up. An answer to an earlier one waits for the call that it is about.
     """
-    left = kept(tuple(_made(c, s.epoch) for c in s.consents if not c.pending or c.before != TOOL_CALL))
+    return _left(s, r, kept(tuple(_made(c, s.epoch) for c in s.consents if not c.pending or c.before != TOOL_CALL)))
+
+
+def call_over(s: RunState, r: Record) -> Changes:
+    """Who asks about a call and gives it up doesn't wait for the answer: an agent may do so over and over, and no safe
+    point come.
+    """
+    over = r.tool_call_id or ""
+    gone = {c.key for c in s.consents if c.pending and c.epoch == s.epoch and is_about(c, over)}
+    return _left(s, r, tuple(c for c in s.consents if c.key not in gone)) if gone else NOTHING
+
+
+def _left(s: RunState, r: Record, left: tuple[Consent, ...]) -> Changes:
+    """These alone; the run goes on once none of them holds it up."""
     if left == s.consents:
         return NOTHING
     if s.phase is not RunPhase.AWAITING_APPROVAL or any(each.pending and _holds_up(s, each) for each in left):

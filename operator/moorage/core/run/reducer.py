@@ -80,6 +80,10 @@ def _refuse_work(phase: RunPhase, kind: str) -> None:
         raise IllegalMove(phase, phase, f"{kind} while the run is {why}")
 
 
+def _tool_response(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
+    return {**approvals.call_over(s, r), **usage.tool_response(s, r, p)}
+
+
 def _approval_decided(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
     """T6; a person's word is charged (B1)."""
     return {**approvals.decided(s, r, p), **usage.charged(s, p)}
@@ -96,7 +100,7 @@ HANDLERS: dict[str, Handler] = {
     RecordType.AGENT_STARTED.value: attempts.agent_started,
     RecordType.CHECKPOINT.value: attempts.checkpoint,
     RecordType.ITERATION_COMPLETE.value: attempts.iteration_complete,
-    RecordType.TOOL_RESPONSE.value: usage.tool_response,
+    RecordType.TOOL_RESPONSE.value: _tool_response,
     RecordType.MODEL_REQUEST.value: usage.model_request,
     RecordType.MODEL_RESPONSE.value: usage.model_response,
     RecordType.AGENT_FINISHED.value: results.agent_finished,
