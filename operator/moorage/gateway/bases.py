@@ -149,8 +149,8 @@ class Bases:
         return base
 
     async def _again(self, run: Run) -> str | None:
-        """I1: a repair has dropped where the run began, and the mirror's pin of its base doesn't say the checkpoint. None
-        where the journal says it, and where the run goes on with no other one's work.
+        """I1: a repair has dropped where the run began, and the mirror's pin of its base says no checkpoint. None where
+        the journal says it, and where the run goes on with no other one's work.
         """
         origin = run.spec.origin
         return None if origin is None or fixed_base(run) is not None else await self._of_origin(run, origin)

@@ -100,8 +100,8 @@ class Sessions:
         await self._ledger.join(spec, after)
 
     async def _demand_kept(self, elder: Run) -> None:
-        """Raise Refusal where the work is let go of that a run begins with which goes on with that one: its own or, where
-        it never had a worktree, that of a run before.
+        """Raise Refusal where the work is let go of that a run which goes on with that one begins with: its own or,
+        where it never had a worktree, that of a run before.
         """
         last = elder
         if elder.spec.origin is not None and not elder.now.row.sealed and ended_with(elder) is None:
