@@ -20,7 +20,9 @@ from moorage.core.run.state import RunState
 
 GOLDEN = Path(__file__).parent / "golden"
 STATES = {
+    "children-and-repair": ("Failed", 1, "29eb8914d6abd556e97f28633999ab3d53aa2c16b245658570cef59f074e33c1"),
     "commands-and-constraints": ("Succeeded", 3, "f41e96da38d45bef13a1b32bee3f116e0a5812bf7460c6b67fb110e79326d754"),
+    "continued": ("Succeeded", 1, "72529c86faff2b37dec6103c2918270064a2baee9248b7598857127d54e86a26"),
     "last-release": ("Succeeded", 1, "59d321183c52e0bcff744d745d71a286a50745c4d12cfd1e37ce0cb96c7fc73f"),
     "local-command": ("Succeeded", 2, "af2b9ba43c49c6b607e44b8f938289e07c79ad1895284a2074d872a544bc647d"),
     "paused-and-raised": ("Succeeded", 4, "beef8197d3963854131992616ce20232009a2b17059d78d01c955e2d18b6086a"),
@@ -40,7 +42,7 @@ def records(path: Path) -> list[Record]:
     return [decode(parse_record(line)) for line in lines]
 
 
-OLDER = frozenset(STATES) - {"commands-and-constraints"}
+OLDER = frozenset(STATES) - {"children-and-repair", "commands-and-constraints", "continued"}
 """Whose hashes leave out defaults of the state alone, and not of what it consists of."""
 
 
