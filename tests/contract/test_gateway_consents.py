@@ -1,6 +1,7 @@
 """T6 at the doors of sandboxes: a question is one however many ask it, and nothing passes for want of who waits."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tests.model_place import ANTHROPIC, PRICES, Place, place, script
 
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedChildren, ResolvedParent
+from moorage.core.approvals.consent import identity
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -144,6 +146,32 @@ async def test_a_call_that_comes_in_another_place_has_the_question_that_it_had(
     for each in (lost, other):
         each.cancel()
     await asyncio.gather(lost, other, return_exceptions=True)
+
+
+@pytest.mark.rule("T6", "R4")
+async def test_who_is_to_make_a_long_call_again_is_told_all_of_it(gateway: LocalGateway, upstream: GitServer) -> None:
+    """By the journal, and only where that has the very call: of another one nobody has said anything."""
+    operator, runner = await at_work(gateway, upstream)
+    told_all = {"command": f"make {'x' * 300} && ./deploy", "note": "é"}
+    for n, (tool, arguments) in enumerate((("bash", told_all), ("bash", {"command": "y" * 300}))):
+        payload = {"tool": tool, "arguments": arguments if n == 0 else {}, "bytes": 9}
+        call = {"record_id": f"q{n}", "type": "TOOL_REQUEST", "payload": payload, "recorded_at": 7}
+        report = {"epoch": 1, "records": [call | {"tool_call_id": f"1.{n}"}]}
+        await ok(await runner.post(RECORDS, json=report))
+        said = arguments["command"][:240]
+        body = {"epoch": 1, "key": f"1.{n}:a", "tool": tool, "call": f"{identity(tool, arguments)}:0", "said": said}
+        asked = asyncio.create_task(runner.post(CONSENT, json=body))
+        await until(lambda n=n: named(operator, f"tool:1.{n}:a"))  # type: ignore[misc]
+        await answer(operator, f"a{n}", "shell")
+        assert (await ok(await asked))["status"] == "approved"
+    await ok(await operator.report(1, "ATTEMPT_ENDED", {"epoch": 1, "role": "runner", "reason": "NodeLost"}))
+    await ok(await operator.fence(2))
+    await operator.register("p2", 2)
+    handoff = (await ok(await gateway.sandbox("p2", "team-a").get("/v1/self")))["handoff"]
+    first, second = (line for line in handoff.splitlines() if line.startswith("ada was asked"))
+    again = "allows that very call once. Make it again as it was, with these arguments: "
+    assert json.loads(first.partition(again)[2]) == told_all
+    assert second.endswith("allows that very call once. Make it again as it was.")
 
 
 @pytest.mark.rule("T6", "R1")

@@ -10,11 +10,10 @@ from tests.unit.test_run_approvals_attempts import next_attempt
 
 from moorage.api.approvals import Approval
 from moorage.api.wire import ResolvedAgent, ResolvedModel
-from moorage.core.approvals.consent import KEPT_CALLS, KEPT_UNUSED, TIMEOUT, about, asked_in
+from moorage.core.approvals.consent import KEPT_CALLS, KEPT_UNUSED, TIMEOUT, about, asked_in, identity
 from moorage.core.approvals.resolving import unenforceable
 from moorage.core.run.phases import RunPhase
-from moorage.drivers.telling import identity
-from moorage.gateway.assignment import answered
+from moorage.gateway.answered import answered
 from moorage.runner.numbers import Numbers
 
 

@@ -129,11 +129,6 @@ def question_of(call_id: str, arguments: Mapping[str, Any]) -> str:
     return f"{call_id}:{hashlib.sha256(whole).hexdigest()[:DIGEST_CHARACTERS]}"
 
 
-def identity(tool: str, arguments: Mapping[str, Any]) -> str:
-    """What a call is, wherever it stands: 64 hexadecimal digits. A person's word for one must fit no other."""
-    return hashlib.sha256(json.dumps([tool, arguments], sort_keys=True).encode()).hexdigest()
-
-
 def gist(arguments: Mapping[str, Any]) -> str:
     """All of a call in one line, for a person who is to allow it: what matters most first, nothing that shows as
     something else, and of a long one how long it is.

@@ -7,14 +7,14 @@ since no agent of this attempt will.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from moorage.api.meta import format_time
 from moorage.api.wire import Role
 from moorage.api.work import Assignment, GitAssignment, RecordedDecision, ResumePoint
-from moorage.core.approvals.consent import APPROVED, TIMEOUT, TOOL_CALL, Consent
+from moorage.core.approvals.consent import TOOL_CALL
 from moorage.core.continuation.checks import tail_of
 from moorage.core.journal.errors import JournalError
 from moorage.core.journal.record import RecordType
@@ -23,6 +23,7 @@ from moorage.core.run.reducing.effects import FETCH
 from moorage.core.run.rework import REWORK, UNHEARD
 from moorage.core.run.sessions import OWN_WORDS
 from moorage.core.run.state import Deferral, Rejected, RunState
+from moorage.gateway.answered import answered, whole_calls
 from moorage.gateway.bases import Bases, BranchTaken, refuse_ended
 from moorage.gateway.constraints import Asking
 from moorage.gateway.errors import Refusal, StillFetching, Unavailable, UnknownRun, UpstreamRefused
@@ -71,8 +72,9 @@ class Assignments:
         run.waits_since = None
         said = await said_before(self._gate.ledger, run) if run.state.recovered else ()
         failed = await self._failing_output(run)
+        calls = await whole_calls(self._gate.deps, run) if run.state.recovered else {}
         await self._gate.judge.judge(run, Asking())  # a limit may have been raised
-        assignment = _assignment(caller, self._git(run, base, _resume(run)), said, failed)
+        assignment = _assignment(caller, self._git(run, base, _resume(run)), said, failed, calls)
         more = await self._continuing(run, assignment) if continues(run) else {}
         return assignment.model_copy(update={"budget": self._gate.judge.budget(run), **more})
 
@@ -274,7 +276,13 @@ def _excerpt(goal: str) -> str:
     return goal if len(goal) <= GOAL_EXCERPT else goal[:GOAL_EXCERPT] + " […]"
 
 
-def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), failed: str = "") -> Assignment:
+def _assignment(
+    caller: Caller,
+    git: GitAssignment,
+    said: Sequence[str] = (),
+    failed: str = "",
+    calls: Mapping[str, str] | None = None,
+) -> Assignment:
     spec, state, runner = caller.run.spec, caller.run.state, caller.pod.role == Role.RUNNER
     left = recorded(caller.run, caller.epoch) if runner else None
     return Assignment(
@@ -294,7 +302,7 @@ def _assignment(caller: Caller, git: GitAssignment, said: Sequence[str] = (), fa
         iterations_used=caller.run.facts.completed + state.carried.iterations,
         recorded=left,
         next_iteration=max(state.iteration, caller.run.facts.turn) + 1,  # E2: one that was begun isn't used again
-        handoff=handoff(caller.run, said, failed, anew=left is None) if state.recovered and runner else None,
+        handoff=handoff(caller.run, said, failed, calls, anew=left is None) if state.recovered and runner else None,
         tokens_used=state.usage.tokens + state.carried.tokens,
         approvals=tuple(each for each in spec.approvals if each.before == TOOL_CALL),
         egress=tuple(entry.host for entry in spec.sandbox.egress) if runner else (),
@@ -309,10 +317,18 @@ def recorded(run: Run, epoch: int) -> RecordedDecision | None:
     return RecordedDecision(iteration=found.question.turn, request_id=found.request_id)
 
 
-def handoff(run: Run, said: Sequence[str] = (), failed: str = "", *, anew: bool = True) -> str:
+def handoff(
+    run: Run,
+    said: Sequence[str] = (),
+    failed: str = "",
+    calls: Mapping[str, str] | None = None,
+    *,
+    anew: bool = True,
+) -> str:
     """R4: what a recovered agent is told, from facts alone. `said`: the messages that earlier attempts were given;
-    `failed`: what the acceptance command wrote that rejected what they proposed. `anew`: it begins with a decision of
-    its own, so that it has to be told which calls were answered; who acts on a recorded one makes them by that.
+    `failed`: what the acceptance command wrote that rejected what they proposed; `calls`: see `whole_calls`. `anew`:
+    it begins with a decision of its own, so that it has to be told which calls were answered; who acts on a recorded
+    one makes them by that.
     """
     spec, state = run.spec, run.state
     lines = [
@@ -339,22 +355,13 @@ def handoff(run: Run, said: Sequence[str] = (), failed: str = "", *, anew: bool 
     if (tokens := run.limits.tokens_hard) is not None:
         lines.append(f"Tokens left: {max(0, tokens - state.usage.tokens - state.carried.tokens)}.")
     if anew:
-        lines += [answered(each) for each in state.consents if each.call and not each.pending]
+        lines += [
+            answered(each, (calls or {}).get(each.key)) for each in state.consents if each.call and not each.pending
+        ]
     if state.rejected is not None:
         lines += _failing_evidence(state.rejected, failed)
     lines += [f"A person said meanwhile, which still holds: {each}" for each in said]
     return "\n".join(lines)
-
-
-def answered(consent: Consent) -> str:
-    """T6: what a person has said of a call that wasn't made, to one who decides anew and may come to it again."""
-    if consent.by == TIMEOUT:
-        return f"nobody said in time whether {consent.subject}, so it was refused. Find another way."
-    who = consent.by or "a person"
-    if consent.status == APPROVED:
-        return f"{who} was asked whether {consent.subject}, and allows that very call once. Make it again as it was."
-    because = f": {consent.reason}" if consent.reason else ""
-    return f"{who} was asked whether {consent.subject}, and refused it{because}. Find another way."
 
 
 def _before(state: RunState) -> str:

@@ -15,12 +15,12 @@ from typing import Any
 from moorage.api.budget import Budget
 from moorage.api.commands import ConsentAnswer, ConsentRequest
 from moorage.api.work import Assignment, CheckpointReport
-from moorage.core.approvals.consent import for_tool
+from moorage.core.approvals.consent import for_tool, identity
 from moorage.core.constraints.limits import ITERATIONS, TOKENS
 from moorage.core.continuation.loops import Finding, Thresholds
 from moorage.core.models.usage import total
 from moorage.drivers.port import Child, EndCheck, Held, Parked
-from moorage.drivers.telling import NAME_CHARACTERS, REFUSED, gist, identity, question_of, visible
+from moorage.drivers.telling import NAME_CHARACTERS, REFUSED, gist, question_of, visible
 from moorage.drivers.watching import Circles
 from moorage.points import Point, reached
 from moorage.runner.children import RunnerChildren

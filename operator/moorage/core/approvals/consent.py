@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -130,6 +132,11 @@ def spendable(approvals: Iterable[ResolvedApproval], consents: Iterable[Consent]
         if found is None or found.status != APPROVED:
             return spent_micros
     return min(((spent_micros // step + 1) * step for step in steps), default=None)
+
+
+def identity(tool: str, arguments: object) -> str:
+    """What a call is, wherever it stands: 64 hexadecimal digits. A person's word for one must fit no other."""
+    return hashlib.sha256(json.dumps([tool, arguments], sort_keys=True).encode()).hexdigest()
 
 
 def tool_key(question: str) -> str:
