@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -39,28 +39,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--seconds: {FEWEST} at least, or nothing can be told of growth")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either ends what was started
     try:
-        findings = asyncio.run(soak(Amount(asked.seconds), asked.seed))
+        samples, load = asyncio.run(soak(Amount(asked.seconds), asked.seed))
     except KeyboardInterrupt:
         return INTERRUPTED
+    findings = judge(samples, load)
+    _say(*findings, tally(asked.seconds, samples, load, findings))
     return 1 if findings else 0
 
 
-async def soak(amount: Amount, seed: int) -> list[str]:
-    """All of it; gives what is wrong."""
+async def soak(amount: Amount, seed: int) -> tuple[list[Sample], Load]:
+    """All of it: a look at the gateway for each second, and what came. It ends as soon as nobody can look any more."""
     load, samples = Load(), list[Sample]()
     async with processes() as (gateway, url, model), _started("e2e.soak.lag") as idle, session() as http:
-        watching = asyncio.create_task(_watch(gateway, idle, samples, load))
         try:
-            await Soak(World(http, url, model), amount, load, random.Random(seed)).run()
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(watch(gateway, idle, samples, load))
+                await Soak(World(http, url, model), amount, load, random.Random(seed)).run()
+                watching.cancel()
         except* (HarnessError, aiohttp.ClientError, TimeoutError) as broken:
-            for error in broken.exceptions:
+            for error in _each(broken):
                 load.fail(f"it came to a stop: {error!r}")
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-    findings = judge(samples, load)
-    _say(*findings, tally(amount.seconds, samples, load, findings))
-    return findings
+    return samples, load
+
+
+def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error
 
 
 @contextlib.asynccontextmanager
@@ -96,19 +103,25 @@ async def _started(module: str, *argv: str, fds: tuple[int, ...] = ()) -> AsyncI
         await process.wait()
 
 
-async def _watch(gateway: Process, idle: Process, samples: list[Sample], load: Load) -> None:
-    """A look for each line that the gateway says, until it says nothing more."""
+async def watch(gateway: Process, idle: Process, samples: list[Sample], load: Load) -> None:
+    """A look for each lag that the gateway tells. Raise HarnessError where it tells none any more."""
     process = Path(f"/proc/{gateway.pid}")
-    while line := await _line(gateway):
+    while True:
+        lag, idly = await _told(gateway, "the gateway"), await _told(idle, "the idle loop")
         files = len(list((process / "fd").iterdir()))
-        samples.append(Sample(_resident_kib(process), files, float(line), float(await _line(idle))))
+        samples.append(Sample(_resident_kib(process), files, lag, idly))
         if len(samples) % TOLD_S == 0:
             _say(_standing(samples, load))
-    load.fail("the gateway has ended")
 
 
-async def _line(process: Process) -> bytes:
-    return await process.stdout.readline() if process.stdout else b""
+async def _told(process: Process, name: str) -> float:
+    line = await process.stdout.readline() if process.stdout else b""
+    if not line:
+        raise HarnessError(f"{name} has ended")
+    try:
+        return float(line)
+    except ValueError:
+        raise HarnessError(f"{name} said {line.decode(errors='replace')!r} where its lag was to come") from None
 
 
 def _standing(samples: Sequence[Sample], load: Load) -> str:

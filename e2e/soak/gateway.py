@@ -1,7 +1,8 @@
 """The soaked gateway as a process: `python -m e2e.soak.gateway FOLDER FD`, the inherited socket that it is to serve at.
 
 It is the real one over SQLite, with blobs in files and answers encrypted. Each second it prints the worst lag of its
-loop in milliseconds. It keeps few runs in memory, so that this cache is full long before memory is looked at.
+loop in milliseconds, and nothing else: its log goes to stderr. It keeps few runs in memory, so that this cache is full
+long before memory is looked at.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.serving import configured
 from moorage.store.blobs import FileBlobs
 from moorage.store.sqlite import SqliteStore
+from moorage.telemetry.logs import start_logging
 from moorage.testing.gateway import LocalGateway
 
 CACHED_RUNS = 16
@@ -37,6 +39,7 @@ async def serve(folder: Path, at: socket.socket) -> None:
             blobs=FileBlobs(folder / "blobs", SystemClock().now_ms),
             settings=GatewaySettings(cached_runs=CACHED_RUNS),
             content_keys=ContentKeys.of([b"k" * 32]),
+            log=start_logging("gateway", "warning", sys.stderr),
         )
         gateway.secrets.give(TENANT, SECRET, key="k")
         app = create_app(replace(gateway.deps, authenticator=NamedTokens()))
