@@ -21,9 +21,10 @@ __all__ = ["place", "source"]  # fixtures
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """One for all: each test has a bucket of its own."""
+def s3_server(unseen: set[int]) -> Iterator[S3Server]:
+    """One for all tests of this process: each has a bucket of its own."""
     with S3Server() as running:
+        unseen.add(running.pid)
         yield running
 
 

@@ -76,6 +76,13 @@ class S3Server:
             time.sleep(0.02)
         self.url = f"http://{self._host}:{found[1]}"
 
+    @property
+    def pid(self) -> int:
+        """Of its process, while it runs."""
+        if self._process is None:
+            raise RuntimeError("the server isn't started")
+        return self._process.pid
+
     def bucket(self) -> str:
         """Make an empty bucket and return its name."""
         self._serial += 1

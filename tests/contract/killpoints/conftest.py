@@ -37,11 +37,13 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def births() -> Iterator[Births]:
+def births(unseen: set[int]) -> Iterator[Births]:
     with asyncio.Runner() as loop:
         kept = contextlib.AsyncExitStack()
         try:
-            yield Births(loop.run(kept.enter_async_context(nursery())), loop)
+            start = loop.run(kept.enter_async_context(nursery()))
+            unseen.add(start.process.pid)
+            yield Births(start, loop)
         finally:
             loop.run(kept.aclose())
 

@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.contract.births import Births
 
+from moorage.runner.processes import kill_everything
 from moorage.testing import leftovers
 from moorage.testing.nursery import NurseryDied, nursery
 
@@ -49,3 +51,12 @@ async def test_whoever_waits_hears_of_the_nurserys_own_end(tmp_path: Path) -> No
         with pytest.raises(NurseryDied):
             await start(["version"], ENV, tmp_path / "said")
     await leftovers.end(tmp_path)
+
+
+def test_what_a_runner_in_the_tests_process_kills_is_not_their_nursery(births: Births, tmp_path: Path) -> None:
+    assert asyncio.run(kill_everything())
+
+    async def born() -> int:
+        return await (await births.start(["version"], ENV, tmp_path / "said")).wait()
+
+    assert births.loop.run(born()) == 0
