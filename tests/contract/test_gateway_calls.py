@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.gateway_script import ok
 from tests.model_place import ANTHROPIC, CHAT, RESPONSES, USAGE, Place, Spoken, gateway, last, place, script
 
 from moorage.api.budget import ResolvedLimits
-from moorage.testing.models import Reply, ToolCall
+from moorage.testing.models import Fault, Reply, ToolCall
 
 __all__ = ["gateway", "place", "script"]  # fixtures
 
@@ -105,3 +106,50 @@ async def test_a_driver_that_is_asked_before_each_call_has_them_all(place: Place
     """It makes those that it may (`test_no_tool_is_called_beyond_its_limit`)."""
     await place.run(ANTHROPIC, limits=ResolvedLimits(tool_calls_hard=1), driver="builtin")
     assert to_make(ANTHROPIC, await told(place, ANTHROPIC)) == 3
+
+
+def slowly(count: int) -> Any:
+    dripping = wanting(count).model_copy(update={"faults": (Fault(kind="drip", seconds=0.05),)})
+    return pytest.mark.parametrize("script", [(dripping,)], ids=[f"{count} calls, one after the other"])
+
+
+async def begun(place: Place, spoken: Spoken) -> int:
+    """How many calls an agent has begun that doesn't wait for the end of its answer; each is in the journal then."""
+    came, made = b"", 0
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        headers = {"authorization": "Bearer token-of-p1"}
+        async with place.client().stream("POST", spoken.path, json=spoken.ask(stream=True), headers=headers) as answer:
+            async for piece in answer.aiter_bytes():
+                came += piece
+                for number in range(made, whole(spoken, came)):
+                    record = {"record_id": f"TOOL_REQUEST:1.{number}", "type": "TOOL_REQUEST", "recorded_at": 7}
+                    told = record | {"payload": {"tool": "bash"}, "tool_call_id": f"1.{number}", "turn": 1}
+                    await ok(await place.client().post("/v1/self/records", json={"epoch": 1, "records": [told]}))
+                    made += 1
+    return made
+
+
+def whole(spoken: Spoken, came: bytes) -> int:
+    """Calls in the events that came, of which text is the first part."""
+    ends = b"event: response.output_item.done" if spoken is RESPONSES else b"event: content_block_stop"
+    return max(0, came.count(ends) - 1)
+
+
+@pytest.mark.parametrize("spoken", [ANTHROPIC, RESPONSES], ids=lambda spoken: spoken.name)
+@slowly(4)
+@pytest.mark.rule("B3")
+async def test_calls_that_are_begun_while_the_answer_still_comes_count_once(place: Place, spoken: Spoken) -> None:
+    operator = await place.run(spoken, limits=ResolvedLimits(tool_calls_hard=4))
+    assert await begun(place, spoken) == 4
+    payload = (await last(operator, "MODEL_RESPONSE")).payload
+    assert (payload["complete"], payload["problem"]) == (True, None)
+    assert (await operator.state())["pause"] is None
+
+
+@slowly(4)
+@pytest.mark.rule("B3")
+async def test_the_one_too_many_is_not_let_out_though_the_others_have_begun(place: Place) -> None:
+    operator = await place.run(RESPONSES, limits=ResolvedLimits(tool_calls_hard=3))
+    assert await begun(place, RESPONSES) == 3
+    assert (await last(operator, "MODEL_RESPONSE")).payload["problem"] == "TooManyCalls"
+    assert (await operator.state())["pause"]["limit"] == "tool_calls_hard"

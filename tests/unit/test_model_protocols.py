@@ -464,3 +464,28 @@ def test_the_same_words_said_again_are_another_decision() -> None:
 @pytest.mark.parametrize("asked", [{}, {"messages": 3, "input": 3}, {"messages": [{}, 3], "input": [{}, {"type": 3}]}])
 def test_nothing_is_answered_where_there_is_no_conversation(asked: dict[str, Any]) -> None:
     assert [each.replied(asked) for each in PROTOCOLS.values()] == [frozenset()] * 3
+
+
+def part(index: int | None, name: str | None = None, choice: int = 0) -> bytes:
+    call = {"index": index, "id": name, "function": {"arguments": "{"}}
+    told = {"choices": [{"index": choice, "delta": {"tool_calls": [{k: v for k, v in call.items() if v is not None}]}}]}
+    return b"data: " + json.dumps(told).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ([part(0, "a"), part(0), part(1, "b"), part(1)], 2),
+        ([part(0, "a"), part(0, "b"), part(0, "c")], 3),
+        ([part(None, "a"), part(None, "b")], 2),
+        ([part(0, "a"), part(0, "a")], 1),
+        ([part(1, "a"), part(1)], 1),
+        ([part(0), part(0), part(1)], 2),
+        ([part(0, "a"), part(0, "b", choice=1), part(0, choice=1)], 2),
+    ],
+)
+def test_calls_of_a_chat_are_counted_however_a_server_tells_them_apart(parts: list[bytes], calls: int) -> None:
+    passing = Passing(CHAT, 1 << 20, altered=False)
+    for each in parts:
+        passing.feed(each)
+    assert passing.reading.calls == calls

@@ -18,6 +18,7 @@ from moorage.api.wire import (
 )
 from moorage.core.approvals.consent import Consent
 from moorage.core.constraints.context import used
+from moorage.core.constraints.telling import budget_of
 from moorage.core.journal.plain import plain, restored
 from moorage.core.run import actions as a
 from moorage.core.run.family import KEPT_ENDED, Child, Share, kept, share_of
@@ -251,6 +252,10 @@ def test_a_share_counts_as_used_until_it_is_settled_at_what_was() -> None:
     context = used(world.state, iterations=1, wall_ms=0, asking={})
     assert (context.tokens, context.cost_micros, context.iterations) == (500, 40, 6)
     assert (context.tool_calls, context.effects, context.egress_bytes, context.human_approvals) == (6, 1, 9, 2)
+    told = budget_of(world.spec.limits, context, world.state)
+    assert {name: told.used[name] - amount for name, amount in told.given.items()} == dict.fromkeys(told.given, 0) | {
+        "iterations": 1
+    }
     child_ends(world)
     child_ends(world, times=" again")
     assert world.state.given_away == world.state.children_used == share_of(USED)

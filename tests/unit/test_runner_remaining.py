@@ -105,6 +105,13 @@ def test_how_much_is_used_of_what_is_nearest(
     assert percent(Budget(used=used, left=left), counted) == share
 
 
+@pytest.mark.rule("N6", "X2")
+def test_what_children_have_is_none_that_the_agent_has_used() -> None:
+    given = Budget(used={"tokens": 410}, given={"tokens": 400}, left={"tokens": 590})
+    assert percent(given, {"tokens": 10}) == 1
+    assert percent(given, {"tokens": 20}) == 2
+
+
 @pytest.mark.parametrize(
     ("limits", "wanted"),
     [

@@ -42,12 +42,14 @@ class ResolvedLimits(Wire):
 class Budget(Wire):
     """C7: what a run has used and has left, by dimension, in the smallest units (see docs/constraints.md).
 
-    `left` names those that have a hard limit, and no others: what isn't named is unlimited, and 0 left is nothing left.
-    `ends_at`: when the run's time is over (ms). `warnings`: soft limits that are passed and constraints that warn, in
-    words. `exhausted`: why the run is to stop; None while it goes on.
+    `given`: what of `used` was given to child runs, or used by them. `left` names those that have a hard limit, and no
+    others: what isn't named is unlimited, and 0 left is nothing left. `ends_at`: when the run's time is over (ms).
+    `warnings`: soft limits that are passed and constraints that warn, in words. `exhausted`: why the run is to stop;
+    None while it goes on.
     """
 
     used: dict[str, int] = {}
+    given: dict[str, int] = {}
     left: dict[str, int] = {}
     ends_at: int | None = None
     warnings: tuple[str, ...] = ()

@@ -82,6 +82,7 @@ class Exchange:
         self._kept = Kept(self._limit)
         self._began = self._clock.monotonic_ms()
         self._calls = 0  # of its answer, as far as they were looked at
+        self._may: int | None = None  # of them, as was known when the first one came: the agent has begun some since
 
     async def run(self, model: ResolvedModel, credential: Mapping[str, str]) -> Response | Unanswered:
         """Send the request on; the answer, its body perhaps still to come."""
@@ -317,14 +318,16 @@ class Exchange:
         """B3: whether the answer has more tool calls than the run may make. Who is not asked before each of them runs
         them at once, so that they aren't let out; the journal has why.
         """
-        run = self._caller.run
+        run, judge = self._caller.run, self._gate.judge
         if reading.calls <= self._calls or run.spec.agent.driver in HOLDS_EACH_CALL:
             return False
+        left = judge.left_of_calls(run)
+        self._may = self._may if self._calls else left
         self._calls = reading.calls
-        left = self._gate.judge.left_of_calls(run)
-        if left is None or self._calls <= left:
+        if self._may is None or self._calls <= self._may:
             return False
-        await self._gate.judge.look(run, Asking(of_calls(self._calls)))
+        begun = max(0, self._may - left) if left is not None else 0
+        await judge.look(run, Asking(of_calls(self._calls - begun)))
         return True
 
     async def _heard(self) -> None:

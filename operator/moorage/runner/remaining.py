@@ -63,13 +63,13 @@ def first(assignment: Assignment, iterations: int) -> Budget:
 
 def percent(budget: Budget, counted: Mapping[str, int]) -> int:
     """How much of the hard limit is used that is nearest, of those that an agent uses up by going on (N6): as the
-    gateway has told, or as `counted` here since, which is all that there is with an older one.
+    gateway has told, or as `counted` here since, which is all that there is with an older one. What its children have
+    is none that the agent has used.
     """
     used = {each.name: budget.used.get(each.name, 0) for each in (ITERATIONS, TOKENS, COST)}
     most = {name: amount + budget.left[name] for name, amount in used.items() if name in budget.left}
-    return max(
-        (100 * max(used[name], counted.get(name, 0)) // limit for name, limit in most.items() if limit), default=0
-    )
+    own = {name: max(used[name] - budget.given.get(name, 0), counted.get(name, 0)) for name in most}
+    return max((100 * own[name] // limit for name, limit in most.items() if limit), default=0)
 
 
 def _left(limits: ResolvedLimits, used: dict[str, int]) -> dict[str, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from moorage.api.budget import Budget, ResolvedLimits
 from moorage.core.constraints.context import clock_end
 from moorage.core.constraints.judging import Action, Context
-from moorage.core.constraints.limits import METERED
+from moorage.core.constraints.limits import METERED, SHARED
+from moorage.core.run.family import Share
 from moorage.core.run.state import RunState, Violation
 
 VIOLATED = "ConstraintViolated"
@@ -30,11 +32,17 @@ def budget_of(limits: ResolvedLimits, context: Context, state: RunState) -> Budg
     stop = stopping(state.violations)
     return Budget(
         used={each.name: each.used(context) for each in METERED},
+        given={name: amount for name, amount in _given(state.given_away) if amount},
         left={name: amount for name, amount in left.items() if amount is not None},
         ends_at=_ends_at(limits, state),
         warnings=tuple(each.message for each in warning(state.violations)),
         exhausted=stop.message if stop else None,
     )
+
+
+def _given(share: Share) -> Iterable[tuple[str, int]]:
+    context = Context(**asdict(share))
+    return ((each.name, each.used(context)) for each in SHARED)
 
 
 def _ends_at(limits: ResolvedLimits, state: RunState) -> int | None:

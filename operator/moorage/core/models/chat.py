@@ -39,12 +39,20 @@ def _take(reading: Reading, chunk: Mapping[str, Any]) -> None:
     for choice in items(chunk, "choices"):
         delta = inner(choice, "delta")
         told = items(delta, "tool_calls")
-        reading.calls = max(reading.calls, len(told), *(1 + (tokens(call.get("index")) or 0) for call in told))
+        reading.calls += sum(_begins(reading, choice.get("index"), call) for call in told)
         calls = (inner(call, "function") for call in told)
         reading.streamed(*(delta.get(name) for name in ("content", "refusal", "reasoning_content")))
         reading.streamed(*(call.get("arguments") for call in calls))
         reading.stopped(choice.get("finish_reason"))
     reading.concluding = reading.stop_reason is not None
+
+
+def _begins(reading: Reading, choice: object, call: Mapping[str, Any]) -> bool:
+    """Whether this part of a call is its first. Some servers give all calls one index, and some give them no id."""
+    place, name = (str(choice), str(call.get("index"))), call.get("id") or None
+    first = (place if name is None else str(name)) not in reading.named
+    reading.named |= {place, str(name)} if name else {place}
+    return first
 
 
 def _cap(asked: Asked) -> int | None:

@@ -33,6 +33,7 @@ class Reading:
     unfinished: bool = False
     error: bool = False
     calls: int = 0
+    named: set[object] = field(default_factory=set, repr=False)  # calls that are told in parts, as far as they were
 
     def settled(self, asked: int = 0, most: int | None = None) -> tuple[Vector, bool]:
         """The usage, and whether it is an estimate: a cut answer has told its input at best.
