@@ -229,22 +229,6 @@ async def test_it_is_so_in_the_other_protocols_too(make, protocol):
     assert "<handoff>" in last
 
 
-@pytest.mark.rule("R4", "B3")
-async def test_an_attempt_that_was_killed_undecided_is_followed_by_a_new_conversation_and_used_no_iteration(make):
-    world = await make(bash("echo two > a.txt"), bash("cat a.txt", faults=(Fault(kind="stall"),)), DONE)
-    run = await world.admit(limits=ResolvedLimits(max_iterations=4))
-    first = await run.start()
-    await run.until("MODEL_REQUEST", count=2)
-    await first.kill()
-    await run.report("ATTEMPT_ENDED", {"epoch": 1, "reason": "NodeLost", "message": "power"})
-    second = await run.start(epoch=2)
-    assert await second.ended() == 0, second.said.read_text()
-    (opening,) = world.model.bodies[2]["messages"]
-    assert "<handoff>" in opening["content"][0]["text"]
-    state = await run.state()
-    assert (state["phase"], state["iteration"]) == ("Verifying", 5)  # 2 was begun, four are complete
-
-
 @pytest.mark.rule("R6")
 async def test_a_decision_that_kills_its_sandbox_is_not_acted_on_again(make):
     world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)

@@ -133,8 +133,8 @@ async def test_an_end_without_the_change_that_was_asked_for_is_told_so(make):
 
 @pytest.mark.rule("N4", "R4")
 async def test_a_failed_verification_is_gone_on_from_in_a_new_attempt_that_is_told_why(make):
-    second = Conversation(when="was not accepted", replies=(bash("echo two > a.txt"), Reply(text="Mended.")))
-    world = await make(bash("echo 2 > a.txt"), Reply(text="Done."), conversations=(second,))
+    steps = (bash("echo 2 > a.txt"), Reply(text="Done."), bash("echo two > a.txt"))
+    world = await make(*steps, Reply(text="Mended."))
     run = await world.admit(agent=agent(world, ResolvedContinuation()), acceptance=(CHECK,))
     assert await (await run.start()).ended(PATIENCE_S) == 0
     assert await (await run.verify()).ended(PATIENCE_S) == 0
@@ -146,6 +146,7 @@ async def test_a_failed_verification_is_gone_on_from_in_a_new_attempt_that_is_to
     before = len(world.model.log)
     assert await (await run.start(2)).ended(PATIENCE_S) == 0
     opening = asked(world, before)
+    assert opening.index("Done.") < opening.index("<handoff>"), "the conversation goes on"
     for fact in ("was not accepted", "Acceptance failed on", "FAIL: a.txt says one", "make the tests pass"):
         assert fact in opening
     assert await delivered(world, run, 2) == "two"

@@ -74,20 +74,32 @@ class Assignment(Wire):
     recorded: RecordedDecision | None = None
     handoff: str | None = None
     continues: bool = False  # O2: it begins where another run of its session ended, and nobody has told it the goal yet
-    conversation: bool = False  # what that run's model was asked last is to be had
+    conversation: bool = False  # what the model was asked last is to be had: that run's, else an earlier attempt's
     tokens_used: int = 0
     budget: Budget | None = None
     approvals: tuple[ResolvedApproval, ...] = ()  # T6: of tool calls
     egress: tuple[str, ...] = ()  # hosts that lie behind the relay, for an agent's proxy settings
 
 
+class CallResult(Wire):
+    """What a tool call came to, as its driver told it: `index` is its place among the calls of its decision."""
+
+    index: int
+    ok: bool
+    content: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated: bool = False
+
+
 class Conversation(Wire):
-    """O2: what the model of the run before was asked last, word by word, and what it answered; empty where that is kept
-    no more.
+    """O2, R4: what the model was asked last, word by word, what it answered, and what came of the calls in that; empty
+    where it is kept no more.
     """
 
     request: str
     answer: str = ""
+    results: tuple[CallResult, ...] = ()
 
 
 class Heartbeat(Wire):

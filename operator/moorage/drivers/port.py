@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -50,7 +50,7 @@ class Guarantees:
     """
     state: State = State()
     recalls: bool = False
-    """O2: its conversation is in no file: it takes `Task.past`."""
+    """O2, R4: its conversation is in no file: it takes `Task.past`."""
     call_s: int = 3_600
     """O2: so long a call of a tool of ours may take; the program's client gives up later."""
 
@@ -87,11 +87,25 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class PastResult:
+    """What a tool call came to; `text` as it was told to the model."""
+
+    ok: bool
+    text: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
 class Past:
-    """O2: what the run before asked its model last, and the bytes of the answer."""
+    """O2, R4: what an earlier attempt, or the run before, asked its model last, the bytes of the answer, and what came
+    of the calls in it, by their places there.
+    """
 
     request: Mapping[str, Any]
     answer: bytes = b""
+    results: Mapping[int, PastResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,7 @@ class Task:
     `iterations_used` is how many are complete, which the limit counts: numbers that lost attempts began have gaps.
     `judged`: acceptance commands decide on the result. `go_on_with`: the program has stopped in this attempt, and this
     is what its conversation goes on with (see `Guarantees.can_go_on`). `continues`: a conversation that goes on is
-    another run's, and this goal is new to it; `past` is its end, where the driver asks for that.
+    another run's, and this goal is new to it; `past` is the end of what goes on, where the driver asks for that.
     """
 
     run_uid: str

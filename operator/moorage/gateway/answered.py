@@ -54,14 +54,15 @@ async def _arguments(deps: GatewayDeps, run: Run, consent: Consent) -> str | Non
     first = max(0, consent.offset - LOOKED)
     for record in reversed(await deps.store.read(run.uid, first, consent.offset - first)):
         if record.type == RecordType.TOOL_REQUEST and is_about(consent, record.tool_call_id or ""):
-            said = await _payload(deps, run, record)
+            said = await payload_of(deps, run, record)
             tool, arguments = said.get("tool"), said.get("arguments")
             same = isinstance(tool, str) and identity(tool, arguments) == consent.call.partition(":")[0]
             return json.dumps(arguments, ensure_ascii=False) if same else None
     return None
 
 
-async def _payload(deps: GatewayDeps, run: Run, record: Record) -> Mapping[str, Any]:
+async def payload_of(deps: GatewayDeps, run: Run, record: Record) -> Mapping[str, Any]:
+    """What a record of the run says; nothing where that is kept no more. Raise as the store does."""
     if record.payload_ref is None:
         return record.payload or {}
     try:

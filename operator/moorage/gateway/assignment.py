@@ -75,7 +75,7 @@ class Assignments:
         calls = await whole_calls(self._gate.deps, run) if run.state.recovered else {}
         await self._gate.judge.judge(run, Asking())  # a limit may have been raised
         assignment = _assignment(caller, self._git(run, base, _resume(run)), said, failed, calls)
-        more = await self._continuing(run, assignment) if continues(run) else {}
+        more = await self._continuing(run, assignment) if continues(run) else {"conversation": goes_on(run)}
         return assignment.model_copy(update={"budget": self._gate.judge.budget(run), **more})
 
     async def _continuing(self, run: Run, assignment: Assignment) -> dict[str, Any]:
@@ -253,6 +253,24 @@ async def teller_of(ledger: Ledger, run: Run) -> Run | None:
         pruned = elder.state.epoch > 0 and elder.facts == Facts()
         elder = await elder_of(ledger, elder) if not pruned else None
     return elder
+
+
+async def speaker_of(ledger: Ledger, run: Run) -> Run | None:
+    """Whose conversation an attempt goes on with, where its driver keeps none: another run's, or its own run's."""
+    if continues(run):
+        return await teller_of(ledger, run)
+    return run if goes_on(run) else None
+
+
+def goes_on(run: Run) -> bool:
+    """R4: whether the last thing that an earlier attempt's model decided is done, so that the next decision follows it.
+    Not where that attempt's sandbox died of what it did (R6).
+    """
+    last, loss = run.facts.last, run.state.last_loss
+    if run.spec.agent.driver != OWN_WORDS or last is None or last.question.turn is None:
+        return False
+    died = loss is not None and loss.reason in OF_ITS_OWN and not _paused(run.state)
+    return run.state.recovered and last.question.turn <= run.state.iteration and not died
 
 
 def continued(elder: Run, worked: Run | None) -> str:

@@ -21,9 +21,9 @@ from starlette.routing import BaseRoute, Route
 from moorage.api.budget import Budget
 from moorage.api.commands import ConsentRequest
 from moorage.api.wire import Reported, ReportedRecord, ReportRequest, Role
-from moorage.api.work import CheckpointReport, Conversation, Heartbeat, ResultReport, VerificationReport
+from moorage.api.work import CheckpointReport, Heartbeat, ResultReport, VerificationReport
 from moorage.core.journal.record import Assurance, Draft, RecordType, Source
-from moorage.gateway.assignment import Assignments, continues, refuse_idle, teller_of
+from moorage.gateway.assignment import Assignments, refuse_idle
 from moorage.gateway.bases import Bases
 from moorage.gateway.consents import Consents
 from moorage.gateway.constraints import Asking, Exhausted, of_calls
@@ -36,6 +36,7 @@ from moorage.gateway.http import JSON, answer, query_int, read_model
 from moorage.gateway.ledger import Condition, Run
 from moorage.gateway.messages import waiting_messages
 from moorage.gateway.orders import OrderBook
+from moorage.gateway.recalled import conversation
 from moorage.gateway.records import bounded, refuse_foreign, sandbox_drafts, says, scoped_id
 from moorage.gateway.verification import verdict
 from moorage.points import Point, reached
@@ -91,18 +92,9 @@ class SandboxRoom:
         return Response(content, media_type=JSON)
 
     async def conversation(self, request: Request) -> Response:
-        """GET Conversation: what the model of the run before was asked last, and its answer."""
+        """GET Conversation: what goes on of an earlier attempt's, or of the run's before."""
         caller = await self._gate.sandbox(request, "conversation", Role.RUNNER)
-        teller = await teller_of(self._gate.ledger, caller.run) if continues(caller.run) else None
-        last = teller.facts.last if teller is not None else None
-        if last is None or last.question.content is None:
-            raise NothingRecorded("no conversation goes on here")
-        try:
-            asked = await self._gate.contents.read(caller.run.tenant, last.question.content)
-            said = await self._gate.contents.read(caller.run.tenant, last.content)
-        except ContentLost:
-            raise NothingRecorded("the conversation is kept no more") from None
-        return answer(Conversation(request=asked.decode(), answer=said.decode("utf-8", "replace")))
+        return answer(await conversation(self._gate, caller.run))
 
     async def records(self, request: Request) -> Response:
         """POST ReportRequest: facts that a sandbox tells (J1: reported)."""

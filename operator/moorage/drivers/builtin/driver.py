@@ -12,7 +12,6 @@ context is made smaller before the next request (N5).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -39,7 +38,7 @@ from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversati
 from moorage.drivers.builtin.purse import Purse
 from moorage.drivers.builtin.room import NO_TOOLS, Room
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Task
+from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Past, PastResult, Task
 from moorage.drivers.program import in_short
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
@@ -163,17 +162,34 @@ class _Loop:
         return ended
 
     def _open(self) -> None:
-        """A conversation of its own, or another run's, as far as that had been acted on (O2)."""
+        """A conversation of its own; or one that goes on, an earlier attempt's (R4) or another run's (O2), as far as it
+        had been acted on.
+        """
         past = self.task.past
         if past is None:
             self.talk.say(prompt.opening(self.task))
             return
         self.talk.resume(past.request)
-        with contextlib.suppress(Malformed):
-            said = self.talk.read(past.answer)
-            if not said.calls and not said.empty:
-                self.talk.heard(said)
-        self.talk.say(prompt.continued(self.task))
+        known = self._recall(past)
+        self.talk.say(prompt.continued(self.task) if self.task.continues else prompt.gone_on(self.task, known=known))
+
+    def _recall(self, past: Past) -> bool:
+        """What was answered last, with what came of it; False where nobody knows that any more."""
+        try:
+            said = self.talk.read(past.answer).without_cut_call()
+        except Malformed:
+            return False
+        if NO_TOOLS in past.request:
+            self.room.take_summary(self.talk, said.text, self.task.next_iteration - 1)
+            return True
+        came = [_came(past.results[index]) for index in range(len(said.calls)) if index in past.results]
+        if len(came) < len(said.calls):
+            return False
+        if not said.empty and said.stop not in ENDS:
+            self.talk.heard(said)
+            if came:
+                self.talk.results(list(zip(said.calls, came, strict=True)))
+        return True
 
     async def _next(self, iteration: int) -> Outcome | None:
         """One iteration: a decision, or the summary that makes room for one."""
@@ -362,6 +378,10 @@ class _Loop:
     def _warn(self) -> None:
         for told in self.purse.warnings():
             self.talk.say(told)
+
+
+def _came(told: PastResult) -> ToolResult:
+    return ToolResult(told.ok, told.text, told.exit_code, told.timed_out, told.truncated)
 
 
 def _refused(why: str) -> ToolResult:

@@ -39,6 +39,13 @@ def continued(task: Task) -> str:
     return f"{task.goal}\n\n<handoff>\n{task.handoff}\n</handoff>" if task.handoff else task.goal
 
 
+def gone_on(task: Task, *, known: bool) -> str:
+    """R4: what an earlier attempt's conversation goes on with. `known`: what its last decision came to stands there."""
+    told = f"<handoff>\n{task.handoff}\n</handoff>\n" if task.handoff else ""
+    done = "" if known else " The calls of your last decision ran, and their results are lost: look at the worktree."
+    return f"{told}This is the conversation that you were in.{done} Go on from here."
+
+
 def resumed(handoff: str) -> str:
     """What follows the results of a decision that an earlier attempt was given and didn't live to finish."""
     told = f"<handoff>\n{handoff}\n</handoff>\n" if handoff else ""
