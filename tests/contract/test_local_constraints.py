@@ -17,7 +17,7 @@ def test_an_expression_that_turns_false_pauses_the_run_at_its_safe_point(machine
     machine.write(constraints={"maxIterations": 100, "custom": TWO})
     code, result, err = machine.run()
     assert (code, result["phase"], result["reason"]) == (Exit.PAUSED, "Paused", "Constraint"), err
-    assert result["message"] == "constraint two-steps: two steps are enough"
+    assert result["message"] == "constraint two-steps: two steps are enough; to go on, run its manifest again"
     assert machine.told("ITERATION_COMPLETE") in {2, 3}, "it was passed by no more than one"
     assert machine.told("CONSTRAINT_EVALUATED", '"constraint":"custom.two-steps"') == 1
     assert (
