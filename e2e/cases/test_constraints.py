@@ -70,7 +70,9 @@ def test_an_expression_stops_a_run_and_only_warns_once_somebody_lets_it_go_on(te
     custom = [{"name": "three-steps", "cel": "iterations < 3", "message": "three steps are enough"}]
     tenant.run("stepped", agent=shell(TICKING), constraints={"maxIterations": 1000, "custom": custom})
     status = paused(tenant, "stepped")
-    assert (status["reason"], status["message"]) == ("Constraint", "constraint three-steps: three steps are enough")
+    assert status["reason"] == "Constraint", json.dumps(status, indent=1)
+    resume = f"to go on: kubectl moorage resume stepped -n {tenant.namespace}"
+    assert status["message"] == f"constraint three-steps: three steps are enough; {resume}"
     assert status["iteration"] in {3, 4}, "it was passed by no more than one"
     assert condition(status, "WithinBudget")["reason"] == "ConstraintViolated"
 
