@@ -113,6 +113,20 @@ def test_what_stays_keeps_nothing_else_of_its_turn_large() -> None:
     assert len(kept.done[1][1].text) < 200
 
 
+@pytest.mark.rule("N5", "T6")
+def test_refused_calls_with_long_arguments_leave_room() -> None:
+    def writes(answer: str) -> tuple[Turn, ...]:
+        call = Call("t", "write", {"path": "a.txt", "content": "x" * 40_000})
+        return tuple(Turn("", ((call, ToolResult(ok=False, text=answer)),)) for _ in range(15))
+
+    smaller, taken = compacted((GOAL, *writes(REFUSED)), size_of, 1_000, forced=True)
+    assert Stage.MICRO in [each.stage for each in taken]
+    assert [each.done[0][1].text for each in smaller if isinstance(each, Turn)] == [REFUSED] * 15
+    assert size_of(smaller) < size_of((GOAL, *writes(REFUSED))) // 10
+    pinned, _ = compacted((GOAL, *writes(f"{REFUSED}{'y' * 30_000}")), size_of, 1_000, forced=True)
+    assert not any(isinstance(each, Turn) for each in pinned), "a tool that says so is a tool"
+
+
 @pytest.mark.rule("N5")
 def test_a_second_note_takes_the_place_of_the_first_and_keeps_what_it_says() -> None:
     once, _ = compacted((GOAL, *turns(9)), size_of, 1_000)

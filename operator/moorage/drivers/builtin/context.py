@@ -2,7 +2,7 @@
 
 What the journal holds is untouched by this: a context is a projection of it. Each stage takes from what is old, and the
 last turns stay as they are. Never taken from: what was said to the model (the goal, constraints, orders), results that
-tell of an effect whose end isn't known, and calls that a person has refused.
+tell of an effect whose end isn't known, and refusals of a person; of the calls that they are of, long arguments are.
 
 snip      long results lose their middle
 micro     old results become a line each, and long arguments lose their middle
@@ -25,6 +25,7 @@ from moorage.drivers.telling import REFUSED, ToolResult, brief
 LATEST = 4  # turns that no stage but the last one takes from
 SNIPPED = 2_000  # characters of a result that are left alone
 LINE = 200
+PERSONS = 2_000  # characters of a refusal with its reason
 LINES = 200  # of old turns, the last ones
 SUMMARY = 16_000
 WORTH = 50  # a stage counts where it frees a fiftieth of the room
@@ -169,15 +170,19 @@ def _parted(entries: Entries, latest: int) -> tuple[Entries, Entries]:
 def _on_old(entries: Entries, latest: int, change: Callable[[Turn], Turn]) -> Entries:
     def but_what_stays(turn: Turn) -> Turn:
         pairs = zip(turn.done, change(turn).done, strict=True)
-        return replace(turn, done=tuple(before if _stays(before[1]) else after for before, after in pairs))
+        done = ((call, before if _stays(before) else after) for (_, before), (call, after) in pairs)
+        return replace(turn, done=tuple(done))
 
     old, rest = _parted(entries, latest)
     return (*(but_what_stays(entry) if isinstance(entry, Turn) else entry for entry in old), *rest)
 
 
 def _stays(result: ToolResult) -> bool:
-    """It tells of an effect whose end isn't known, or of a person's no: to do either again would be wrong."""
-    return OPEN_EFFECT in result.text or result.text.startswith(REFUSED)
+    """It tells of an effect whose end isn't known, or of a person's no: to do either again would be wrong. A protocol
+    keeps but a result's words: what is longer than a person's is a tool's.
+    """
+    refused = result.text.startswith(REFUSED) and len(result.text) <= PERSONS
+    return OPEN_EFFECT in result.text or refused
 
 
 def _taken(entry: Entry) -> bool:
