@@ -15,6 +15,7 @@ from tests.model_place import ANTHROPIC, PRICES, Place, place, script
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedAgent, ResolvedApproval, ResolvedChildren, ResolvedParent
 from moorage.core.approvals.consent import identity
+from moorage.drivers.telling import journaled
 from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
@@ -153,8 +154,10 @@ async def test_who_is_to_make_a_long_call_again_is_told_all_of_it(gateway: Local
     """By the journal, and only where that has the very call: of another one nobody has said anything."""
     operator, runner = await at_work(gateway, upstream)
     told_all = {"command": f"make {'x' * 300} && ./deploy", "note": "é"}
-    for n, (tool, arguments) in enumerate((("bash", told_all), ("bash", {"command": "y" * 300}))):
-        payload = {"tool": tool, "arguments": arguments if n == 0 else {}, "bytes": 9}
+    past_json = {"command": "z" * 300, "n": 1 << 70, "half": "\ud800"}
+    calls = ((told_all, told_all), ({"command": "y" * 300}, {}), (past_json, journaled(past_json)))
+    for n, (arguments, kept) in enumerate(calls):
+        tool, payload = "bash", {"tool": "bash", "arguments": kept, "bytes": 9}
         call = {"record_id": f"q{n}", "type": "TOOL_REQUEST", "payload": payload, "recorded_at": 7}
         report = {"epoch": 1, "records": [call | {"tool_call_id": f"1.{n}"}]}
         await ok(await runner.post(RECORDS, json=report))
@@ -168,10 +171,11 @@ async def test_who_is_to_make_a_long_call_again_is_told_all_of_it(gateway: Local
     await ok(await operator.fence(2))
     await operator.register("p2", 2)
     handoff = (await ok(await gateway.sandbox("p2", "team-a").get("/v1/self")))["handoff"]
-    first, second = (line for line in handoff.splitlines() if line.startswith("ada was asked"))
+    first, second, third = (line for line in handoff.splitlines() if line.startswith("ada was asked"))
     again = "allows that very call once. Make it again as it was, with these arguments: "
     assert json.loads(first.partition(again)[2]) == told_all
     assert second.endswith("allows that very call once. Make it again as it was.")
+    assert json.loads(third.partition(again)[2]) == past_json
 
 
 @pytest.mark.rule("T6", "R1")

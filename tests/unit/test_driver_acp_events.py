@@ -93,7 +93,7 @@ def test_a_call_that_is_told_empty_at_first_is_asked_for_with_what_it_is() -> No
     assert events.facts(update("tool_call", toolCallId="a", kind="execute", title="bash", status="pending")) == []
     asked = events.facts(permission(toolCallId="a", title="cat a.txt", rawInput={"command": "cat a.txt"}))
     assert asked is not None
-    assert asked[0] == Asked("a", "execute", {"title": "cat a.txt", "command": "cat a.txt"})
+    assert asked[0] == Asked("a", "execute", {"command": "cat a.txt"}), "as a person is asked, whatever its title"
     (waits,) = (fact for fact in asked if isinstance(fact, Permission))
     assert (waits.call, waits.tool, waits.arguments) == ("a", "execute", {"command": "cat a.txt"})
     for said, option in ((waits.yes, "once"), (waits.no("never"), "no")):

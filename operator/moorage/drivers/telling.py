@@ -113,7 +113,7 @@ class Telling:
 
 
 def journaled(arguments: Mapping[str, Any]) -> object:
-    """As they are where canonical JSON can hold them; else as text."""
+    """As they are where canonical JSON can hold them; else as text, which is JSON."""
     try:
         canonical(arguments)
     except NotCanonical:

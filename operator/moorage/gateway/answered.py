@@ -55,10 +55,19 @@ async def _arguments(deps: GatewayDeps, run: Run, consent: Consent) -> str | Non
     for record in reversed(await deps.store.read(run.uid, first, consent.offset - first)):
         if record.type == RecordType.TOOL_REQUEST and is_about(consent, record.tool_call_id or ""):
             said = await payload_of(deps, run, record)
-            tool, arguments = said.get("tool"), said.get("arguments")
-            same = isinstance(tool, str) and identity(tool, arguments) == consent.call.partition(":")[0]
-            return json.dumps(arguments, ensure_ascii=False) if same else None
+            tool, kept = said.get("tool"), said.get("arguments")
+            same = isinstance(tool, str) and identity(tool, _asked(kept)) == consent.call.partition(":")[0]
+            whole = kept if isinstance(kept, str) else json.dumps(kept, ensure_ascii=False)
+            return whole if same else None
     return None
+
+
+def _asked(kept: object) -> object:
+    """Arguments that canonical JSON can't hold are kept as text; who was asked was asked of what it says."""
+    try:
+        return json.loads(kept) if isinstance(kept, str) else kept
+    except (ValueError, RecursionError):
+        return kept
 
 
 async def payload_of(deps: GatewayDeps, run: Run, record: Record) -> Mapping[str, Any]:

@@ -35,15 +35,13 @@ class _Call:
         self.output = told.get("rawOutput") or self.output
 
     @property
-    def does(self) -> Mapping[str, Any]:
-        """What it is to do, as far as the agent says so, and whatever it calls that."""
-        return self.given if isinstance(self.given, dict) and self.given else self.arguments
-
-    @property
     def arguments(self) -> Mapping[str, Any]:
-        """For the records."""
-        given = self.given if isinstance(self.given, dict) else {"input": self.given}
-        return {"title": self.title, **given}
+        """What it is to do, as far as the agent says so, and whatever it calls that: for the records and for a person's
+        question alike, since an answer is told with the record's.
+        """
+        if isinstance(self.given, dict):
+            return self.given or {"title": self.title}
+        return {"title": self.title, "input": self.given}
 
 
 @dataclass
@@ -88,7 +86,7 @@ class Calls:
         call = self._held.get(name)
         if call is None:  # too many are open
             return [], Asked(name, text(told.get("kind")) or OTHER, {})
-        return self._intent(name, call), Asked(name, call.kind or OTHER, call.does)
+        return self._intent(name, call), Asked(name, call.kind or OTHER, call.arguments)
 
     def telling(self, results: int) -> int:
         """Of how many of the calls whose results a request brings the end is told: of all, as long as it has told of
