@@ -90,10 +90,9 @@ REFUSED = refusal(ConsentAnswer(status="rejected", by="ada", reason=f"production
 UNKNOWN = "HTTP 409 EffectUnknown: nobody knows whether the order was placed"
 
 
-@pytest.mark.rule("N5", "T6")
-@pytest.mark.parametrize("told", [UNKNOWN, REFUSED])
-def test_what_was_said_effects_of_unknown_end_and_a_persons_no_survive_every_stage(told: str) -> None:
-    unknown = Turn("", (bash("order", told, ok=False),))
+@pytest.mark.rule("N5")
+def test_what_was_said_and_effects_of_unknown_end_survive_every_stage() -> None:
+    unknown = Turn("", (bash("order", UNKNOWN, ok=False),))
     entries = (GOAL, turns(1)[0], ORDER, unknown, *turns(12))
     smaller, taken = compacted(entries, size_of, 1_000)
     assert [each.stage for each in taken][-1] is Stage.COLLAPSE
@@ -106,25 +105,51 @@ def test_what_was_said_effects_of_unknown_end_and_a_persons_no_survive_every_sta
 
 @pytest.mark.rule("N5")
 def test_what_stays_keeps_nothing_else_of_its_turn_large() -> None:
-    beside = Turn("Both.", (bash("order", REFUSED, ok=False), *turns(1)[0].done))
+    beside = Turn("Both.", (bash("order", UNKNOWN, ok=False), *turns(1)[0].done))
     smaller, _ = compacted((GOAL, beside, *turns(12)), size_of, 1_000)
     (kept,) = (each for each in smaller if isinstance(each, Turn) and each.pinned)
     assert kept.done[0] == beside.done[0]
     assert len(kept.done[1][1].text) < 200
 
 
-@pytest.mark.rule("N5", "T6")
-def test_refused_calls_with_long_arguments_leave_room() -> None:
-    def writes(answer: str) -> tuple[Turn, ...]:
-        call = Call("t", "write", {"path": "a.txt", "content": "x" * 40_000})
-        return tuple(Turn("", ((call, ToolResult(ok=False, text=answer)),)) for _ in range(15))
+def writes(answer: str, count: int = 15) -> tuple[Turn, ...]:
+    def call(n: int) -> Call:
+        return Call("t", "write", {"path": f"{n}.txt", "content": "x" * 40_000})
 
-    smaller, taken = compacted((GOAL, *writes(REFUSED)), size_of, 1_000, forced=True)
-    assert Stage.MICRO in [each.stage for each in taken]
+    return tuple(Turn("", ((call(n), ToolResult(ok=False, text=answer)),)) for n in range(count))
+
+
+@pytest.mark.rule("N5", "T6")
+def test_a_refused_call_becomes_smaller_and_its_refusal_stays() -> None:
+    entries = (GOAL, *writes(REFUSED))
+    smaller, (taken,) = compacted(entries, size_of, size_of(entries) * 10 // 13)
+    assert taken.stage is Stage.MICRO
     assert [each.done[0][1].text for each in smaller if isinstance(each, Turn)] == [REFUSED] * 15
-    assert size_of(smaller) < size_of((GOAL, *writes(REFUSED))) // 10
-    pinned, _ = compacted((GOAL, *writes(f"{REFUSED}{'y' * 30_000}")), size_of, 1_000, forced=True)
-    assert not any(isinstance(each, Turn) for each in pinned), "a tool that says so is a tool"
+    assert size_of(smaller[:-4]) < size_of(entries[:-4]) // 10
+
+
+@pytest.mark.rule("N5", "T6")
+def test_a_persons_no_is_a_line_after_that_and_outlasts_notes_and_summaries() -> None:
+    entries = (GOAL, *writes(REFUSED))
+    smaller, taken = compacted(entries, size_of, 1_000, forced=True)
+    assert taken[-1].stage is Stage.COLLAPSE
+    assert size_of(smaller) < 2_500
+    later, _ = compacted((*smaller, *turns(300)), size_of, 1_000)
+    summed = summarised((*summarised(later, "I did things."), *turns(3)), "I did more.")
+    for kept in (smaller, later, summed, summarised(entries, ""), summarised(smaller, "")):
+        (note,) = (each.text for each in kept if isinstance(each, Said) and each.note)
+        told = [line for line in note.splitlines() if "refused by ada: production is off limits" in line]
+        assert [line.partition(":")[0] for line in told] == [f"- write {n}.txt" for n in range(len(told))]
+        assert len(told) == 15 - sum(isinstance(each, Turn) and bool(each.done[0][0].name == "write") for each in kept)
+    assert "I did things." not in words(summed)
+
+
+@pytest.mark.rule("N5")
+def test_refusals_and_what_only_begins_like_one_fill_no_context() -> None:
+    long, _ = compacted((GOAL, *writes(REFUSED, 500)), size_of, 1_000, forced=True)
+    assert size_of(long) < 5_000
+    tool, _ = compacted((GOAL, *writes(f"{REFUSED}{'y' * 30_000}", 1)), size_of, 1_000, forced=True)
+    assert size_of(tool) < 500, "a tool that says so is a tool"
 
 
 @pytest.mark.rule("N5")

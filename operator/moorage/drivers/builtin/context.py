@@ -1,8 +1,9 @@
 """N5: a conversation that outgrows its model's context, made smaller in four stages. Pure.
 
 What the journal holds is untouched by this: a context is a projection of it. Each stage takes from what is old, and the
-last turns stay as they are. Never taken from: what was said to the model (the goal, constraints, orders), results that
-tell of an effect whose end isn't known, and refusals of a person; of the calls that they are of, long arguments are.
+last turns stay as they are. Never taken from: what was said to the model (the goal, constraints, orders), and results
+that tell of an effect whose end isn't known; of the calls that they are of, long arguments are. A person's no stays as
+it is until its turn becomes lines, and is one of them from then on, beside whatever summary.
 
 snip      long results lose their middle
 micro     old results become a line each, and long arguments lose their middle
@@ -27,11 +28,14 @@ SNIPPED = 2_000  # characters of a result that are left alone
 LINE = 200
 PERSONS = 2_000  # characters of a refusal with its reason
 LINES = 200  # of old turns, the last ones
+NO = 400  # characters of a refusal in its line
+NOES = 30  # such lines, the last ones
 SUMMARY = 16_000
 WORTH = 50  # a stage counts where it frees a fiftieth of the room
 OPEN_EFFECT = "EffectUnknown"
 OPENING, CLOSING = "<earlier-work>\n", "\n</earlier-work>"
 NOTE = re.compile(f"({re.escape(OPENING)}.*?{re.escape(CLOSING)})", re.DOTALL)
+REFUSAL = re.compile(rf"- .*: {re.escape(REFUSED)}")  # a line of a note
 LEFT = re.compile(r"Left: [^\n]*")  # what is left is told again and again; the last word counts
 
 
@@ -69,8 +73,8 @@ class Turn:
 
     @property
     def pinned(self) -> bool:
-        """It has a result that stays."""
-        return any(_stays(result) for _, result in self.done)
+        """It has a result that no stage takes."""
+        return any(_open(result) for _, result in self.done)
 
 
 Entry = Said | Turn
@@ -114,7 +118,8 @@ def summarised(entries: Entries, summary: str) -> Entries:
     """Stage auto: `summary` in the place of all turns but the last two; what was noted before is part of it."""
     old, latest = _parted(entries, 2)
     kept = [entry for entry in old if not _taken(entry) and not (isinstance(entry, Said) and entry.note)]
-    text = summary.strip()[:SUMMARY] or "\n".join(_lines(old))
+    noes, lines = _noted(old)
+    text = "\n".join((*noes, summary.strip()[:SUMMARY] or "\n".join(lines)))
     return (*_deduplicated(kept), _note(text), *latest)
 
 
@@ -145,11 +150,11 @@ def _micro(entries: Entries, latest: int) -> Entries:
 
 def _collapse(entries: Entries, latest: int) -> Entries:
     old, rest = _parted(entries, latest)
-    lines = [*_lines(old)][-LINES:]
-    if not lines:
+    noes, lines = _noted(old)
+    if not noes and not lines:
         return entries
     kept = [entry for entry in old if not _taken(entry) and not (isinstance(entry, Said) and entry.note)]
-    return (*_deduplicated(kept), _note("\n".join(lines)), *rest)
+    return (*_deduplicated(kept), _note("\n".join((*noes, *lines))), *rest)
 
 
 STAGES: Mapping[Stage, Callable[[Entries, int], Entries]] = MappingProxyType(
@@ -178,15 +183,29 @@ def _on_old(entries: Entries, latest: int, change: Callable[[Turn], Turn]) -> En
 
 
 def _stays(result: ToolResult) -> bool:
-    """It tells of an effect whose end isn't known, or of a person's no: to do either again would be wrong. A protocol
-    keeps but a result's words: what is longer than a person's is a tool's.
-    """
-    refused = result.text.startswith(REFUSED) and len(result.text) <= PERSONS
-    return OPEN_EFFECT in result.text or refused
+    """To do that again would be wrong."""
+    return _open(result) or _refused(result)
+
+
+def _open(result: ToolResult) -> bool:
+    """It tells of an effect whose end isn't known."""
+    return OPEN_EFFECT in result.text
+
+
+def _refused(result: ToolResult) -> bool:
+    """It is a person's no. A protocol keeps but a result's words: what is longer than a person's is a tool's."""
+    return result.text.startswith(REFUSED) and len(result.text) <= PERSONS
 
 
 def _taken(entry: Entry) -> bool:
     return isinstance(entry, Turn) and not entry.pinned
+
+
+def _noted(entries: Sequence[Entry]) -> tuple[Sequence[str], Sequence[str]]:
+    """What a note says of them: each no once, whatever came since, and the last of the other lines."""
+    lines = [*_lines(entries)]
+    noes = [*dict.fromkeys(line for line in lines if REFUSAL.match(line))]
+    return noes[-NOES:], [line for line in lines if not REFUSAL.match(line)][-LINES:]
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
@@ -247,7 +266,9 @@ def _brief_value(value: Any) -> Any:
 
 
 def _ending(result: ToolResult) -> str:
-    """How a call ended: a command says it in its last line."""
+    """How a call ended: a command says it in its last line, a person's no in all it says."""
+    if _refused(result):
+        return " ".join(result.text.split())[:NO]
     last = result.text.rstrip().rpartition("\n")[2]
     if last.startswith("[") and last.endswith("]"):
         return last[1:-1][:LINE]
