@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moorage.core.models.anthropic import MESSAGES
@@ -70,6 +70,7 @@ def test_a_stream_reads_the_same_however_it_is_cut(name: str, cuts: list[int]) -
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda each: each.name)
 @given(junk=st.binary(max_size=300))
 def test_any_bytes_may_pass_by(protocol: Protocol, junk: bytes) -> None:
+    assume(not protocol.end or protocol.end not in junk)  # that is no junk, but the end
     reader = protocol.reader()
     reader.feed(b"data: 7\ndata: {\ndata: []\ndata: {}\n" + junk.replace(b"\n", b"") + b"\n")
     assert not reader.reading.complete
