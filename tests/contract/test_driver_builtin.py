@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedCheck, ResolvedModel, SecretRef
+from moorage.api.wire import ResolvedAgent, ResolvedCheck
 from moorage.runner.exitcodes import Exit
 from moorage.testing.models import Fault, Reply, Script, ToolCall, load
 from moorage.testing.models.script import Usage
@@ -39,6 +39,10 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 def bash(command: str, text: str = "", **more: Any) -> Reply:
     return Reply(text=text, tools=(ToolCall(name="bash", input={"command": command}),), usage=USAGE, **more)
+
+
+def speaking(world: World, protocol: str) -> ResolvedAgent:
+    return ResolvedAgent(driver="builtin", model=world.scripted().model_copy(update={"protocol": protocol}))
 
 
 @pytest.mark.rule("V3", "M1", "N4", "T2")
@@ -207,14 +211,7 @@ async def test_a_killed_attempts_last_decision_is_acted_on_and_not_asked_for_aga
 @pytest.mark.parametrize("protocol", ["openai-responses", "openai-chat"])
 async def test_it_is_so_in_the_other_protocols_too(make, protocol):
     world = await make(bash("echo two > a.txt"), bash(WAIT), DONE)
-    asked = ResolvedModel(
-        provider="stand-in",
-        protocol=protocol,
-        base_url=world.model.url,
-        name="scripted",
-        credentials=SecretRef(name="model", key="apiKey"),
-    )
-    run = await world.admit(agent=ResolvedAgent(driver="builtin", model=asked))
+    run = await world.admit(agent=speaking(world, protocol))
     first = await killed_in_a_call(run, 1)
     (first.volume / "go").touch()
     second = await run.start(epoch=2)

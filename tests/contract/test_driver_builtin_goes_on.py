@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.contract.real_agents import model_door, resolved
-from tests.contract.test_driver_builtin import DONE, Make, bash, make
+from tests.contract.test_driver_builtin import DONE, Make, bash, make, speaking
 
 from moorage.api.budget import ResolvedLimits
-from moorage.api.wire import ResolvedAgent, ResolvedModel, SecretRef
+from moorage.api.work import CallResult
 from moorage.core.run.state import PauseReason
 from moorage.drivers.builtin.messages import MessagesConversation
-from moorage.drivers.port import Past, PastResult
+from moorage.drivers.port import Past
 from moorage.drivers.registry import load
 from moorage.gateway.pausing import Pauses
 from moorage.testing.host import LocalHost, task_for
@@ -25,18 +25,6 @@ pytestmark = pytest.mark.timeout(180)  # each case starts two or three runners
 
 LOOK = bash("echo two > a.txt; echo first look", text="I look.")
 AGAIN = bash("echo second look")
-
-
-def speaking(world: World, protocol: str) -> ResolvedAgent:
-    assert world.model is not None
-    asked = ResolvedModel(
-        provider="stand-in",
-        protocol=protocol,
-        base_url=world.model.url,
-        name="scripted",
-        credentials=SecretRef(name="model", key="apiKey"),
-    )
-    return ResolvedAgent(driver="builtin", model=asked)
 
 
 async def raised(world: World, run: Run, tokens: int) -> None:
@@ -102,7 +90,7 @@ async def test_a_decision_whose_results_nobody_knows_is_left_out_and_that_is_sai
     (tmp_path / "tree").mkdir()
     host = LocalHost(tmp_path / "tree")
     past = past_of(MessagesConversation(), "echo seen")
-    came = {0: PastResult(True, "seen\n")} if known else {}
+    came = {0: CallResult(index=0, ok=True, content="seen\n")} if known else {}
     async with model_door(host, DONE) as (url, model):
         task = task_for(host, resolved("builtin", "", "anthropic-messages"), handoff="as it stands", next_iteration=2)
         ended = await load("builtin").run(replace(task, relay_url=url, past=replace(past, results=came)), host)

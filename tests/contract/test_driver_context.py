@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.api.wire import ResolvedAgent, ResolvedModel, SecretRef
+from moorage.api.wire import ResolvedAgent
 from moorage.drivers.builtin.driver import CONVERSATIONS
 from moorage.testing.models import Reply, Script, ToolCall
 from moorage.testing.world import World
@@ -27,14 +27,7 @@ async def test_a_compacted_context_is_gone_on_with_word_by_word(tmp_path: Path, 
     script = Script(replies=(*READS, HELD, DONE), by="requests")
     async with World(tmp_path / "world", script=script, files={"a.txt": "one\n", "long.txt": LONG}) as world:
         assert world.model
-        model = ResolvedModel(
-            provider="stand-in",
-            protocol=protocol,
-            base_url=world.model.url,
-            name="scripted",
-            credentials=SecretRef(name="model", key="apiKey"),
-            context_window=24_000,
-        )
+        model = world.scripted().model_copy(update={"protocol": protocol, "context_window": 24_000})
         run = await world.admit(agent=ResolvedAgent(driver="builtin", model=model))
         first = await run.start()
         async with asyncio.timeout(PATIENCE_S):

@@ -8,29 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gateway_script import BRANCH, PASSWORD, Operator, ok, resolved, verified, work_done
+from tests.contract.memory_gateway import gateway
+from tests.gateway_script import BRANCH, Operator, ok, resolved, verified, work_done
 
 from moorage.api.wire import ResolvedDelivery, ResolvedPullRequest, SecretRef
 from moorage.core.effects import pulls
 from moorage.gateway.pulls import QUIET_MS
-from moorage.store.memory import MemoryStore
-from moorage.testing.clock import StepClock
 from moorage.testing.forge import Ended, ForgeAtHand, StandInForge
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitea import GiteaForge, GiteaServer
 from moorage.testing.gitserver import GitServer
 
+__all__ = ["gateway"]  # a fixture
+
 TOKEN = "forge-token-that-nobody-else-may-know"
 FORGES = ("github", "gitlab", "gitea", pytest.param("gitea_server", id="real-gitea"))
-
-
-@pytest.fixture
-async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    """Over one store: what the others do with effects is tested with pushes."""
-    made = LocalGateway(tmp_path, store=MemoryStore(), clock=clock)
-    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
-    async with made.serving():
-        yield made
 
 
 @pytest.fixture(params=FORGES)

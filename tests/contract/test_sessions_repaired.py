@@ -1,27 +1,18 @@
 """I1, O2, B3: the journal of a run that goes on with another one was broken: what the run began with is still known."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.memory_gateway import gateway
 from tests.contract.test_gateway_sessions import FAILED, Line, at_work, calls, line
-from tests.gateway_script import PASSWORD, Operator, ok, result, told
+from tests.gateway_script import Operator, ok, result, told
 
 from moorage.store.memory import MemoryStore
-from moorage.testing.clock import StepClock
 from moorage.testing.gateway import LocalGateway
 from moorage.testing.gitserver import GitServer
 
-__all__ = ["line"]  # a fixture
-
-
-@pytest.fixture
-async def gateway(tmp_path: Path, clock: StepClock) -> AsyncIterator[LocalGateway]:
-    made = LocalGateway(tmp_path, store=MemoryStore(), clock=clock)
-    made.secrets.give("team-a", "git", username="ada", password=PASSWORD)
-    async with made.serving():
-        yield made
+__all__ = ["gateway", "line"]  # fixtures
 
 
 async def repaired(line: Line, operator: Operator, kind: str) -> Any:

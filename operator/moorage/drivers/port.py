@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from moorage.api.budget import Budget, ResolvedLimits
 from moorage.api.children import ChildAnswer, SpawnRequest
 from moorage.api.wire import ResolvedAgent
+from moorage.api.work import CallResult
 from moorage.core.continuation.loops import Finding
 
 Ending = Literal["completed", "failed", "cancelled", "exhausted", "paused", "unknown"]
@@ -87,17 +88,6 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class PastResult:
-    """What a tool call came to; `text` as it was told to the model."""
-
-    ok: bool
-    text: str
-    exit_code: int | None = None
-    timed_out: bool = False
-    truncated: bool = False
-
-
-@dataclass(frozen=True)
 class Past:
     """O2, R4: what an earlier attempt, or the run before, asked its model last, the bytes of the answer, and what came
     of the calls in it, by their places there.
@@ -105,7 +95,7 @@ class Past:
 
     request: Mapping[str, Any]
     answer: bytes = b""
-    results: Mapping[int, PastResult] = field(default_factory=dict)
+    results: Mapping[int, CallResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

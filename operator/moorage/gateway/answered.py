@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from moorage.core.approvals.consent import APPROVED, TIMEOUT, TOOL_CALL, Consent, identity, is_about
-from moorage.core.journal.record import Record, RecordType
+from moorage.core.journal.record import RecordType
 from moorage.gateway.gate import GatewayDeps
 from moorage.gateway.ledger import Run
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.blobs import payload_of
 
 SHOWN: Final = 240  # characters: a question that has fewer shows all of its call
 LOOKED: Final = 256  # records before a question, among which its call's has to be
@@ -54,7 +52,7 @@ async def _arguments(deps: GatewayDeps, run: Run, consent: Consent) -> str | Non
     first = max(0, consent.offset - LOOKED)
     for record in reversed(await deps.store.read(run.uid, first, consent.offset - first)):
         if record.type == RecordType.TOOL_REQUEST and is_about(consent, record.tool_call_id or ""):
-            said = await payload_of(deps, run, record)
+            said = await payload_of(record, deps.blobs, run.tenant) or {}
             tool, kept = said.get("tool"), said.get("arguments")
             same = isinstance(tool, str) and identity(tool, _asked(kept)) == consent.call.partition(":")[0]
             whole = kept if isinstance(kept, str) else json.dumps(kept, ensure_ascii=False)
@@ -68,14 +66,3 @@ def _asked(kept: object) -> object:
         return json.loads(kept) if isinstance(kept, str) else kept
     except (ValueError, RecursionError):
         return kept
-
-
-async def payload_of(deps: GatewayDeps, run: Run, record: Record) -> Mapping[str, Any]:
-    """What a record of the run says; nothing where that is kept no more. Raise as the store does."""
-    if record.payload_ref is None:
-        return record.payload or {}
-    try:
-        content = orjson.loads(await deps.blobs.get(run.tenant, record.payload_ref))
-    except (BlobMissing, BlobCorrupted):
-        return {}
-    return content if isinstance(content, dict) else {}

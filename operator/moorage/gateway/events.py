@@ -8,15 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import orjson
-
 from moorage.api.sse import Event
 from moorage.api.streaming import Gap, Output, Stream, StreamEnd, StreamKind
 from moorage.core.journal.export import record_line
 from moorage.core.journal.record import Record, RecordType, Stored, decode
 from moorage.core.run.state import RunState
-from moorage.store.blobs import BlobStore
-from moorage.store.errors import BlobCorrupted, BlobMissing
+from moorage.store.blobs import BlobStore, payload_of
 from moorage.store.port import DurableExecutionStore
 
 Render = Callable[[Stored], Awaitable[tuple[int, Event | None]]]
@@ -72,13 +69,7 @@ class Outputs:
 
     async def payload(self, record: Record) -> Mapping[str, Any] | None:
         """The payload of an AGENT_OUTPUT; None where it was erased."""
-        if record.payload_ref is None:
-            return {}
-        try:
-            content = orjson.loads(await self.blobs.get(self.tenant, record.payload_ref))
-        except (BlobMissing, BlobCorrupted):
-            return None
-        return content if isinstance(content, dict) else {}
+        return {} if record.payload_ref is None else await payload_of(record, self.blobs, self.tenant)
 
 
 def _said(record: Record, payload: Mapping[str, Any]) -> Event | None:

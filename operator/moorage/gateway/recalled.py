@@ -9,13 +9,13 @@ from pydantic import ValidationError
 
 from moorage.api.work import CallResult, Conversation
 from moorage.core.journal.record import Record, RecordType
-from moorage.gateway.answered import payload_of
 from moorage.gateway.assignment import speaker_of
 from moorage.gateway.contents import ContentLost
 from moorage.gateway.errors import NotFound as NothingRecorded
 from moorage.gateway.facts import ModelAnswer
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Run
+from moorage.store.blobs import payload_of
 
 PAGE: Final = 256  # records
 LOOKED: Final = 16 * PAGE  # behind the end of a journal: results that are further away are none of a last decision
@@ -57,6 +57,6 @@ async def _results(gate: Gate, speaker: Run, last: ModelAnswer) -> AsyncIterator
 
 async def _result(gate: Gate, speaker: Run, record: Record) -> CallResult | None:
     try:
-        return CallResult.model_validate(await payload_of(gate.deps, speaker, record))
+        return CallResult.model_validate(await payload_of(record, gate.deps.blobs, speaker.tenant) or {})
     except ValidationError:  # erased, or told by somebody who says less
         return None

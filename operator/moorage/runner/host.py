@@ -38,9 +38,7 @@ from moorage.workspace.worktree import RunWorktree
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE")
 MAX_LEFT_OUT = 1_000
-NAMELESS = (
-    "This call was refused: its tool needs a person's word, and they are asked about names up to {most} characters."
-)
+NAMELESS = REFUSED + ": its tool needs a person's word, and they are asked about names up to {most} characters."
 ASK_AGAIN_S = 0.1  # after a gateway that won't hold a question open: an order is on its way
 
 

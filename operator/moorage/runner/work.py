@@ -12,9 +12,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from moorage.api.work import Assignment, CallResult, Orders, ResultReport
+from moorage.api.work import Assignment, Orders, ResultReport
 from moorage.core.continuation.chain import NO_PROGRESS
-from moorage.drivers.port import Driver, Guarantees, Outcome, Past, PastResult, Recorded, State, Task
+from moorage.drivers.port import Driver, Guarantees, Outcome, Past, Recorded, State, Task
 from moorage.drivers.program import CIRCLING
 from moorage.drivers.registry import UnknownDriver, load
 from moorage.points import Point, reached
@@ -299,9 +299,8 @@ class Work:
             return None
         try:
             told = await self.client.conversation()
-            return Past(
-                json.loads(told.request), told.answer.encode(), {each.index: _came(each) for each in told.results}
-            )
+            came = {each.index: each for each in told.results}
+            return Past(json.loads(told.request), told.answer.encode(), came)
         except Fenced:
             raise
         except (GatewayError, ValueError):
@@ -425,10 +424,6 @@ async def _first(work: asyncio.Task[Any], *events: asyncio.Event, within_s: floa
         for each in waits:
             each.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-
-
-def _came(told: CallResult) -> PastResult:
-    return PastResult(told.ok, told.content, told.exit_code, told.timed_out, told.truncated)
 
 
 def _leaving(stop: Orders | None) -> Leave:

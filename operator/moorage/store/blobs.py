@@ -13,15 +13,17 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
+
+import orjson
 
 from moorage.core.journal.canonical import canonical
 from moorage.core.journal.chain import MAX_INLINE
-from moorage.core.journal.record import BlobRef, Draft, Privacy, Retention
+from moorage.core.journal.record import BlobRef, Draft, Privacy, Record, Retention
 from moorage.points import Point, reached
 from moorage.store.disk import sync_folder
 from moorage.store.errors import BlobCorrupted, BlobMissing, StoreFull, StoreUnavailable
@@ -93,6 +95,17 @@ async def externalise(draft: Draft, blobs: BlobStore, tenant: str, keep: Collect
     ref = await blobs.put(tenant, content, draft.privacy, draft.retention)
     kept = {name: draft.payload[name] for name in keep if name in draft.payload}
     return replace(draft, payload=kept or None, payload_ref=ref)
+
+
+async def payload_of(record: Record, blobs: BlobStore, tenant: str) -> Mapping[str, Any] | None:
+    """What a record says, wherever its payload lies (see `externalise`); None where that was erased, or is damaged."""
+    if record.payload_ref is None:
+        return record.payload or {}
+    try:
+        content = orjson.loads(await blobs.get(tenant, record.payload_ref))
+    except (BlobMissing, BlobCorrupted):
+        return None
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass

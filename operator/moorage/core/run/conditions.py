@@ -103,9 +103,8 @@ def _sandbox_seen(o: Observed, s: RunState, told: Plan) -> Condition:
         return _truth(kind, "True", view.reason or "Running", view.message or f"pod {view.name}")
     if view.phase is SandboxPhase.WAITING and not view.reason and told.reason == "SlowStart":
         return _truth(kind, "False", told.reason, told.message)
-    if (
-        view.phase is SandboxPhase.ENDED and s.agent_end is not None
-    ):  # what its pod says is told as a loss, if it is one
+    if view.phase is SandboxPhase.ENDED and s.agent_end is not None:
+        # what its pod says is told as a loss, if it is one
         return _truth(kind, "False", "Ended", "the agent has ended")
     default = "Starting" if view.phase is SandboxPhase.WAITING else "Ended"
     return _truth(kind, "False", view.reason or default, view.message)

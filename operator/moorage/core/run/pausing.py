@@ -214,9 +214,8 @@ def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int
     if pause.reason == PauseReason.APPROVAL:
         pending = parking(s.consents, s.epoch)
         return Hold(pause.reason, held_for(spec, pending)) if pending is not None else None
-    return Hold(
-        pause.reason, f"{pause.message}; {goes_on_by_a_word(spec)}" if pause.message else goes_on_by_a_word(spec)
-    )
+    said = (pause.message, goes_on_by_a_word(spec))
+    return Hold(pause.reason, "; ".join(filter(None, said)))
 
 
 def _unraised(spec: ResolvedRun, s: RunState, pause: Pause) -> Hold:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from moorage.api.work import CallResult
 from moorage.core.continuation.chain import (
     NO_PROGRESS,
     Finish,
@@ -38,7 +39,7 @@ from moorage.drivers.builtin.openai import ChatConversation, ResponsesConversati
 from moorage.drivers.builtin.purse import Purse
 from moorage.drivers.builtin.room import NO_TOOLS, Room
 from moorage.drivers.builtin.tools import Toolbox
-from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Past, PastResult, Task
+from moorage.drivers.port import EndCheck, Guarantees, Host, Kind, Outcome, Parked, Past, Task
 from moorage.drivers.program import in_short
 from moorage.drivers.telling import MAX_ARGUMENTS, Place, Telling, ToolResult
 
@@ -380,8 +381,8 @@ class _Loop:
             self.talk.say(told)
 
 
-def _came(told: PastResult) -> ToolResult:
-    return ToolResult(told.ok, told.text, told.exit_code, told.timed_out, told.truncated)
+def _came(told: CallResult) -> ToolResult:
+    return ToolResult(told.ok, told.content, told.exit_code, told.timed_out, told.truncated)
 
 
 def _refused(why: str) -> ToolResult:
