@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NO_CRDS = ("--set", "crds.install=false")
 POLICIES = [f"{kind}admissionpolicy" for kind in ("validating", "mutating")]
-CLUSTERS = ("clusterrole", "clusterrolebinding", *POLICIES, *(f"{each}binding" for each in POLICIES))
+FLOW = ("priorityclass", "flowschema", "prioritylevelconfiguration")
+CLUSTERS = ("clusterrole", "clusterrolebinding", *FLOW, *POLICIES, *(f"{each}binding" for each in POLICIES))
 """What a release has that lies in no namespace."""
 CHART = Path(__file__).resolve().parents[2] / "charts" / "moorage"
 

@@ -342,3 +342,46 @@ def test_a_reader_may_mint_tokens_of_the_reader_account_only(helm: str) -> None:
     (minting,) = [rule for rule in evidence["rules"] if rule["resources"] == ["serviceaccounts/token"]]
     assert minting["resourceNames"] == ["moorage-reader"]
     assert minting["verbs"] == ["create"]
+
+
+@pytest.mark.rule("C5", "T7")
+def test_levels_of_flow_control_come_before_those_of_all_service_accounts_and_not_in_namespaced_mode(helm: str) -> None:
+    kinds = ("FlowSchema", "PriorityLevelConfiguration", "PriorityClass")
+    assert not of_kind(render(helm, NAMESPACED), *kinds)
+    objects = render(helm, ("flowControl.tenants.namespaces={team-a}",))
+    levels = {each["metadata"]["name"] for each in of_kind(objects, "PriorityLevelConfiguration")}
+    schemas = sorted(of_kind(objects, "FlowSchema"), key=lambda each: each["spec"]["matchingPrecedence"])
+    assert {each["spec"]["priorityLevelConfiguration"]["name"] for each in schemas} == levels
+    assert [each["metadata"]["name"] for each in schemas] == [
+        "moorage-leases",
+        "moorage-control",
+        "moorage-tenants-background",
+        "moorage-tenants-interactive",
+    ]
+    assert all(each["spec"]["matchingPrecedence"] < 9000 for each in schemas)  # where service-accounts stands
+    leases, control, background, people = (each["spec"]["rules"] for each in schemas)
+    own = [each["serviceAccount"]["name"] for each in leases[0]["subjects"]]
+    assert (
+        own == ["moorage-operator", "moorage-gateway"] == [e["serviceAccount"]["name"] for e in control[0]["subjects"]]
+    )
+    assert [each["spec"]["distinguisherMethod"]["type"] for each in schemas[2:]] == ["ByNamespace", "ByNamespace"]
+    assert background[1]["subjects"] == [{"kind": "Group", "group": {"name": "system:serviceaccounts:team-a"}}]
+    assert [rule["resourceRules"][0]["apiGroups"] for rule in people] == [["moorage.dev"]]
+
+
+@pytest.mark.rule("C5")
+def test_sandboxes_of_interactive_runs_come_first_and_the_scheduler_ends_none(helm: str) -> None:
+    def named_for_operator(objects: Objects) -> list[str]:
+        (container,) = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]["containers"]
+        env = {each["name"]: each.get("value") for each in container["env"]}
+        return [env[f"MOORAGE_SANDBOX_PRIORITY_{kind}"] for kind in ("INTERACTIVE", "BACKGROUND")]
+
+    objects = render(helm)
+    classes = {each["metadata"]["name"]: each for each in of_kind(objects, "PriorityClass")}
+    assert classes["moorage-interactive"]["value"] > classes["moorage-background"]["value"]
+    assert {each["preemptionPolicy"] for each in classes.values()} == {"Never"}
+    assert not any(each["globalDefault"] for each in classes.values())
+    assert named_for_operator(objects) == ["moorage-interactive", "moorage-background"]
+    assert named_for_operator(render(helm, NAMESPACED)) == ["", ""]
+    given = ("sandbox.priorityClasses.interactive=people", *NAMESPACED)
+    assert named_for_operator(render(helm, given)) == ["people", ""]

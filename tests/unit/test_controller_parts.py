@@ -336,6 +336,8 @@ def test_settings_come_from_the_charts_variables() -> None:
         "MOORAGE_MAX_LIVE_RUNS": "7",
         "MOORAGE_SANDBOX_RUNTIME_CLASS": "",
         "MOORAGE_SANDBOX_DRIVERS": "ours,other",
+        "MOORAGE_SANDBOX_PRIORITY_INTERACTIVE": "people",
+        "MOORAGE_SANDBOX_PRIORITY_BACKGROUND": "",
         "KUBERNETES_SERVICE_HOST": "fd00::1",
         "KUBERNETES_SERVICE_PORT": "443",
     }
@@ -343,6 +345,7 @@ def test_settings_come_from_the_charts_variables() -> None:
     assert (found.watch_namespaces, found.max_live_runs, found.probe) == (("a", "b"), 7, "[fd00::1]:443")
     assert (found.defaults.image, found.defaults.runtime_class) == ("base:1", None)
     assert found.drivers == ("ours", "other")
+    assert found.priority_classes == {"interactive": "people"}
     with pytest.raises(KeyError, match="MOORAGE_NAMESPACE"):
         OperatorSettings.from_environment({k: v for k, v in ENV.items() if k != "MOORAGE_NAMESPACE"})
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,3 +121,12 @@ def test_a_lease_carries_its_epoch_and_swaps_on_the_version() -> None:
 
 def test_the_sandboxes_account_mounts_nothing() -> None:
     assert service_account("team-a")["automountServiceAccountToken"] is False
+
+
+@pytest.mark.rule("C5")
+def test_a_pod_has_the_priority_class_of_its_runs_class_where_there_is_one() -> None:
+    settings = replace(SETTINGS, priority_classes={"interactive": "people"})
+    background = a_spec(scheduling_class="background")
+    found = [pod(RUN, spec, settings, Which(1, Role.RUNNER, 0, None))["spec"] for spec in (SPEC, background)]
+    assert [each.get("priorityClassName") for each in found] == ["people", None]
+    assert "priorityClassName" not in a_pod()["spec"]

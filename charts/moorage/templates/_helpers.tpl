@@ -137,3 +137,31 @@ true
       - downwardAPI:
           items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
 {{- end -}}
+
+{{/* "true" where the release brings PriorityClasses for sandboxes. They are cluster-scoped. */}}
+{{- define "moorage.priorityClasses" -}}
+{{- and .Values.sandbox.priorityClasses.create (not .Values.tenancy.namespaced) -}}
+{{- end -}}
+
+{{/* The PriorityClass of sandboxes of a scheduling.class (.class); empty: the cluster's default. */}}
+{{- define "moorage.priorityClass" -}}
+{{- $named := index .root.Values.sandbox.priorityClasses .class -}}
+{{- if $named -}}
+{{- $named -}}
+{{- else if eq (include "moorage.priorityClasses" .root) "true" -}}
+{{ include "moorage.name" .root }}-{{ .class }}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where the release brings levels of flow control. They are cluster-scoped. */}}
+{{- define "moorage.flowControl" -}}
+{{- and .Values.flowControl.enabled (not .Values.tenancy.namespaced) -}}
+{{- end -}}
+
+{{/* Operator and gateway as subjects of a FlowSchema. */}}
+{{- define "moorage.ownSubjects" -}}
+- kind: ServiceAccount
+  serviceAccount: {name: {{ include "moorage.operator" . }}, namespace: {{ .Release.Namespace }}}
+- kind: ServiceAccount
+  serviceAccount: {name: {{ include "moorage.gateway" . }}, namespace: {{ .Release.Namespace }}}
+{{- end -}}

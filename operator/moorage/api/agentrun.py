@@ -16,6 +16,7 @@ from moorage.api.meta import (
     Label,
     ObjectRef,
     Resource,
+    SchedulingClass,
 )
 from moorage.api.names import hashed
 from moorage.api.quantity import Duration
@@ -120,7 +121,7 @@ class Delivery(Fields):
 class Scheduling(Fields):
     """When the run gets its turn."""
 
-    class_: Literal["interactive", "background"] = Field(
+    class_: SchedulingClass = Field(
         default="interactive",
         alias="class",
         description="interactive: somebody waits for it; background: it waits while any of those does.",

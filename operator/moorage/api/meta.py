@@ -17,6 +17,7 @@ MAX_CONDITIONS = 16
 UNDATED = "1970-01-01T00:00:00Z"
 """When a condition changed that a definition's default has told: it knows no time, and a condition needs one."""
 
+SchedulingClass = Literal["interactive", "background"]
 Status = Literal["True", "False", "Unknown"]
 _ELLIPSIS = "…"
 _NO_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")

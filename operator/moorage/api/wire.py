@@ -57,6 +57,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moorage.api.budget import Budget, ResolvedLimits
+from moorage.api.meta import SchedulingClass
 from moorage.api.wirebase import MAX_USER, Wire
 
 Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
@@ -291,6 +292,7 @@ class ResolvedRun(Wire):
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
     parent: ResolvedParent | None = None
     origin: ResolvedOrigin | None = Field(default=None, exclude_if=lambda origin: origin is None)
+    scheduling_class: SchedulingClass = Field(default="interactive", exclude_if=lambda kind: kind == "interactive")
 
     def contends_with(self, other: ResolvedRun) -> bool:
         """W2: both deliver to one branch of one repository, which has one writer."""

@@ -70,6 +70,7 @@ async def sandbox_settings(api: KubeApi, settings: OperatorSettings) -> SandboxS
         gateway_pod_port=target if target is not None else port["port"],
         pull_policy=settings.pull_policy,
         pull_secrets=settings.pull_secrets,
+        priority_classes=settings.priority_classes,
         probe=settings.probe,
         default_disk=settings.defaults.disk or "5Gi",
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
+from moorage.api.meta import SchedulingClass
 from moorage.core.run.resolve import Defaults
 
 
@@ -46,6 +48,9 @@ class OperatorSettings:
     pull_secrets: tuple[str, ...] = ()
     """Names of image pull secrets, in the runs' namespaces."""
 
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    """The PriorityClass of a run's sandboxes by its scheduling.class; empty: the cluster's default for all."""
+
     drivers: tuple[str, ...] = ()
     """Names of drivers that sandbox images have beside those that are installed here: they are never started here."""
 
@@ -82,6 +87,7 @@ class OperatorSettings:
             max_live_runs=int(env.get("MOORAGE_MAX_LIVE_RUNS") or 20),
             pull_policy=env.get("MOORAGE_SANDBOX_PULL_POLICY") or "IfNotPresent",
             pull_secrets=_list(env.get("MOORAGE_SANDBOX_PULL_SECRETS", "")),
+            priority_classes=_priority_classes(env),
             drivers=_list(env.get("MOORAGE_SANDBOX_DRIVERS", "")),
             command_authority=env.get("MOORAGE_COMMAND_AUTHORITY") or "claimed",
             probe=_probe(env),
@@ -102,6 +108,11 @@ def _defaults(env: Mapping[str, str]) -> Defaults:
         disk=env.get("MOORAGE_SANDBOX_DISK") or None,
         storage_class=env.get("MOORAGE_SANDBOX_STORAGE_CLASS") or None,
     )
+
+
+def _priority_classes(env: Mapping[str, str]) -> dict[str, str]:
+    named = {kind: env.get(f"MOORAGE_SANDBOX_PRIORITY_{kind.upper()}") for kind in get_args(SchedulingClass)}
+    return {kind: name for kind, name in named.items() if name}
 
 
 def _probe(env: Mapping[str, str]) -> str | None:

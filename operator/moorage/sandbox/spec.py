@@ -6,6 +6,7 @@ T2: the one token is the gateway's; it opens nothing at the API server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -43,6 +44,9 @@ class SandboxSettings:
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
     probe: str | None = None
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    """The PriorityClass of sandboxes by scheduling.class; a class that isn't in it has the cluster's default."""
+
     tmp_size: str = "1Gi"
     default_disk: str = "5Gi"
     cpu_request: Fraction = field(default=Fraction(1, 10))
@@ -113,6 +117,8 @@ def _pod_spec(run: RunKey, spec: ResolvedRun, settings: SandboxSettings, role: R
     }
     if spec.sandbox.runtime_class:
         body["runtimeClassName"] = spec.sandbox.runtime_class
+    if priority := settings.priority_classes.get(spec.scheduling_class):
+        body["priorityClassName"] = priority
     if settings.pull_secrets:
         body["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     return body

@@ -133,6 +133,7 @@ def _resolve(run: AgentRun, refs: References, defaults: Defaults) -> ResolvedRun
         approvals=approvals,
         max_attempts=spec.recovery.max_attempts,
         acceptance_rounds=_rounds(run, resolved.driver),
+        scheduling_class=spec.scheduling.class_,
     )
 
 
