@@ -27,6 +27,9 @@ STRUCTURAL = {
     "maxLength",
     "maxItems",
     "minItems",
+    "minProperties",
+    "maxProperties",
+    "additionalProperties",
     "x-kubernetes-validations",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
@@ -38,8 +41,9 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield schema
     for child in schema.get("properties", {}).values():
         yield from nodes(child)
-    if "items" in schema:
-        yield from nodes(schema["items"])
+    for inside in ("items", "additionalProperties"):
+        if inside in schema:
+            yield from nodes(schema[inside])
 
 
 def schema_of(definition: Definition) -> dict[str, Any]:
@@ -59,6 +63,8 @@ def test_everything_that_a_rule_may_read_is_bounded(definition: Definition) -> N
     for node in nodes(schema_of(definition)["properties"]["spec"]):
         if node.get("type") == "array":
             assert "maxItems" in node, node
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, node
         if node.get("type") == "string" and "enum" not in node:
             assert "maxLength" in node, node
 

@@ -9,10 +9,13 @@ from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse, parse_agent_run
+from moorage.api.resourceconstraint import ResourceConstraint
 from moorage.api.runcommand import RunCommand
 from moorage.api.workspace import Workspace
 
-MODELS: dict[str, Any] = {m.__name__: m for m in (Agent, AgentRun, ModelProvider, RunCommand, Workspace)}
+MODELS: dict[str, Any] = {
+    m.__name__: m for m in (Agent, AgentRun, ModelProvider, ResourceConstraint, RunCommand, Workspace)
+}
 
 
 def problems(result: object) -> list[tuple[str, str]]:

@@ -21,6 +21,8 @@ MADE_OF = {
     "leases": "Lease",
     "events": "Event",
     "agentruns": "AgentRun",
+    "resourcequotas": "ResourceQuota",
+    "limitranges": "LimitRange",
 }
 """What the chart lets the operator create, by its kind."""
 TEN_THINGS = ("surface", "session", "agent", "run", "attempt", "turn", "step", "model request", "tool call", "effect")

@@ -1,7 +1,7 @@
 from typing import Any
 
 from moorage.api.crd import DEFINITIONS
-from moorage.api.names import KINDS
+from moorage.api.names import CONSTRAINTS, KINDS
 from moorage.controller.definitions import await_definitions, missing
 from moorage.sandbox.kube import Body, KubeError
 
@@ -34,7 +34,7 @@ def serving(*kinds: str) -> Body:
 
 
 async def test_what_is_not_served_is_named() -> None:
-    assert await missing(Api(None)) == set(KINDS) == {each.plural for each in DEFINITIONS}
+    assert await missing(Api(None)) == set(KINDS) == {each.plural for each in DEFINITIONS} - {CONSTRAINTS}
     assert await missing(Api(serving("agentruns", "agentruns/status", "agents"))) == {
         "workspaces",
         "modelproviders",

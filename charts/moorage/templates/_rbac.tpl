@@ -1,7 +1,7 @@
 {{/* What the operator may do where runs live. No secrets: the gateway alone resolves credentials. */}}
 {{- define "moorage.operator.rules" -}}
 - apiGroups: [moorage.dev]
-  resources: [agentruns, workspaces, agents, modelproviders, runcommands]
+  resources: [agentruns, workspaces, agents, modelproviders, runcommands, resourceconstraints]
   verbs: [get, list, watch]
 - apiGroups: [moorage.dev]
   resources: [agentruns]
@@ -10,8 +10,11 @@
   resources: [runcommands]
   verbs: [patch]           # owned by their run
 - apiGroups: [moorage.dev]
-  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status, runcommands/status]
+  resources: [agentruns/status, workspaces/status, agents/status, modelproviders/status, runcommands/status, resourceconstraints/status]
   verbs: [patch]
+- apiGroups: [""]
+  resources: [resourcequotas, limitranges]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]

@@ -26,15 +26,16 @@ Image = Annotated[
 ]
 
 
+ModelName = Annotated[str, Field(max_length=256), matching("[^\\s]+", "must be the model's name, without spaces")]
+
+
 class ModelChoice(Fields):
     """Which model an agent talks to."""
 
     provider_ref: ObjectRef = Field(
         description="The ModelProvider that serves the model. Its credential never enters the sandbox."
     )
-    name: Annotated[str, Field(max_length=256), matching("[^\\s]+", "must be the model's name, without spaces")] = (
-        Field(description="Name of the model as the provider knows it, for example gpt-5.2-codex.")
-    )
+    name: ModelName = Field(description="Name of the model as the provider knows it, for example gpt-5.2-codex.")
 
 
 class EnvVar(Fields):
@@ -166,17 +167,20 @@ HeaderName = Annotated[
 ]
 
 
+EgressHostName = Annotated[
+    str,
+    Field(max_length=253),
+    matching(
+        "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*[.][a-z]([-a-z0-9]*[a-z0-9])?",
+        "must be a full host name such as api.example.com: no scheme, port, wildcard or address",
+    ),
+]
+
+
 class EgressHost(Fields):
     """A host that the agent may reach through the gateway."""
 
-    host: Annotated[
-        str,
-        Field(max_length=253),
-        matching(
-            "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*[.][a-z]([-a-z0-9]*[a-z0-9])?",
-            "must be a full host name such as api.example.com: no scheme, port, wildcard or address",
-        ),
-    ] = Field(description="Full host name, for example api.example.com.")
+    host: EgressHostName = Field(description="Full host name, for example api.example.com.")
     effects: Literal["none", "keyed", "opaque"] = Field(
         default="opaque",
         description="What requests to it may change: nothing (none), something that an idempotency key protects"

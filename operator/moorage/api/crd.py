@@ -17,6 +17,7 @@ from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.names import GROUP, VERSION
+from moorage.api.resourceconstraint import ResourceConstraint
 from moorage.api.rules import Told
 from moorage.api.runcommand import RunCommand
 from moorage.api.structural import structural
@@ -139,6 +140,18 @@ DEFINITIONS = (
         ),
         (".spec.runRef.name", ".status.state"),
         runcommand.BORN,
+    ),
+    Definition(
+        ResourceConstraint,
+        "resourceconstraints",
+        "rcon",
+        (
+            Column("Ready", _READY.path, description="Whether it is enforced."),
+            _REASON,
+            Column("Weight", ".spec.weight", "integer", "Share of the namespace."),
+            Column("Sandboxes", ".status.sandboxes", description="Sandboxes used and allowed."),
+            _AGE,
+        ),
     ),
 )
 

@@ -12,7 +12,8 @@ import re
 GROUP = "moorage.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-KINDS = ("agentruns", "workspaces", "agents", "modelproviders", "runcommands")  # plurals of all that we define
+KINDS = ("agentruns", "workspaces", "agents", "modelproviders", "runcommands")  # plurals of what runs need
+CONSTRAINTS = "resourceconstraints"  # and of what they do without
 
 RUN = f"{GROUP}/run"  # label: the run's UID
 ROLE = f"{GROUP}/role"  # label: runner | verifier

@@ -19,6 +19,7 @@ from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.meta import Resource, bounded
 from moorage.api.modelprovider import ModelProvider
+from moorage.api.resourceconstraint import ResourceConstraint
 from moorage.api.rules import BROKEN, Placement, Told
 from moorage.api.runstatus import AgentRunStatus
 from moorage.api.workspace import Workspace
@@ -83,6 +84,11 @@ def parse_agent(obj: object, unknown: Unknown = "tell") -> Agent | InvalidSpec:
 def parse_model_provider(obj: object, unknown: Unknown = "tell") -> ModelProvider | InvalidSpec:
     """Read a ModelProvider, as `parse_agent_run` does."""
     return parse(ModelProvider, obj, "cluster", unknown)
+
+
+def parse_resource_constraint(obj: object, unknown: Unknown = "tell") -> ResourceConstraint | InvalidSpec:
+    """Read a ResourceConstraint, as `parse_agent_run` does."""
+    return parse(ResourceConstraint, obj, "cluster", unknown)
 
 
 def parse_status(obj: Mapping[str, Any]) -> AgentRunStatus:

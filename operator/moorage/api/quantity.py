@@ -237,6 +237,21 @@ class Quantity(_Written):
         return amount(self)
 
 
+class Size(Quantity):
+    """A quantity that is written as text alone: the API server takes the cost of a rule on what may be an integer for
+    so high that a schema has room for few of them.
+    """
+
+    __slots__ = ()
+    or_integer = False
+    max_length = 16
+    rule = Rule(
+        "must be a Kubernetes quantity greater than zero as text, such as 500Mi or 4Gi",
+        f"{cel_matches('self', _AMOUNT.pattern)} && quantity(self).isGreaterThan(quantity('0'))",
+        _reads(amount),
+    )
+
+
 class Memory(Quantity):
     """A quantity of memory that a sandbox can start with at all: gVisor's own processes and the runner count too."""
 

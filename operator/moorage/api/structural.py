@@ -15,6 +15,7 @@ from moorage.api.rules import VALIDATIONS
 
 Schema = dict[str, Any]
 _DROPPED = frozenset({"$defs", "title", "additionalProperties", "const", "anyOf", "$ref", "default"})
+_VALUES = "additionalProperties"  # of a map; False says that no other fields may be there, which the server knows
 _TOP = {
     "apiVersion": {"type": "string", "description": "Version of the schema that this object is written in."},
     "kind": {"type": "string", "description": "Kind of the object."},
@@ -46,6 +47,8 @@ def _node(raw: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
         schema["properties"] = {name: _node(child, defs) for name, child in schema["properties"].items()}
     if "items" in schema:
         schema["items"] = _node(schema["items"], defs)
+    if isinstance(flat.get(_VALUES), Mapping):
+        schema[_VALUES] = _node(flat[_VALUES], defs)
     return schema
 
 
