@@ -23,11 +23,12 @@ from moorage.api.wire import (
 from moorage.core.journal.record import Record, RecordType
 from moorage.core.run import actions as a
 from moorage.core.run.limits import in_force
-from moorage.core.run.observed import Heartbeat, LeaseView, Observed, Problem, SandboxPhase, SandboxView, Slots
+from moorage.core.run.observed import Heartbeat, LeaseView, Observed, Problem, SandboxPhase, SandboxView
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.reducer import reduce
 from moorage.core.run.state import Effect, RunState
+from moorage.core.scheduling.explain import Slots
 
 T = RecordType
 START = 1_800_000_000_000
@@ -153,7 +154,7 @@ class World:
             cancel=self.cancel,
             suspend=self.suspend,
             closed_without_journal=self.verdict is not None,
-            slots=Slots(10, 0, 0),
+            slots=Slots(),
             journal=self.state if self.gateway_reachable else None,
             gateway_up_since=START,
             lease=self.lease,

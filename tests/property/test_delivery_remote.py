@@ -16,10 +16,11 @@ from tests.gateway_script import BRANCH, PASSWORD, Operator, commit, git, resolv
 
 from moorage.api.wire import ResolvedTimeouts
 from moorage.core.run import actions as a
-from moorage.core.run.observed import LeaseView, Observed, Slots
+from moorage.core.run.observed import LeaseView, Observed
 from moorage.core.run.plan import decide
 from moorage.core.run.reducer import replay
 from moorage.core.run.view import RUN_VIEW, RunView
+from moorage.core.scheduling.explain import Slots
 from moorage.gateway.delivery import QUIET_MS
 from moorage.store.memory import MemoryStore
 from moorage.testing.clock import StepClock
@@ -156,7 +157,7 @@ class Delivery:
             cancel=self.cancel_at is not None and number >= self.cancel_at,
             suspend=False,
             closed_without_journal=False,
-            slots=Slots(1, 0, 0),
+            slots=Slots(),
             journal=view.state,
             gateway_up_since=view.up_since,
             lease=LeaseView(1, "attempt-1", now, 40_000),

@@ -19,6 +19,8 @@ from moorage.controller.roll import Roll, Standing, settled
 from moorage.controller.settings import OperatorSettings
 from moorage.core.run.actions import Plan, Report
 from moorage.core.run.observed import SandboxPhase
+from moorage.core.scheduling.explain import wait_of
+from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.kube import ApiUnavailable, Exists, KubeError, Missing, Stale, error_of, path_of, resource_of
 from moorage.sandbox.pods import lease_view, refusal
 from moorage.sandbox.port import RunKey
@@ -65,9 +67,9 @@ def test_the_queue_is_by_age_and_counts_only_who_waits_for_a_slot() -> None:
     roll.note(keys["a"], Standing.LIVE)
     roll.note(keys["b"], Standing.BLOCKED)
     slots = roll.slots(keys["d"])
-    assert (slots.live, slots.ahead, slots.free) == (1, 1, False)
+    assert (slots.live, slots.place, slots.free, slots.first_to_end) == (1, 2, False, "a")
     assert roll.slots(keys["c"]).free
-    assert roll.next_waiting(1) == [keys["c"]]
+    assert roll.next_waiting() == [keys["c"]]
     assert roll.note(keys["a"], Standing.ENDED)
     assert not roll.note(keys["a"], Standing.ENDED)
     assert list(roll.blocked("t")) == [keys["b"]]
@@ -79,9 +81,9 @@ def test_a_paused_run_takes_no_slot_and_keeps_its_age_when_it_waits_for_one() ->
     roll.saw(body("old", created=1, status={"phase": "Paused", "reason": "Suspended"}))
     roll.saw(body("new", created=2))
     old, new = RunKey("uid-old", "t", "old"), RunKey("uid-new", "t", "new")
-    assert (roll.slots(new).live, roll.slots(new).ahead) == (0, 0)
+    assert (roll.queue.live, roll.slots(new).free) == (0, True)
     assert not roll.note(old, Standing.WAITING), "nobody moves up by it"
-    assert (roll.slots(new).ahead, roll.slots(new).free) == (1, False)
+    assert (roll.slots(new).place, roll.slots(new).free) == (2, False)
     assert roll.slots(old).free
     assert roll.note(old, Standing.BLOCKED), "who waited behind it may go on"
     assert list(roll.blocked("other")) == []
@@ -93,10 +95,58 @@ def test_what_nobody_waits_for_comes_after_what_somebody_does() -> None:
     roll.saw(body("old") | {"spec": {"scheduling": {"class": "background"}}})
     assert roll.slots(old).free
     roll.saw(body("new", created=5))
-    assert (roll.slots(new).free, roll.slots(old).ahead) == (True, 1)
-    assert roll.next_waiting(2) == [new, old]
+    assert (roll.slots(new).free, roll.slots(old).place) == (True, 2)
+    assert roll.next_waiting() == [new]
     roll.saw(body("odd", created=9) | {"spec": {"scheduling": "background"}})
-    assert roll.next_waiting(3)[-1] == old
+    assert roll.slots(old).place == 3
+
+
+@pytest.mark.rule("Q2")
+def test_a_change_of_class_or_deadline_moves_a_run_at_once() -> None:
+    roll = Roll(limit=1)
+    for name, created in (("first", 1), ("second", 2)):
+        roll.saw(body(name, created=created))
+    first, second = (RunKey(f"uid-{name}", "t", name) for name in ("first", "second"))
+    assert roll.next_waiting() == [first]
+    roll.saw(body("first", created=1, version=2) | {"spec": {"scheduling": {"class": "background"}}})
+    assert roll.next_waiting() == [second]
+    roll.saw(body("first", created=1, version=3) | {"spec": {"scheduling": {"class": "background", "deadline": "5m"}}})
+    assert roll.next_waiting() == [first]
+
+
+@pytest.mark.rule("Q1")
+def test_after_a_restart_a_tenant_is_charged_for_what_its_objects_tell() -> None:
+    now = 1_767_225_600_000 + 300_000
+    roll = Roll(limit=2, now=lambda: now)
+    used = {"status": {**ENDED["status"], "startedAt": "2025-12-31T23:58:00Z"}}
+    roll.saw(body("used", **used))
+    for tenant in ("t", "u"):
+        for n in range(2):
+            each = body(f"{tenant}{n}", created=n)
+            each["metadata"]["namespace"] = tenant
+            roll.saw(each)
+    assert [key.tenant for key in roll.next_waiting()] == ["u", "u"], "the other one had two minutes"
+    roll.forget(RunKey("uid-used", "t", "used"))
+    assert [key.tenant for key in roll.next_waiting()] == ["u", "u"], "and its deletion doesn't undo that"
+
+
+@pytest.mark.rule("C5", "Q4")
+def test_a_tenant_has_no_more_sandboxes_than_its_contract_says_and_hears_so() -> None:
+    contract = Contract(sandboxes=1, set_by={"concurrency.sandboxes": "team"})
+    roll = Roll(limit=5, contract=lambda tenant: contract if tenant == "t" else Contract())
+    for at, name in enumerate(["a", "b", "c"]):
+        roll.saw(body(name, created=at))
+    a, c = RunKey("uid-a", "t", "a"), RunKey("uid-c", "t", "c")
+    assert roll.next_waiting() == [a]
+    roll.note(a, Standing.LIVE)
+    assert roll.next_waiting() == []
+    told = wait_of(roll.slots(RunKey("uid-b", "t", "b")))
+    assert told == "1st in t; t uses 1 of 1 sandboxes; next when a ends or rcon/team is raised"
+    assert wait_of(roll.slots(c)).startswith("2nd in t; t uses 1 of 1 sandboxes; next when runs of it end or ")
+    contract = Contract(sandboxes=3)
+    assert roll.next_waiting() == []
+    roll.contracts_changed()
+    assert len(roll.next_waiting()) == 2
 
 
 def test_an_older_word_of_the_watch_does_not_undo_a_newer_write() -> None:

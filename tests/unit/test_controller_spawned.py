@@ -163,7 +163,7 @@ def test_runs_that_hold_all_slots_never_wait_for_their_children_for_ever() -> No
     assert not roll.slots(first).free, "its parent holds no slot itself"
     roll.note(elder, Standing.LIVE)
     assert [roll.slots(each).free for each in (other, first, second)] == [False, True, False]
-    assert roll.next_waiting(1) == [other, first]
+    assert roll.next_waiting() == [first]
     roll.note(first, Standing.LIVE)
     assert [roll.slots(each).free for each in (other, first, second)] == [False, True, False]
     assert roll.note(first, Standing.ENDED)

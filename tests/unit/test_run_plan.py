@@ -10,11 +10,12 @@ from tests.run_plans import NO_ACTIONS, kinds, observed, provisioning, records, 
 from moorage.api.wire import ResolvedTimeouts, Role
 from moorage.core.run import actions as a
 from moorage.core.run.attempts import FIRST_CONTACT_MS
-from moorage.core.run.observed import Heartbeat, LeaseView, Problem, Slots
+from moorage.core.run.observed import Heartbeat, LeaseView, Problem
 from moorage.core.run.phases import IllegalMove, RunPhase, move
 from moorage.core.run.plan import decide
 from moorage.core.run.reducing.usage import add_usage
 from moorage.core.run.state import Usage
+from moorage.core.scheduling.explain import Slots
 
 # --- before admission -------------------------------------------------------------------------------------------------
 
@@ -33,8 +34,8 @@ def test_a_run_that_nobody_has_worked_on_begins_at_once_and_has_its_sandbox_afte
     ("changes", "reason"),
     [
         ({"suspend": True}, "Suspended"),
-        ({"slots": Slots(1, 1, 0)}, "Queued"),
-        ({"slots": Slots(3, 1, 2)}, "Queued"),
+        ({"slots": Slots(free=False)}, "Queued"),
+        ({"slots": Slots(free=False, place=3)}, "Queued"),
         ({"problem": Problem("UnknownDriver", "m", True)}, "UnknownDriver"),
         ({"problem": Problem("WorkspaceNotFound", "m", False)}, "WorkspaceNotFound"),
         ({"spec": None}, "Unresolved"),
@@ -46,9 +47,11 @@ def test_what_keeps_a_run_from_being_admitted_is_told(changes: dict[str, Any], r
 
 
 def test_a_place_in_the_queue_is_explained() -> None:
-    plan = decide(observed(World(), slots=Slots(3, 2, 4)), START)
-    assert "position 5" in plan.message
-    assert "2 of 3" in plan.message
+    plan = decide(observed(World(), slots=Slots(free=False, place=5, tenant="team-a", live=3, limit=3, held=2)), START)
+    assert plan.message == (
+        "5th in team-a; all 3 sandboxes of this installation are in use, 2 of them by team-a; next when one of them ends and"
+        " it is this namespace's turn"
+    )
 
 
 def test_a_problem_that_others_can_mend_is_waited_for_until_schedule_to_start() -> None:
@@ -75,7 +78,7 @@ def test_the_authors_own_times_count_while_the_run_waits() -> None:
 
 @pytest.mark.rule("F5")
 @pytest.mark.parametrize(
-    "waits", [{"suspend": True}, {"slots": Slots(1, 1, 0)}, {"problem": Problem("UnknownDriver", "m", True)}, {}]
+    "waits", [{"suspend": True}, {"slots": Slots(free=False)}, {"problem": Problem("UnknownDriver", "m", True)}, {}]
 )
 def test_the_deadline_ends_a_run_that_waits_for_whatever(waits: dict[str, Any]) -> None:
     o = observed(World(), asked=ResolvedTimeouts(deadline_ms=8_000), **waits)

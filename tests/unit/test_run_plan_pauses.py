@@ -11,9 +11,10 @@ from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedTimeouts, Role
 from moorage.core.constraints.context import lived_ms
 from moorage.core.run import actions as a
-from moorage.core.run.observed import SandboxPhase, Slots
+from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import IllegalMove, RunPhase
 from moorage.core.run.plan import decide
+from moorage.core.scheduling.explain import Slots
 
 HOUR = 3_600_000
 
@@ -399,7 +400,7 @@ def test_of_two_causes_each_holds():
 def test_a_run_that_may_go_on_waits_for_a_slot():
     world = paused()
     world.suspend = False
-    full = replace(world.observed(), slots=Slots(1, 1, 0))
+    full = replace(world.observed(), slots=Slots(free=False))
     plan = decide(full, world.now)
     assert (plan.actions, plan.reason) == ((), "Queued")
     assert records(world.plan()) == [("RESUMED", "Suspended")]

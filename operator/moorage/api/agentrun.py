@@ -124,7 +124,8 @@ class Scheduling(Fields):
     class_: SchedulingClass = Field(
         default="interactive",
         alias="class",
-        description="interactive: somebody waits for it; background: it waits while any of those does.",
+        description="interactive: somebody waits for it; background: it stands in its namespace's queue where an"
+        " interactive one would that came half an hour later.",
     )
     deadline: Duration | None = Field(
         default=None,

@@ -67,7 +67,7 @@ class SessionStatus(Told):
 class QueueStatus(Told):
     """Why the run waits."""
 
-    position: int = Field(default=0, description="Place in the queue, from 1.")
+    position: int = Field(default=0, description="Place among those of its namespace that wait, from 1.")
     reason: Annotated[str, Bounded(384)] = Field(default="", description="What is short, and who would unblock it.")
 
 

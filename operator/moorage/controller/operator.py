@@ -89,6 +89,12 @@ class Operator:
         for key in self._roll.blocked(tenant):
             self.queue.add(key)
 
+    def contract_changed(self, tenant: str) -> None:
+        """What that tenant may have is another now."""
+        self._roll.contracts_changed()
+        self._wake_waiting()
+        self.reference_changed(tenant)
+
     def look(self, key: RunKey) -> None:
         """The scan found something to do about that run."""
         self.queue.add(key)
@@ -106,8 +112,8 @@ class Operator:
         return outcome.requeue_ms
 
     def _wake_waiting(self) -> None:
-        """The queue moved: its head may go on, and wakes the next one when it does."""
-        for key in self._roll.next_waiting(1):
+        """The queue moved: those whose turn it is may go on."""
+        for key in self._roll.next_waiting():
             self.queue.add(key)
 
     def _failed(self, key: RunKey, error: Exception) -> None:

@@ -87,7 +87,7 @@ async def run_operator(
 ) -> None:
     """Work until `stop`. `ready` is set once it watches; `duty` hears what the probes ask."""
     ready = ready or asyncio.Event()
-    roll, signs = Roll(settings.max_live_runs), Signs(deps.clock)
+    roll, signs = Roll(settings.max_live_runs, deps.clock.now_ms), Signs(deps.clock)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)

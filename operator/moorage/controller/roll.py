@@ -1,19 +1,21 @@
-"""Who is there: the AgentRuns seen so far, with as little as admission by a concurrency cap and the skipping of ended
-runs need. All of it is rebuilt from the watch after a restart.
+"""Who is there: the AgentRuns seen so far, with as little as the queue and the skipping of ended runs need. All of it
+is rebuilt from the watch after a restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from moorage.api.meta import parse_time
 from moorage.api.quantity import duration_ms
-from moorage.core.run.observed import Slots
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.status import ENDS
+from moorage.core.scheduling.explain import Slots
+from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Rank, Share, rank
+from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import RunKey
 
 DEFAULT_TTL = "168h"
@@ -45,9 +47,10 @@ class Entry:
     standing: Standing
     body: Mapping[str, Any] | None
     version: int
+    rank: Rank  # its place in its tenant's queue
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
-    background: bool = False
+    began_at: int | None = None  # when it first started, as its status tells
     parent: tuple[str, str] | None = None  # namespace and name
     origin: tuple[str, str] | None = None  # likewise, of the run that it waits to go on with
     fresh: bool = False  # created under this process's own eyes, and not looked at since
@@ -55,10 +58,16 @@ class Entry:
 
 
 class Roll:
-    """By namespace and name: an object of the same name with another UID takes the old one's place."""
+    """By namespace and name: an object of the same name with another UID takes the old one's place.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    `now` in ms since the epoch. `contract` is a tenant's, as it stands.
+    """
+
+    def __init__(
+        self, limit: int, now: Callable[[], int] = lambda: 0, contract: Callable[[str], Contract] = lambda _: Contract()
+    ) -> None:
+        self.limit, self._now, self._contract = limit, now, contract
+        self.queue: FairQueue[RunKey] = FairQueue(limit, lambda tenant: share_of(contract(tenant)))
         self._entries: dict[tuple[str, str], Entry] = {}
         self._children: dict[tuple[str, str], set[str]] = {}
         self._next: dict[tuple[str, str], set[str]] = {}
@@ -78,13 +87,15 @@ class Roll:
         if settled(body):
             standing = Standing.ENDED
         kept = None if settled(body) else body
-        entry = Entry(key, _created(meta), standing, kept, version, _due_at(body), _succeeded(body), _background(body))
+        entry = Entry(key, _created(meta), standing, kept, version, _rank(key, body), _due_at(body), _succeeded(body))
+        entry.began_at = _time(body, "startedAt")
         entry.fresh, entry.parent = fresh, parent_of(body)
         entry.origin = origin_of(body) if standing is not Standing.ENDED else None
         entry.reason = known.reason if known is not None else ""
-        if (before := self._entries.get((key.tenant, key.name))) is not None and before.origin != entry.origin:
-            _leave(self._next, before.origin, key.name)
+        if (before := self._entries.get((key.tenant, key.name))) is not None:
+            self._replaced(before, entry)
         self._entries[key.tenant, key.name] = entry
+        self._placed(entry, body if known is None else None)
         if entry.parent is not None:
             self._children.setdefault(entry.parent, set()).add(key.name)
         if entry.origin is not None:
@@ -105,6 +116,7 @@ class Roll:
         if entry is None:
             return False
         del self._entries[key.tenant, key.name]
+        self.queue.leave(key, self._now())
         _leave(self._next, entry.origin, key.name)
         _leave(self._children, entry.parent, key.name)
         return entry.standing in COUNTED
@@ -156,38 +168,81 @@ class Roll:
             return False
         moved = entry.standing in COUNTED and standing is not entry.standing
         entry.standing, entry.reason = standing, reason
+        self._placed(entry)
         return moved
 
+    def _replaced(self, before: Entry, entry: Entry) -> None:
+        """The object is another one, or waits for another one now."""
+        if before.origin != entry.origin:
+            _leave(self._next, before.origin, entry.key.name)
+        if before.key != entry.key:
+            self.queue.leave(before.key, self._now())
+
+    def _placed(self, entry: Entry, first: Mapping[str, Any] | None = None) -> None:
+        """The queue follows what a run counts as. `first`: the object of one that was not known before."""
+        key = entry.key
+        if entry.standing is Standing.WAITING:
+            self.queue.wait(key, key.tenant, entry.rank)
+        elif entry.standing is Standing.LIVE:
+            self.queue.begin(key, key.tenant, (entry.began_at if first is not None else None) or self._now())
+        else:
+            self.queue.leave(key, self._now())
+            ended = _time(first, "finishedAt") if first is not None else None
+            if ended is not None and entry.began_at is not None and ended > self._now() - WINDOW_MS:
+                self.queue.was(key.tenant, entry.began_at, ended)
+
     def slots(self, key: RunKey) -> Slots:
-        """How many are live, and how many wait that came earlier."""
+        """Whether it is this run's turn, and what to say where it isn't."""
         entry = self.get(key)
-        mine = _order(entry) if entry else (False, 0, "", "")
-        live = ahead = 0
-        for other in self._entries.values():
-            if other.key == key:
-                continue
-            if other.standing is Standing.LIVE:
-                live += 1
-            elif other.standing is Standing.WAITING and _order(other) < mine:
-                ahead += 1
-        return Slots(self.limit, live, ahead, beside=entry is not None and self._beside(entry))
+        if entry is not None and (self._beside(entry) or self._turn(entry)):
+            return Slots()
+        contract, held = self._contract(key.tenant), self.queue.held(key.tenant)
+        return Slots(
+            free=False,
+            place=self.queue.place(key) or 1,
+            tenant=key.tenant,
+            live=self.queue.live,
+            limit=self.limit,
+            held=len(held),
+            most=contract.sandboxes,
+            set_by=contract.set_by.get("concurrency.sandboxes", ""),
+            first_to_end=next((each.name for each in held), None),
+            closed=self.queue.share(key.tenant).closed,
+        )
+
+    def _turn(self, entry: Entry) -> bool:
+        """Whether it may begin. One that waits for something else is asked about as if it waited for its turn."""
+        if entry.standing is not Standing.BLOCKED:
+            return entry.key in self.queue.turns(self._now())
+        self.queue.wait(entry.key, entry.key.tenant, entry.rank)
+        turn = entry.key in self.queue.turns(self._now())
+        self.queue.leave(entry.key, self._now())
+        return turn
 
     def _beside(self, entry: Entry) -> bool:
-        """See Slots: its parent is live, and no sibling is live or comes earlier."""
+        """The cap doesn't keep it, since a live run may be waiting for it: its parent is live, and no sibling is live
+        or comes earlier. Else runs that hold all slots could wait for their children for ever.
+        """
         parent = self._entries.get(entry.parent) if entry.parent is not None else None
         if parent is None or parent.standing is not Standing.LIVE:
             return False
         siblings = [self._entries.get((key.tenant, key.name)) for key in self.children(parent.key) if key != entry.key]
         return not any(
-            each.standing is Standing.LIVE or (each.standing is Standing.WAITING and _order(each) < _order(entry))
+            each.standing is Standing.LIVE or (each.standing is Standing.WAITING and each.rank < entry.rank)
             for each in siblings
             if each is not None
         )
 
-    def next_waiting(self, count: int) -> list[RunKey]:
-        """The first in the queue, and those that the cap doesn't keep."""
-        waiting = sorted((e for e in self._entries.values() if e.standing is Standing.WAITING), key=_order)
-        return [e.key for n, e in enumerate(waiting) if n < count or self._beside(e)]
+    def next_waiting(self) -> list[RunKey]:
+        """Those whose turn it is, and those that no cap keeps."""
+        turns = self.queue.turns(self._now())
+        children = (self._entries[parent[0], name] for parent, names in self._children.items() for name in names)
+        beside = [e.key for e in children if e.standing is Standing.WAITING and e.key not in turns and self._beside(e)]
+        return [*turns, *beside]
+
+    def contracts_changed(self) -> None:
+        """What a tenant may have is another now."""
+        self.queue.changed()
 
     def blocked(self, tenant: str | None = None) -> Iterator[RunKey]:
         """Runs that wait for something else than a slot, of one tenant or of all."""
@@ -276,12 +331,20 @@ def _begun(body: Mapping[str, Any] | None) -> bool:
 
 def _due_at(body: Mapping[str, Any]) -> int | None:
     """When the retention of an ended run is over; None where that can't be told from the object."""
-    status, spec = body.get("status"), body.get("spec")
+    ended, spec = _time(body, "finishedAt"), body.get("spec")
     try:
-        ended = parse_time(status["finishedAt"]) if isinstance(status, Mapping) else None
         kept = spec.get("retention") if isinstance(spec, Mapping) else None
         return ended + duration_ms((kept or {}).get("ttlAfterFinished") or DEFAULT_TTL) if ended is not None else None
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _time(body: Mapping[str, Any], field: str) -> int | None:
+    """That time of the status, however malformed the rest of it is."""
+    status = body.get("status")
+    try:
+        return parse_time(status[field]) if isinstance(status, Mapping) else None
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -290,16 +353,21 @@ def _succeeded(body: Mapping[str, Any]) -> bool:
     return isinstance(status, Mapping) and status.get("phase") == RunPhase.SUCCEEDED.value
 
 
-def _background(body: Mapping[str, Any]) -> bool:
-    """Nobody waits for it (scheduling.class)."""
-    spec = body.get("spec")
+def _rank(key: RunKey, body: Mapping[str, Any]) -> Rank:
+    """By what its spec says, as far as that can be read: a poison object keeps its place by age."""
+    spec, created = body.get("spec"), _created(body.get("metadata") or {})
     scheduling = spec.get("scheduling") if isinstance(spec, Mapping) else None
-    return isinstance(scheduling, Mapping) and scheduling.get("class") == "background"
+    said = scheduling if isinstance(scheduling, Mapping) else {}
+    try:
+        deadline = duration_ms(said["deadline"]) if said.get("deadline") else None
+    except (TypeError, ValueError, AttributeError):
+        deadline = None
+    return rank(key.name, created, background=said.get("class") == "background", deadline_ms=deadline)
 
 
-def _order(entry: Entry) -> tuple[bool, int, str, str]:
-    """Its place in the queue: those that somebody waits for, then the others, each by age."""
-    return (entry.background, entry.created_at, entry.key.tenant, entry.key.name)
+def share_of(contract: Contract) -> Share:
+    """What the queue goes by."""
+    return Share(contract.weight, contract.sandboxes)
 
 
 def _created(meta: Mapping[str, Any]) -> int:

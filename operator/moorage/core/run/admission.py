@@ -19,6 +19,7 @@ from moorage.core.run.actions import (
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
+from moorage.core.scheduling.explain import wait_of
 
 STARTING = "the sandbox is starting"
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
@@ -136,9 +137,7 @@ def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
 
 
 def _queued(o: Observed) -> Plan:
-    at = o.slots.ahead + 1
-    message = f"position {at}: {o.slots.live} of {o.slots.limit} runs are live; next when one of them ends"
-    return Plan(reason="Queued", message=message, requeue_ms=QUEUE_RECHECK_MS)
+    return Plan(reason="Queued", message=wait_of(o.slots), requeue_ms=QUEUE_RECHECK_MS)
 
 
 def begin(o: Observed, s: RunState, reason: str = "Start") -> tuple[Action, ...]:

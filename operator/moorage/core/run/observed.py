@@ -12,6 +12,7 @@ from enum import StrEnum
 from moorage.api.budget import ResolvedLimits
 from moorage.api.wire import ResolvedRun, ResolvedTimeouts
 from moorage.core.run.state import RunState
+from moorage.core.scheduling.explain import Slots
 
 
 class SandboxPhase(StrEnum):
@@ -80,25 +81,6 @@ class Problem:
     reason: str
     message: str
     stalled: bool
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Admission by a plain concurrency cap: how many live runs there may be, and how many are ahead of this one.
-
-    `beside`: the cap doesn't keep it, since a live run may be waiting for it: it is the only one of that run's children
-    that is live or next. Else runs that hold all slots could wait for their children for ever.
-    """
-
-    limit: int
-    live: int
-    ahead: int
-    beside: bool = False
-
-    @property
-    def free(self) -> bool:
-        """There is a slot for this run now."""
-        return self.beside or self.live + self.ahead < self.limit
 
 
 @dataclass(frozen=True)

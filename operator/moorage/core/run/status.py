@@ -56,7 +56,7 @@ def project(o: Observed, plan: Plan, previous: AgentRunStatus, now: int) -> Agen
             "reason": reason,
             "message": message or None,
             "conditions": dated,
-            "queue": QueueStatus(position=o.slots.ahead + 1, reason=message) if phase == "Queued" else None,
+            "queue": QueueStatus(position=o.slots.place, reason=message) if phase == "Queued" else None,
         }
     )
     if plan.verdict is not None:

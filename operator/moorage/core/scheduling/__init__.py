@@ -1,0 +1,1 @@
+"""Q: whose turn it is, and how the wait is explained. Pure: what time it is comes as an argument."""
