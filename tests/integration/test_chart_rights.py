@@ -87,9 +87,21 @@ def expected(world: OperatorWorld) -> set[str]:
     return {"list /apis/node.k8s.io/v1/runtimeclasses"} if world.settings["watch_namespaces"] else set()
 
 
+async def until_hard(world: OperatorWorld, cpu: str | None) -> None:
+    async def stands() -> bool:
+        quota = await world.api.get(world.path("resourcequotas", "moorage-contract")) or {}
+        return quota.get("spec", {}).get("hard", {}).get("limits.cpu") == cpu
+
+    await world.until(stands, f"the tenant's quota with {cpu} cores")
+
+
 @pytest.mark.rule("T7")
 async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld, audit: Path) -> None:
     await world.start()
+    contract = {"apiVersion": API_VERSION, "kind": "ResourceConstraint", "metadata": {"name": "team"}}
+    lines = {"resources": {"cpu": 8, "memory": "8Gi", "storage": "20Gi"}, "perSandbox": {"cpu": 2}}
+    world.server.kubectl("create", "-n", world.namespace, "-f", "-", stdin=json.dumps({**contract, "spec": lines}))
+    await until_hard(world, "8")
     meta = {"name": "web", "namespace": world.namespace}
     space = {"apiVersion": API_VERSION, "kind": "Workspace", "metadata": meta, "spec": {"ephemeral": {}}}
     world.server.kubectl("create", "-f", "-", stdin=json.dumps(space))
@@ -114,6 +126,11 @@ async def test_a_whole_run_needs_no_right_beyond_the_charts(world: OperatorWorld
     uid = (await world.run("whole"))["metadata"]["uid"]
     world.server.kubectl("delete", "ar", "whole", "-n", world.namespace, "--wait=false")
     await world.until_released(uid)
+    drift = {"spec": {"hard": {"limits.cpu": "80"}}}
+    await world.api.patch(world.path("resourcequotas", "moorage-contract"), drift)
+    await until_hard(world, "8")
+    world.server.kubectl("delete", "rcon", "team", "-n", world.namespace)
+    await until_hard(world, None)
     await asyncio.sleep(1.5)  # one more scan
     world.server.kubectl("wait", "workspace/web", "-n", world.namespace, "--for=condition=Ready", "--timeout=60s")
     assert denied(audit, ":moorage-operator") == expected(world)

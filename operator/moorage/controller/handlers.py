@@ -5,7 +5,7 @@ The handlers are coroutines, though they wait for nothing: kopf takes others to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import kopf
@@ -15,6 +15,7 @@ from moorage.api.names import GROUP, VERSION
 from moorage.controller.objects import PLACES
 from moorage.controller.operator import Operator
 from moorage.core.run.usable import KINDS
+from moorage.core.tenancy.rendering import PLURALS
 
 OURS = f"{names.MANAGED_BY}={names.PRODUCT}"
 PAGE = 100  # objects of a list that are held at once
@@ -80,6 +81,35 @@ def watch_commands(registry: kopf.OperatorRegistry, seen: Callable[[str | None, 
         seen(event["type"], event["object"])
 
 
+def watch_contracts(
+    registry: kopf.OperatorRegistry,
+    plurals: Collection[str],
+    *,
+    constraint: Callable[[str | None, Any], None],
+    rendered: Callable[[str, str | None, Any], None],
+) -> None:
+    """C5: ResourceConstraints, and of ResourceQuotas and LimitRanges those that are ours; as far as they are in
+    `plurals`, since a watch of what may not be read would never begin.
+    """
+    if names.CONSTRAINTS in plurals:
+
+        @kopf.on.event(GROUP, VERSION, names.CONSTRAINTS, registry=registry)
+        async def resource_constraint(event: Any, **_: Any) -> None:
+            constraint(event["type"], event["object"])
+
+    for kind, plural in PLURALS.items():
+        if plural in plurals:
+            _watch_rendered(registry, rendered, kind, plural)
+
+
+def _watch_rendered(
+    registry: kopf.OperatorRegistry, rendered: Callable[[str, str | None, Any], None], kind: str, plural: str
+) -> None:
+    @kopf.on.event("v1", plural, registry=registry, id=plural)
+    async def object_changed(event: Any, **_: Any) -> None:
+        rendered(kind, event["type"], event["object"])
+
+
 def guard_policies(registry: kopf.OperatorRegistry, drifted: Callable[[str], None]) -> None:
     """T3: a changed or deleted NetworkPolicy of ours is put back at once."""
 
@@ -103,7 +133,13 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 0.1
     settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5, 5, 5)
-    for resource in (("v1", "pods"), ("coordination.k8s.io", "leases"), ("networking.k8s.io", "networkpolicies")):
+    for resource in (
+        ("v1", "pods"),
+        ("v1", "resourcequotas"),
+        ("v1", "limitranges"),
+        ("coordination.k8s.io", "leases"),
+        ("networking.k8s.io", "networkpolicies"),
+    ):
         settings.watching.label_selectors[resource] = OURS
 
 

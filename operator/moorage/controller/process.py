@@ -29,6 +29,7 @@ from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
 from moorage.controller.signs import Signs
+from moorage.controller.tenancy.tenancy import Tenancy
 from moorage.controller.together import together
 from moorage.controller.usability import Usability
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
@@ -128,6 +129,16 @@ async def run_operator(
         chance=deps.chance,
         journaled=commands.journal_changed,
     )
+    tenancy = Tenancy(
+        deps.api,
+        settings.watch_namespaces,
+        live=roll.live,
+        changed=operator.reference_changed,
+        now=deps.clock.now_ms,
+        log=deps.log,
+        chance=deps.chance,
+    )
+    await tenancy.load()
     scan = _scan(settings, deps, roll=roll, objects=objects, tenants=tenants, operator=operator)
     if duty is not None:
         duty.works(operator.queue.oldest_ms, ready)
@@ -139,12 +150,14 @@ async def run_operator(
     classes_changed = None if settings.watch_namespaces else objects.classes_changed
     watch(registry, operator, look=usability.look, heard=partial(_heard, substrate), classes_changed=classes_changed)
     watch_commands(registry, commands.seen)
+    tenancy.watch(registry)
     guard_policies(registry, guard.drifted)
     _login(registry, deps.configuration)
     jobs = [
         operator.queue.run(),
         usability.queue.run(),
         commands.queue.run(),
+        tenancy.reconciler.queue.run(),
         follow(deps.gateway, operator, deps.log, deps.chance, heard=signs.heard),
         ask(deps.gateway, signs),
         scan.run(settings.scan_s),
@@ -159,6 +172,7 @@ async def run_operator(
     operator.queue.close()
     usability.queue.close()
     commands.queue.close()
+    tenancy.reconciler.queue.close()
 
 
 def _engine(

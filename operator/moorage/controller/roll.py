@@ -250,6 +250,11 @@ class Roll:
             if entry.standing is Standing.BLOCKED and tenant in {None, entry.key.tenant}:
                 yield entry.key
 
+    def live(self, tenant: str) -> list[Mapping[str, str]]:
+        """The labels of each live run there."""
+        found = (e for e in self._entries.values() if e.key.tenant == tenant and e.standing is Standing.LIVE)
+        return [((e.body or {}).get("metadata") or {}).get("labels") or {} for e in found]
+
     def tenants(self) -> frozenset[str]:
         """Namespaces with at least one AgentRun."""
         return frozenset(tenant for tenant, _ in self._entries)

@@ -1,0 +1,194 @@
+"""C5: keeps one ResourceQuota and one LimitRange per contract, puts back what drifts, and tells use against limit.
+
+A queue of its own with one key per namespace. What stands is known from the watch; the API server is asked only where
+that isn't as it has to be. Numbers that move are written into statuses now and then, and are no news for runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Any
+
+from moorage.api import names
+from moorage.api.names import API_VERSION, CONSTRAINTS
+from moorage.api.resourceconstraint import ResourceConstraint
+from moorage.controller.queue import WorkQueue
+from moorage.controller.tenancy.contracts import Contracts
+from moorage.core.run.observed import Problem
+from moorage.core.tenancy import rendering
+from moorage.core.tenancy.contract import Contract
+from moorage.core.tenancy.rendering import NAME, PLURALS, QUOTA, RANGE
+from moorage.core.tenancy.telling import SANDBOXES, Used, by_quota, status_of
+from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, Stale, path_of
+from moorage.telemetry.logs import Key
+
+WORKERS = 2
+RETOLD_MS = 10_000
+"""So often statuses are told anew at least where a contract stands; written only where something in them changed."""
+USED_MS = 2_000
+"""So soon after a change of what is used. Changes that come faster are told together."""
+REFUSED_MS = 30_000
+INVALID = 422
+Live = Callable[[str], Iterable[Mapping[str, str]]]
+"""The labels of each run of a namespace that has a sandbox, or is to get one now."""
+
+
+class Reconciler:
+    """`live`: see there."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        contracts: Contracts,
+        *,
+        live: Live,
+        now: Callable[[], int],
+        log: Any,
+        chance: Random,
+    ) -> None:
+        self._api, self._contracts, self._live, self._now, self._log = api, contracts, live, now, log
+        self._standing: dict[tuple[str, str], Body] = {}
+        self._problems: dict[str, Problem] = {}
+        self.queue: WorkQueue[str] = WorkQueue(self._work, workers=WORKERS, chance=chance, failed=self._failed)
+
+    # --- who wakes it -------------------------------------------------------------------------------------------------
+
+    def constraint_changed(self, namespace: str) -> None:
+        """A contract there came, changed or went."""
+        self.queue.add(namespace)
+
+    def heard(self, kind: str, event: str | None, body: Body) -> None:
+        """The watch's word of a ResourceQuota or LimitRange that is labelled as ours."""
+        meta = body.get("metadata") or {}
+        if meta.get("name") != NAME:
+            return
+        namespace = str(meta.get("namespace", ""))
+        before = self._standing.get((kind, namespace))
+        if event == "DELETED":
+            self._standing.pop((kind, namespace), None)
+        else:
+            self._standing[kind, namespace] = dict(body)
+        if self._off(kind, namespace):
+            self.queue.add(namespace)
+        elif kind == QUOTA and before is not None:
+            self.queue.add_after(namespace, USED_MS)
+
+    def quota(self, namespace: str) -> Body | None:
+        """The quota as it was last seen there."""
+        return self._standing.get((QUOTA, namespace))
+
+    def _off(self, kind: str, namespace: str) -> bool:
+        wanted, found = self._wanted(kind, namespace), self._standing.get((kind, namespace))
+        if wanted is None or found is None:
+            return wanted is not None or found is not None
+        return rendering.drifted(found, wanted)
+
+    def _wanted(self, kind: str, namespace: str) -> Mapping[str, Any] | None:
+        constraints = self._contracts.constraints(namespace)
+        return rendering.rendered(kind, namespace, self._contracts.of(namespace), constraints)
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    async def _work(self, namespace: str) -> int | None:
+        problem = None
+        for kind in (QUOTA, RANGE):
+            try:
+                problem = await self._put(kind, namespace) or problem
+            except (ApiUnavailable, Stale, Exists):
+                raise  # another look mends it
+            except Missing:
+                return None  # the namespace is gone
+            except KubeError as e:
+                problem = _refused(kind, e)
+        for constraint in self._contracts.constraints(namespace):
+            await self._tell(constraint, problem)
+        if not self._contracts.constraints(namespace):
+            self.queue.forget(namespace)
+            return REFUSED_MS if problem is not None else None
+        return RETOLD_MS
+
+    async def _put(self, kind: str, namespace: str) -> Problem | None:
+        """One of both as it has to be; what stands in the way."""
+        if not self._off(kind, namespace):
+            return None
+        wanted = self._wanted(kind, namespace)
+        base = path_of("v1", PLURALS[kind], namespace)
+        found = await self._api.get(f"{base}/{NAME}")
+        if found is not None and not rendering.ours(found):
+            self._standing.pop((kind, namespace), None)
+            return _taken(kind, namespace) if wanted is not None else None
+        if wanted is None:
+            if found is not None:
+                await self._api.delete(f"{base}/{NAME}", found["metadata"]["uid"])
+            self._standing.pop((kind, namespace), None)
+        elif found is None:
+            self._standing[kind, namespace] = await self._api.create(base, wanted)
+        elif rendering.drifted(found, wanted):
+            self._standing[kind, namespace] = await self._correct(base, found, wanted)
+            self._log.info("contract_put_back", tenant=namespace, reason="Drifted", kind=kind)
+        else:
+            self._standing[kind, namespace] = found
+        return None
+
+    async def _correct(self, base: str, found: Body, wanted: Mapping[str, Any]) -> Body:
+        """In place, or made anew where what was changed can't be changed back (a quota's scopes)."""
+        try:
+            return await self._api.patch(f"{base}/{NAME}", rendering.correction(found, wanted))
+        except KubeError as e:
+            if e.status != INVALID:
+                raise
+        await self._api.delete(f"{base}/{NAME}", found["metadata"]["uid"])
+        return await self._api.create(base, wanted)
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, constraint: ResourceConstraint, problem: Problem | None) -> None:
+        meta = constraint.metadata
+        contract = self._contracts.of(meta.namespace)
+        new = status_of(constraint, contract, self._used(meta.namespace, contract), problem, self._now())
+        if new == constraint.status:
+            return
+        path = f"{path_of(API_VERSION, CONSTRAINTS, meta.namespace, meta.name)}/status"
+        try:
+            told = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+            body = await self._api.patch(path, {"metadata": told, "status": _replacing(constraint, new.wire())})
+        except (Missing, Stale):
+            return  # gone, or another one by now: the watch tells
+        self._contracts.saw("MODIFIED", body)
+
+    def _used(self, namespace: str, contract: Contract) -> Used:
+        live = [dict(labels) for labels in self._live(namespace)]
+        quota = self.quota(namespace) or {}
+        whole = by_quota((quota.get("status") or {}).get("used") or {}) | {SANDBOXES: str(len(live))}
+        scoped = {
+            scope.name: {SANDBOXES: str(sum(1 for labels in live if scope.selects(labels)))}
+            for scope in contract.scoped
+        }
+        return Used(whole, scoped)
+
+    def _failed(self, namespace: str, error: Exception) -> None:
+        about = {Key.TENANT.value: namespace}
+        if isinstance(error, KubeError):
+            self._log.info("contract_waits", reason=type(error).__name__, message=str(error), **about)
+        else:
+            self._log.error("contract_failed", exc_info=error, **about)
+
+
+def _replacing(constraint: ResourceConstraint, new: dict[str, Any]) -> dict[str, Any]:
+    """As a merge patch: what isn't said any more goes."""
+    old = constraint.status.wire() if constraint.status is not None else {}
+    return dict.fromkeys(old) | new
+
+
+def _taken(kind: str, namespace: str) -> Problem:
+    return Problem(
+        "NameTaken",
+        f"{kind} {NAME} in {namespace} isn't Moorage's (it lacks the label {names.MANAGED_BY}={names.PRODUCT}), so that"
+        " the contract's lines of it aren't enforced by Kubernetes: rename or remove it",
+        stalled=True,
+    )
+
+
+def _refused(kind: str, error: KubeError) -> Problem:
+    return Problem("NotRendered", f"the API server refuses the {kind} {NAME}: {error}", stalled=True)

@@ -1,0 +1,113 @@
+"""A tenant's contract against a real API server: rendered, put back, removed, and kept at admission."""
+
+from typing import Any
+
+import pytest
+from tests.integration.operator_world import OperatorWorld
+
+from moorage.api import names
+
+pytestmark = pytest.mark.integration
+NAME = "moorage-contract"
+
+
+def constraints(world: OperatorWorld, name: str | None = None) -> str:
+    return world.path("resourceconstraints", name, names.API_VERSION)
+
+
+async def constrain(world: OperatorWorld, name: str = "team", **spec: Any) -> dict[str, Any]:
+    body = {
+        "apiVersion": names.API_VERSION,
+        "kind": "ResourceConstraint",
+        "metadata": {"name": name, "namespace": world.namespace},
+        "spec": spec,
+    }
+    return await world.api.create(constraints(world), body)
+
+
+async def until_ready(world: OperatorWorld, name: str = "team", status: str = "True") -> dict[str, Any]:
+    async def told() -> dict[str, Any] | None:
+        body = await world.api.get(constraints(world, name)) or {}
+        ready = [c for c in body.get("status", {}).get("conditions", ()) if c["type"] == "Ready"]
+        current = body["metadata"]["generation"] == body.get("status", {}).get("observedGeneration")
+        return {**body["status"], "ready": ready[0]} if current and ready and ready[0]["status"] == status else None
+
+    found: dict[str, Any] = await world.until(told, f"rcon/{name} is ready: {status}")
+    return found
+
+
+async def until_hard(world: OperatorWorld, hard: dict[str, str] | None) -> None:
+    async def stands() -> bool:
+        found = await world.api.get(world.path("resourcequotas", NAME))
+        return (found or {}).get("spec", {}).get("hard") == hard if hard else found is None
+
+    await world.until(stands, f"a quota of {hard}")
+
+
+def lines(status: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {line["name"]: (line["limit"], line.get("used"), line.get("stricterIn")) for line in status["lines"]}
+
+
+@pytest.mark.rule("C5")
+async def test_a_contract_is_rendered_and_put_back_and_goes_with_the_last_of_its_authors(world: OperatorWorld) -> None:
+    await world.start()
+    resources = {"cpu": 4, "memory": "8Gi", "storage": "20Gi"}
+    made = await constrain(world, resources=resources, perSandbox={"cpu": "1500m", "disk": "5Gi"})
+    hard = {"limits.cpu": "4", "limits.memory": "8Gi", "requests.storage": "20Gi"}
+    await until_hard(world, hard)
+    await until_ready(world)
+
+    async def ranged() -> bool:
+        found = await world.api.get(world.path("limitranges", NAME)) or {}
+        most = {each["type"]: each["max"] for each in found.get("spec", {}).get("limits", ())}
+        return most == {"Container": {"cpu": "1500m"}, "PersistentVolumeClaim": {"storage": "5Gi"}}
+
+    await world.until(ranged, "a LimitRange")
+    quota = await world.api.get(world.path("resourcequotas", NAME)) or {}
+    assert [owner["uid"] for owner in quota["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+    drift = {"spec": {"hard": {"limits.cpu": "400", "pods": "1", "limits.memory": None}}}
+    await world.api.patch(world.path("resourcequotas", NAME), drift)
+    await until_hard(world, hard)
+    limits = await world.api.get(world.path("limitranges", NAME)) or {}
+    await world.api.delete(world.path("limitranges", NAME), limits["metadata"]["uid"])
+    await world.until(ranged, "the LimitRange again")
+    writes = world.count("resourcequotas", "limitranges")
+    await world.api.patch(constraints(world, "team"), {"spec": {"resources": {"cpu": 6}}})
+    await until_hard(world, {**hard, "limits.cpu": "6"})
+    assert world.count("resourcequotas", "limitranges") == writes + 1
+    await world.api.delete(constraints(world, "team"), made["metadata"]["uid"])
+    await until_hard(world, None)
+
+
+@pytest.mark.rule("C5")
+async def test_of_two_contracts_the_stricter_line_counts_and_both_say_which(world: OperatorWorld) -> None:
+    await constrain(world, "a", resources={"cpu": 4, "memory": "8Gi"}, concurrency={"sandboxes": 3})
+    await world.start()
+    made = await constrain(world, "b", resources={"cpu": 2, "memory": "9Gi"})
+    await until_hard(world, {"limits.cpu": "2", "limits.memory": "8Gi"})
+
+    async def told() -> bool:
+        a, b = [await until_ready(world, name) for name in "ab"]
+        expected_a = {"resources.cpu": ("4", "0", "b"), "resources.memory": ("8Gi", "0", None)}
+        expected_a["concurrency.sandboxes"] = ("3", "0", None)
+        expected_b = {"resources.cpu": ("2", "0", None), "resources.memory": ("9Gi", "0", "a")}
+        return (lines(a), lines(b), a.get("sandboxes")) == (expected_a, expected_b, "0/3")
+
+    await world.until(told, "use against limit, and who is stricter")
+    await world.api.delete(constraints(world, "b"), made["metadata"]["uid"])
+    await until_hard(world, {"limits.cpu": "4", "limits.memory": "8Gi"})
+
+
+@pytest.mark.rule("C5")
+async def test_a_strangers_quota_of_that_name_is_left_alone_and_told(world: OperatorWorld) -> None:
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": NAME}, "spec": {"hard": {"pods": "7"}}}
+    stranger = await world.api.create(world.path("resourcequotas"), body)
+    await world.start()
+    await constrain(world, resources={"cpu": 4})
+    status = await until_ready(world, status="False")
+    assert status["ready"]["reason"] == "NameTaken"
+    assert f"ResourceQuota {NAME}" in status["ready"]["message"]
+    await until_hard(world, {"pods": "7"})
+    await world.api.delete(world.path("resourcequotas", NAME), stranger["metadata"]["uid"])
+    await until_hard(world, {"limits.cpu": "4"})
+    await until_ready(world)

@@ -1,0 +1,112 @@
+"""Contracts as the operator knows them, and what it does where it can't."""
+
+from random import Random
+from typing import Any
+
+import kopf
+import pytest
+
+from moorage.controller.tenancy.contracts import Contracts
+from moorage.controller.tenancy.tenancy import Tenancy
+from moorage.sandbox.kube import ApiUnavailable, Body, KubeError, Missing
+
+
+def rcon(name: str = "team", generation: int = 1, **spec: Any) -> Body:
+    meta = {"name": name, "namespace": "team-a", "uid": name, "generation": generation, "resourceVersion": "1"}
+    return {"kind": "ResourceConstraint", "metadata": meta, "spec": spec}
+
+
+def test_a_contract_counts_from_its_first_word_to_its_last() -> None:
+    contracts = Contracts()
+    assert contracts.of("team-a").sandboxes is None
+    assert contracts.saw("ADDED", rcon(concurrency={"sandboxes": 2}))
+    assert (contracts.of("team-a").sandboxes, contracts.of("team-b").sandboxes) == (2, None)
+    assert contracts.saw("MODIFIED", rcon(generation=2, concurrency={"sandboxes": 3}))
+    assert contracts.of("team-a").sandboxes == 3
+    assert contracts.saw("DELETED", rcon())
+    assert contracts.of("team-a").sandboxes is None
+    assert contracts.tenants() == frozenset()
+
+
+def test_a_status_is_no_news() -> None:
+    contracts = Contracts()
+    contracts.saw("ADDED", rcon(weight=2))
+    assert not contracts.saw("MODIFIED", {**rcon(weight=2), "status": {"sandboxes": "1/2"}})
+    (known,) = contracts.constraints("team-a")
+    assert known.status is not None
+    assert known.status.sandboxes == "1/2"
+    assert not contracts.saw("DELETED", rcon("another"))
+
+
+def test_one_that_cant_be_read_takes_nobody_elses_lines_away() -> None:
+    contracts = Contracts()
+    contracts.saw("ADDED", rcon("a", weight=2))
+    contracts.saw("ADDED", rcon("b", weight="many"))
+    assert contracts.of("team-a").weight == 2
+
+
+class Api:
+    """Answers by what is asked for, each in turn."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers = answers
+
+    async def items(self, path: str, **_: Any) -> list[Body]:
+        answer = self.answers.get(path.rsplit("/", 1)[-1], [[]]).pop(0)
+        if isinstance(answer, KubeError):
+            raise answer
+        return list(answer)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+
+    def warning(self, event: str, **keys: Any) -> None:
+        self.said.append((event, keys["reason"]))
+
+
+def tenancy(api: Api, log: Log, changed: list[str]) -> Tenancy:
+    live = {"team-a": [{"team": "x"}]}
+    return Tenancy(
+        api,  # type: ignore[arg-type]
+        (),
+        live=lambda tenant: live.get(tenant, []),
+        changed=changed.append,
+        now=lambda: 0,
+        log=log,
+        chance=Random(1),
+    )
+
+
+def watched(of: Tenancy) -> set[str]:
+    registry = kopf.OperatorRegistry()
+    of.watch(registry)
+    return {handler.selector.any_name or "" for handler in registry._watching.get_all_handlers()}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (Missing(404, "NotFound", "no such kind"), "DefinitionsMissing"),
+        (KubeError(403, "Forbidden", "no"), "Forbidden"),
+    ],
+)
+async def test_nobody_waits_for_contracts_that_cant_be_read(refusal: KubeError, reason: str) -> None:
+    log, changed = Log(), list[str]()
+    it = tenancy(Api(resourceconstraints=[refusal]), log, changed)
+    await it.load()
+    assert log.said == [("contracts_not_enforced", reason)]
+    assert "resourceconstraints" not in watched(it)
+    assert {"resourcequotas", "limitranges"} <= watched(it)
+
+
+async def test_an_api_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.controller.tenancy.tenancy.PAUSE_S", 0)
+    log, changed = Log(), list[str]()
+    away = ApiUnavailable(0, "NoAnswer", "no answer")
+    it = tenancy(Api(resourceconstraints=[away, [rcon(concurrency={"sandboxes": 1})]]), log, changed)
+    await it.load()
+    assert it.contracts.of("team-a").sandboxes == 1
+    assert changed == ["team-a"]
+    assert "resourceconstraints" in watched(it)
