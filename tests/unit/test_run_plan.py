@@ -49,8 +49,8 @@ def test_what_keeps_a_run_from_being_admitted_is_told(changes: dict[str, Any], r
 def test_a_place_in_the_queue_is_explained() -> None:
     plan = decide(observed(World(), slots=Slots(free=False, place=5, tenant="team-a", live=3, limit=3, held=2)), START)
     assert plan.message == (
-        "5th in team-a; all 3 sandboxes of this installation are in use, 2 of them by team-a; next when one of them ends and"
-        " it is this namespace's turn"
+        "5th in team-a; all 3 sandboxes of this installation are in use, 2 of them by team-a; next when one of them"
+        " ends and it is this namespace's turn"
     )
 
 
