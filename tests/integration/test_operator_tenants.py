@@ -111,3 +111,55 @@ async def test_a_strangers_quota_of_that_name_is_left_alone_and_told(world: Oper
     await world.api.delete(world.path("resourcequotas", NAME), stranger["metadata"]["uid"])
     await until_hard(world, {"limits.cpu": "4"})
     await until_ready(world)
+
+
+# --- at admission -----------------------------------------------------------------------------------------------------
+
+EGRESS = {"sandbox": {"egress": [{"host": "a.example.com"}]}}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("HostNotAllowed", {"allowed": {"hosts": []}}, {"allowed": {"hosts": ["a.example.com"]}}, EGRESS),
+    ("SandboxTooLarge", {"perSandbox": {"cpu": "500m"}}, {"perSandbox": {"cpu": 1}}, {}),
+]
+
+
+@pytest.mark.rule("C6")
+async def test_what_isnt_allowed_is_held_until_it_is(world: OperatorWorld) -> None:
+    """One operator for all of them: each is raised in its turn."""
+    await world.start()
+    for n, (reason, narrow, wide, spec) in enumerate(REFUSED):
+        made = await constrain(world, **narrow)
+        name = f"fix-{n}"
+        await world.apply_run(name, timeouts={"scheduleToStart": "1s"}, **spec)
+        status = await world.until_reason(name, reason)
+        assert status["phase"] == "Pending"
+        assert "rcon/team" in status["message"]
+        assert await world.standing() == [], "nothing is reserved"
+        await world.api.patch(constraints(world, "team"), {"spec": wide})
+        pod = await world.until_pod()
+        await world.work(pod)
+        await world.end_pod(pod)
+        assert (await world.until_phase(name, "Succeeded"))["attempt"] == 1
+        run = await world.run(name)
+        await world.api.delete(world.run_path(name), run["metadata"]["uid"])
+        await world.until_released(run["metadata"]["uid"])
+        await world.api.delete(constraints(world, "team"), made["metadata"]["uid"])
+
+
+@pytest.mark.rule("C4")
+async def test_a_run_is_judged_by_the_stricter_limit_and_goes_on_when_its_contract_is_raised(
+    world: OperatorWorld,
+) -> None:
+    await constrain(world, constraints={"maxIterations": 3})
+    await world.start()
+    await world.apply_run("fix", constraints={"maxIterations": 9, "toolCalls": {"hard": 2}})
+    await world.until_pod()
+    uid = (await world.run("fix"))["metadata"]["uid"]
+    limits = (await world.view(uid))["spec"]["limits"]
+    assert (limits["max_iterations"], limits["tool_calls_hard"]) == (3, 2)
+    await world.api.patch(constraints(world, "team"), {"spec": {"constraints": {"maxIterations": 7}}})
+
+    async def raised() -> bool:
+        state = (await world.view(uid))["state"]
+        return [(each["limit"], each["to"]) for each in state["raised"]] == [("max_iterations", 7)]
+
+    await world.until(raised, "the contract's raise in the journal")

@@ -71,6 +71,7 @@ def tenancy(api: Api, log: Log, changed: list[str]) -> Tenancy:
     return Tenancy(
         api,  # type: ignore[arg-type]
         (),
+        Contracts(),
         live=lambda tenant: live.get(tenant, []),
         changed=changed.append,
         now=lambda: 0,

@@ -270,6 +270,17 @@ class ResolvedOrigin(Wire):
     name: str
 
 
+class ResolvedContract(Wire):
+    """C4: what the ResourceConstraints of its namespace took from a run's limits as it was admitted.
+
+    own: its limits without them. limits: theirs; set_by: which constraint said each, by how a user writes it.
+    """
+
+    own: ResolvedLimits
+    limits: ResolvedLimits
+    set_by: dict[str, str] = {}
+
+
 class ResolvedRun(Wire):
     """An AgentRun with every reference followed, as it was at admission. Its canonical hash is the spec hash (O6)."""
 
@@ -292,6 +303,7 @@ class ResolvedRun(Wire):
     acceptance_rounds: int = 0  # N4: attempts that may follow a failed acceptance
     parent: ResolvedParent | None = None
     origin: ResolvedOrigin | None = Field(default=None, exclude_if=lambda origin: origin is None)
+    contract: ResolvedContract | None = Field(default=None, exclude_if=lambda contract: contract is None)
     scheduling_class: SchedulingClass = Field(default="interactive", exclude_if=lambda kind: kind == "interactive")
 
     def contends_with(self, other: ResolvedRun) -> bool:

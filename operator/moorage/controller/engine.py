@@ -54,6 +54,7 @@ class Engine:
         self._roll, self._clock, self._metrics = roll, clock, metrics
         self._measures = Measures(metrics, roll)
         self._statuses = Statuses(objects, roll, clock, telling)
+        self._troubled: dict[str, int] = {}  # by UID: since when a problem that time counts against is seen
 
     async def run_pass(self, key: RunKey) -> Outcome:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
@@ -65,6 +66,8 @@ class Engine:
         freed |= self._roll.note(key, _standing(known.observed, plan), plan.reason)
         self._measures.passed(key, plan, gathered.observed, known.observed, self._clock.now_ms())
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
+        if not _counts(known.observed.problem):
+            self._troubled.pop(key.uid, None)
         gone = known.observed.gone and plan.requeue_ms is None and not plan.actions
         if gone:
             self._forget(key)
@@ -74,12 +77,23 @@ class Engine:
         """The picture and what follows from it. That nothing stands is assumed of a new run for no more than its begin,
         since admission says where that is a mistake; whatever else would follow is decided on all there is.
         """
-        gathered = await self._gatherer.gather(key, new=self._roll.first_look(key))
+        gathered = self._dated(await self._gatherer.gather(key, new=self._roll.first_look(key)))
         plan = decide(gathered.observed, self._clock.now_ms())
         if gathered.observed.untouched and not any(isinstance(action, Begin) for action in plan.actions):
-            gathered = await self._gatherer.gather(key)
+            gathered = self._dated(await self._gatherer.gather(key))
             plan = decide(gathered.observed, self._clock.now_ms())
         return gathered, plan
+
+    def _dated(self, gathered: Gathered) -> Gathered:
+        return replace(gathered, observed=self._since(gathered.observed))
+
+    def _since(self, o: Observed) -> Observed:
+        """F5: time in which a run waited for its turn, or for what its tenant may use, counts against nobody. A process
+        that starts anew has seen no problem yet, and gives each its whole time.
+        """
+        if not _counts(o.problem):
+            return o
+        return replace(o, problem_since=self._troubled.setdefault(o.uid, self._clock.now_ms()))
 
     async def _act(self, key: RunKey, plan: Plan, gathered: Gathered) -> tuple[Known, Plan]:
         """Apply the plan; what keeps it from being applied becomes what people are told."""
@@ -110,7 +124,7 @@ class Engine:
         what was made beside its admission goes again.
         """
         problem = Problem(error.reason, error.message, stalled=False)
-        known = replace(known, observed=replace(known.observed, problem=problem))
+        known = replace(known, observed=self._since(replace(known.observed, problem=problem)))
         plan = decide(known.observed, self._clock.now_ms())
         async for learned in self._applier.apply(key, plan.actions, known):
             known = learned
@@ -136,6 +150,12 @@ class Engine:
         self._statuses.forget(key)
         self._measures.forget(key)
         self._roll.forget(key)
+        self._troubled.pop(key.uid, None)
+
+
+def _counts(problem: Problem | None) -> bool:
+    """Whether time counts against it."""
+    return problem is not None and not problem.stalled and not problem.held
 
 
 def _standing(o: Observed, plan: Plan) -> Standing:

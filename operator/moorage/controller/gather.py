@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
+from moorage.api.budget import ResolvedLimits
 from moorage.api.meta import Resource
 from moorage.api.modelprovider import ModelProvider
 from moorage.api.parse import InvalidSpec, parse
@@ -45,6 +46,8 @@ from moorage.core.run.resolve import (
 from moorage.core.run.state import RunState, SandboxRef
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
+from moorage.core.tenancy.admission import under_contract, wanted_limits
+from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import Children, Conflict, RunKey, Substrate
 
 MOST_LOOKS = 5  # each one more is for a sandbox that somebody else registered meanwhile
@@ -75,7 +78,9 @@ class Journal:
 
 
 class Gatherer:
-    """Reads; never changes anything. `cancelled`: whether a command is to cancel the run of that UID unbegun."""
+    """Reads; never changes anything. `cancelled`: whether a command is to cancel the run of that UID unbegun.
+    `contract`: what counts in a namespace now.
+    """
 
     def __init__(
         self,
@@ -89,10 +94,11 @@ class Gatherer:
         constraints: frozenset[str] = frozenset(),
         signs: Signs,
         cancelled: Callable[[str], bool] = lambda _: False,
+        contract: Callable[[str], Contract] = lambda _: Contract(),
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers, self._constraints = roll, defaults, drivers, constraints
-        self._signs, self._cancelled = signs, cancelled
+        self._signs, self._cancelled, self._contract = signs, cancelled, contract
         self._relatives = Relatives(objects, gateway, roll)
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
@@ -164,13 +170,14 @@ class Gatherer:
         lost = view is None and not journal.away and begun and previous.phase not in ENDS
         problem = JOURNAL_LOST if lost else found if isinstance(found, Problem) else None
         meta = (body or {}).get("metadata") or {}
+        spec = _spec(view, found, run)
         observed = Observed(
             uid=key.uid,
             tenant=key.tenant,
             name=key.name,
             generation=int(meta.get("generation") or 0),
             created_at=_created_at(run, self._roll, key),
-            spec=_spec(view, found, run),
+            spec=spec,
             problem=problem,
             cancel=asked.get("cancel") is True or self._cancelled(key.uid),
             suspend=asked.get("suspend") is True,
@@ -181,9 +188,7 @@ class Gatherer:
             lease=children.lease,
             sandboxes=children.sandboxes,
             volume=children.volume,
-            wanted=limits(run.spec.constraints, None)
-            if isinstance(run, AgentRun) and run.spec.parent_ref is None
-            else None,
+            wanted=self._wanted(run, spec),
             iterations=view.iterations if view else None,
             asked=timeouts(run) if isinstance(run, AgentRun) else ResolvedTimeouts(),
             heartbeat=view.heartbeat if view else None,
@@ -205,11 +210,21 @@ class Gatherer:
     # --- references ---------------------------------------------------------------------------------------------------
 
     async def resolve(self, body: Body) -> ResolvedRun | Problem:
-        """What the run would be admitted as now (O6)."""
+        """What the run would be admitted as now (O6), under its tenant's contract (C4)."""
         run = read_run(body, self._defaults.placement)
         if isinstance(run, Problem):
             return run
-        return resolve(run, await self._references(run), self._defaults)
+        found = resolve(run, await self._references(run), self._defaults)
+        if isinstance(found, Problem):
+            return found
+        return under_contract(found, run.metadata.labels or {}, self._contract(found.tenant), self._constraints)
+
+    def _wanted(self, run: AgentRun | Problem | None, spec: ResolvedRun | None) -> ResolvedLimits | None:
+        """The limits as they are to be by now. A child's are its share, and never raised."""
+        if not isinstance(run, AgentRun) or run.spec.parent_ref is not None:
+            return None
+        contract = self._contract(run.metadata.namespace).of(run.metadata.labels or {})
+        return wanted_limits(limits(run.spec.constraints, None), spec, contract)
 
     async def _references(self, run: AgentRun) -> References:
         """Only what the run names is read, in parallel; the model's provider may follow from the agent."""

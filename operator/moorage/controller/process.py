@@ -29,6 +29,7 @@ from moorage.controller.roll import Roll
 from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
 from moorage.controller.signs import Signs
+from moorage.controller.tenancy.contracts import Contracts
 from moorage.controller.tenancy.tenancy import Tenancy
 from moorage.controller.together import together
 from moorage.controller.usability import Usability
@@ -88,7 +89,8 @@ async def run_operator(
 ) -> None:
     """Work until `stop`. `ready` is set once it watches; `duty` hears what the probes ask."""
     ready = ready or asyncio.Event()
-    roll, signs = Roll(settings.max_live_runs, deps.clock.now_ms), Signs(deps.clock)
+    contracts, signs = Contracts(), Signs(deps.clock)
+    roll = Roll(settings.max_live_runs, deps.clock.now_ms, contracts.of)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
@@ -103,6 +105,7 @@ async def run_operator(
         settings,
         deps,
         cancels=cancels,
+        contracts=contracts,
         roll=roll,
         signs=signs,
         objects=objects,
@@ -132,8 +135,9 @@ async def run_operator(
     tenancy = Tenancy(
         deps.api,
         settings.watch_namespaces,
+        contracts,
         live=roll.live,
-        changed=operator.reference_changed,
+        changed=operator.contract_changed,
         now=deps.clock.now_ms,
         log=deps.log,
         chance=deps.chance,
@@ -180,6 +184,7 @@ def _engine(
     deps: Deps,
     *,
     cancels: Cancels,
+    contracts: Contracts,
     roll: Roll,
     signs: Signs,
     objects: KubeObjects,
@@ -197,6 +202,7 @@ def _engine(
         constraints=deps.constraints,
         signs=signs,
         cancelled=cancels.asked,
+        contract=contracts.of,
     )
     applier = Applier(
         substrate=substrate,

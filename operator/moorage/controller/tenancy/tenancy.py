@@ -29,6 +29,7 @@ class Tenancy:
         self,
         api: KubeApi,
         namespaces: Sequence[str],
+        contracts: Contracts,
         *,
         live: Live,
         changed: Callable[[str], None],
@@ -37,7 +38,7 @@ class Tenancy:
         chance: Random,
     ) -> None:
         self._api, self._namespaces, self._changed, self._log = api, tuple(namespaces), changed, log
-        self.contracts = Contracts()
+        self.contracts = contracts
         self.reconciler = Reconciler(api, self.contracts, live=live, now=now, log=log, chance=chance)
         self._watched: list[str] = []
 

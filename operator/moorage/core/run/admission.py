@@ -24,6 +24,7 @@ from moorage.core.scheduling.explain import wait_of
 STARTING = "the sandbox is starting"
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
 SECRET_RECHECK_MS = 10_000  # nobody may watch Secrets: one that appears is only found by looking
+HELD_RECHECK_MS = 300_000  # another contract wakes the run
 QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
 JOURNAL_LOST = Problem(
     "JournalLost",
@@ -127,8 +128,11 @@ def admitted(o: Observed, s: RunState, now: int) -> Plan | None:
 def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
     if problem.stalled:
         return Plan(reason=problem.reason, message=problem.message)
+    if problem.held:
+        return Plan(reason=problem.reason, message=problem.message, requeue_ms=HELD_RECHECK_MS)
     limit = o.asked.schedule_to_start_ms
-    left = o.created_at + limit - now
+    since = o.created_at if o.problem_since is None else o.problem_since
+    left = since + limit - now
     if left <= 0:
         why = f"not started within {limit // 1000} s: {problem.message}"
         return Plan(verdict=Verdict(RunPhase.FAILED, "ScheduleToStartTimeout", why))

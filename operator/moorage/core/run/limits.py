@@ -123,9 +123,20 @@ WRITTEN: Mapping[str, _Written] = MappingProxyType(
 )
 
 
+def bounded_by(spec: ResolvedRun, limit: str) -> str | None:
+    """C4: the ResourceConstraint whose limit it is; None where it is the run's own."""
+    taken, path = spec.contract, WRITTEN[limit].path
+    if taken is None or path not in taken.set_by or getattr(spec.limits, limit) is None:
+        return None
+    own = getattr(taken.own, limit)
+    return f"rcon/{taken.set_by[path]}" if own is None or own > getattr(spec.limits, limit) else None
+
+
 def how_to_raise(spec: ResolvedRun, limit: str) -> str:
     """What to do about a limit that is used up, with twice as much as an example."""
     path, spelt = WRITTEN[limit]
+    if (who := bounded_by(spec, limit)) is not None:
+        return f"to go on, have {path} of {who} raised, which allows {spelt(getattr(spec.limits, limit) or 0)}"
     if spec.placement == "local":
         return f"to go on, raise {path} in the manifest and run it again"
     patch: Any = spelt(2 * (getattr(spec.limits, limit) or 1))

@@ -76,11 +76,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a run can't be admitted as it stands. `stalled`: it needs its author; otherwise waiting may mend it."""
+    """Why a run can't be admitted as it stands. `stalled`: it needs its author; otherwise waiting may mend it. `held`:
+    it is somebody else's limit that keeps it, and no time is counted against it (C6).
+    """
 
     reason: str
     message: str
     stalled: bool
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class Observed:
     children_why: tuple[tuple[str, str], ...] = ()  # of those that are gone: Child.ref, and why it won't begin
     children_wanted: tuple[str, ...] = ()  # names of those that were asked for and have no object yet
     children_made: tuple[tuple[str, str], ...] = ()  # of those whose object is seen first: name, and UID of that
+    problem_since: int | None = None  # when the observer first saw a problem that time counts against; else creation
     released: bool = False  # nothing of it is at the gateway but journal, blobs and evidence, or it isn't known there
 
     @property

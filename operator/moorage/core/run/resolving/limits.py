@@ -24,7 +24,7 @@ def enforced_limits(
     if model is not None and (found.cost_soft_micros is not None or found.cost_hard_micros is not None):
         demand_prices(model)
     for custom in found.custom:
-        _demand_judged(custom, resolved, installed)
+        demand_judged(custom, resolved, installed)
     return found
 
 
@@ -39,8 +39,10 @@ def demand_answerable(limits: ResolvedLimits, approvals: Sequence[ResolvedApprov
         raise Unresolved("ConstraintInvalid", why, stalled=True)
 
 
-def _demand_judged(custom: ResolvedConstraint, agent: ResolvedAgent, installed: frozenset[str]) -> None:
-    """C4: an expression that can be judged, and that holds as the run begins; or an entry point that is there."""
+def demand_judged(custom: ResolvedConstraint, agent: ResolvedAgent, installed: frozenset[str]) -> None:
+    """C4: raise Unresolved unless it is an expression that can be judged and holds as the run begins, or an entry point
+    that is there.
+    """
     at = f"constraints.custom {custom.name}"
     if custom.entry_point is not None and custom.entry_point not in installed:
         known = f"installed are: {', '.join(sorted(installed))}" if installed else "none is installed"
