@@ -315,7 +315,8 @@ def test_commands_are_admitted_by_right_but_in_namespaced_mode(helm: str) -> Non
         objects = render(helm, values)
         spec = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]
         env = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
-        found = {each["kind"] for each in objects if "AdmissionPolicy" in each["kind"]}
+        about = [each for each in objects if each["metadata"]["name"] == "moorage-commands"]
+        found = {each["kind"] for each in about if "AdmissionPolicy" in each["kind"]}
         return found, env.get("MOORAGE_COMMAND_AUTHORITY")
 
     checked = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -385,3 +386,15 @@ def test_sandboxes_of_interactive_runs_come_first_and_the_scheduler_ends_none(he
     assert named_for_operator(render(helm, NAMESPACED)) == ["", ""]
     given = ("sandbox.priorityClasses.interactive=people", *NAMESPACED)
     assert named_for_operator(render(helm, given)) == ["people", ""]
+
+
+@pytest.mark.rule("T7")
+def test_policies_are_the_clusters_and_so_not_in_namespaced_mode(helm: str) -> None:
+    def policies(values: tuple[str, ...]) -> set[str]:
+        return {each["metadata"]["name"] for each in of_kind(render(helm, values), "ValidatingAdmissionPolicy")}
+
+    guarding = {f"moorage-{name}" for name in ("sandboxes", "identities", "neighbours", "networks", "leases")}
+    assert guarding < policies(())
+    assert not policies(NAMESPACED)
+    assert policies(("policies.enabled=false",)) == {"moorage-commands"}
+    assert policies(("policies.digests=true",)) == policies(()) | {"moorage-digests"}

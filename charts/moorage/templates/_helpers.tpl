@@ -165,3 +165,8 @@ true
 - kind: ServiceAccount
   serviceAccount: {name: {{ include "moorage.gateway" . }}, namespace: {{ .Release.Namespace }}}
 {{- end -}}
+
+{{/* "true" where the API server guards sandboxes and what belongs to them. Policies are cluster-scoped. */}}
+{{- define "moorage.sandboxPolicies" -}}
+{{- and .Values.policies.enabled (not .Values.tenancy.namespaced) -}}
+{{- end -}}
