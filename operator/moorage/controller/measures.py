@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
+from moorage.api.wire import ResolvedRun
 from moorage.controller.roll import Roll, Standing
 from moorage.core.run.actions import Admit, Begin, Plan, RaiseEpoch, StartSandbox
 from moorage.core.run.observed import Observed
@@ -11,6 +13,7 @@ from moorage.core.run.state import RunState
 from moorage.core.run.status import word
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.metrics import OperatorMetrics
+from moorage.telemetry.tenants import Tenants
 
 MOST_REASONS = 64  # distinct values of a `reason` label; what comes later is `Other`
 
@@ -25,6 +28,7 @@ class Measures:
         metrics.slots.set(roll.limit)
         for standing in Standing:
             metrics.runs.labels(standing.value).set_function(partial(roll.count, standing))
+        Tenants(metrics.registry, lambda: roll.uses(Counter(key.tenant for key in self._unknown)))
 
     def passed(self, key: RunKey, plan: Plan, before: Observed, after: Observed, now: int) -> None:
         """A pass is over."""
@@ -39,6 +43,7 @@ class Measures:
         self._effects(key, after)
         if after.journal is not None and after.journal.end is not None and not _ended(before):
             self._over(after.journal, after.journal.end.reason, now)
+            self._spent(after.journal, after.spec or before.spec)
 
     def forget(self, key: RunKey) -> None:
         """The run is gone."""
@@ -66,6 +71,18 @@ class Measures:
         self._metrics.runs_ended.labels(state.phase.value, self._bounded(reason)).inc()
         if state.cancel_at is not None:
             self._metrics.cancel_seconds.observe(_seconds(now - state.cancel_at))
+
+    def _spent(self, state: RunState, spec: ResolvedRun | None) -> None:
+        if spec is None:
+            return
+        limits, usage = spec.limits, state.usage
+        for name, used, most in (
+            ("tokens", usage.tokens, limits.tokens_hard),
+            ("cost", usage.cost_micros, limits.cost_hard_micros),
+            ("toolCalls", usage.tool_calls, limits.tool_calls_hard),
+        ):
+            if most:
+                self._metrics.budget_used.labels(name).observe(used / most)
 
     def _bounded(self, reason: str) -> str:
         name = word(reason)[:64] or "None"

@@ -17,6 +17,7 @@ from moorage.core.scheduling.explain import Slots
 from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Rank, Share, rank
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import RunKey
+from moorage.telemetry.tenants import TenantUse
 
 DEFAULT_TTL = "168h"
 NOT_LIVE = frozenset({RunPhase.PENDING.value, ""})
@@ -254,6 +255,21 @@ class Roll:
         """The labels of each live run there."""
         found = (e for e in self._entries.values() if e.key.tenant == tenant and e.standing is Standing.LIVE)
         return [((e.body or {}).get("metadata") or {}).get("labels") or {} for e in found]
+
+    def uses(self, unknown: Mapping[str, int]) -> dict[str, TenantUse]:
+        """H2: each tenant that has, or had of late, a run that waits or is live, or one with an unknown effect."""
+        now = self._now()
+        told = {tenant: TenantUse(unknown=count) for tenant, count in unknown.items()}
+        for tenant, tally in self.queue.tally(now).items():
+            told[tenant] = TenantUse(
+                waiting=tally.waiting,
+                live=len(self.queue.held(tenant)),
+                oldest_s=max(0, now - tally.since) / 1000 if tally.since is not None else 0,
+                charge_s=tally.charge / 1000,
+                most=self._contract(tenant).sandboxes,
+                unknown=unknown.get(tenant, 0),
+            )
+        return told
 
     def tenants(self) -> frozenset[str]:
         """Namespaces with at least one AgentRun."""

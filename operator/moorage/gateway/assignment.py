@@ -233,7 +233,7 @@ async def elder_of(ledger: Ledger, run: Run) -> Run | None:
     if run.spec.origin is None:
         return None
     try:
-        return await ledger.open(run.spec.origin.uid)
+        return await ledger.kin(run, run.spec.origin.uid)
     except (UnknownRun, store_errors.UnknownRun, JournalError, SpecUnreadable):
         return None
 

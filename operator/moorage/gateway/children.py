@@ -103,7 +103,7 @@ class Shares:
     async def _ended(self, run: Run, child: Child, asked: SettleRequest) -> Draft | None:
         """What to note of its end; None while there is something left to come."""
         try:
-            kid = await self._ledger.open(child.uid) if child.uid else None
+            kid = await self._ledger.kin(run, child.uid) if child.uid else None
         except (UnknownRun, store_errors.UnknownRun):
             kid = None
         except (JournalError, SpecUnreadable) as error:

@@ -8,16 +8,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from moorage.core.effects.levels import level_of, may_repeat
 from moorage.core.journal.record import BlobRef, Draft, RecordType
 from moorage.core.run.reducing.effects import KNOWN
+from moorage.core.run.state import Effect
 from moorage.gateway.errors import Illegal
 from moorage.gateway.gate import Gate
 from moorage.gateway.ledger import Condition, Run
 from moorage.points import Point, reached
 from moorage.store.errors import StoreBusy, StoreUnavailable
+from moorage.telemetry.metrics import Violation
 
 SENT = frozenset({RecordType.EFFECT_INTENT, RecordType.EFFECT_DISPATCHED})
 OUTCOMES = frozenset({RecordType.EFFECT_RECEIPT.value, RecordType.EFFECT_RECONCILED.value})
+CONFIRMED = "confirmed"
 DETAIL_LIMIT = 1_000
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
@@ -158,12 +162,22 @@ class EffectLog:
         kinds = {effect.effect_id: effect.kind for effect in run.state.effects}
         for record in result.appended:
             if record.type in OUTCOMES and record.payload is not None:
-                kind = kinds.get(record.effect_id or "", "git_push")
-                self._metrics.effects.labels(kind, str(record.payload["outcome"])).inc()
+                kind, outcome = kinds.get(record.effect_id or "", "git_push"), str(record.payload["outcome"])
+                self._metrics.effects.labels(kind, outcome).inc()
+                if outcome == CONFIRMED and repeated(run.state.effects, record.effect_id or ""):
+                    self._metrics.violations.labels(Violation.DUPLICATE_EFFECT).inc()
 
 
 class Known(Exception):
     """There is nothing to add to what is known of an effect."""
+
+
+def repeated(effects: Sequence[Effect], effect_id: str) -> bool:
+    """E2: another one of the same key is confirmed, too."""
+    keys = {(each.kind, each.key) for each in effects if each.effect_id == effect_id and each.key}
+    others = (each for each in effects if each.effect_id != effect_id)
+    same = (each for each in others if (each.kind, each.key) in keys and each.status == CONFIRMED)
+    return any(not may_repeat(level_of(each.level), CONFIRMED) for each in same)
 
 
 def known(run: Run, effect_id: str) -> bool:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Collection, Iterable
 
+from prometheus_client import Counter
+
 from moorage.api.wire import ResolvedOrigin, ResolvedParent
 from moorage.core.run.sessions import Ending, ending
 from moorage.gateway.errors import UpstreamRefused
 from moorage.gateway.ledger import Ledger
 from moorage.gateway.mirroring import RunRefs, base_of, fixed_base, mirror_key, rooted, there
 from moorage.gateway.reduced import Run
+from moorage.telemetry.metrics import Violation
 from moorage.workspace.doors import ReceivePolicy, ReceiveReport
 from moorage.workspace.mirror import MirrorKey, Mirrors
+from moorage.workspace.refs import own_ref
 
 
 def ended_with(elder: Run) -> Ending | None:
@@ -33,13 +37,13 @@ def lost(elder: str, commits: Collection[str]) -> UpstreamRefused:
 class EldersFirst:
     """Implements RunRefs: those of `inner`, which follows a run's parents before the run itself."""
 
-    def __init__(self, inner: RunRefs, ledger: Ledger, mirrors: Mirrors) -> None:
-        self.inner, self._ledger, self._mirrors = inner, ledger, mirrors
+    def __init__(self, inner: RunRefs, ledger: Ledger, mirrors: Mirrors, violations: Counter) -> None:
+        self.inner, self._ledger, self._mirrors, self._violations = inner, ledger, mirrors, violations
 
     async def current(self, run: Run) -> None:
         """See the port. A run has few above it (MAX_DEPTH)."""
         if (above := run.spec.parent) is not None:
-            await self.current(await self._ledger.open(above.uid))
+            await self.current(await self._ledger.kin(run, above.uid))
             fixed = fixed_base(run)
             if fixed is not None and not run.now.row.sealed and not await there(self._mirrors, run, fixed):
                 await self.beginning(run, above)
@@ -96,7 +100,7 @@ class EldersFirst:
 
     async def beginning(self, run: Run, above: ResolvedParent) -> str:
         """The commit that a child starts from, made where it isn't there yet. Raise UpstreamRefused, WorkspaceError."""
-        elder = await self._ledger.open(above.uid)
+        elder = await self._ledger.kin(run, above.uid)
         base = await base_of(self._mirrors, elder)
         if base is None or not await there(self._mirrors, run, above.commit):
             why = f"the commit {above.commit} of its parent {above.name} isn't kept any more"
@@ -104,8 +108,11 @@ class EldersFirst:
         return await self._mirrors.begin(mirror_key(run), above.commit, base, above.name)
 
     async def receive(self, run: Run, policy: ReceivePolicy, body: AsyncIterable[bytes]) -> ReceiveReport:
-        """See the port."""
-        return await self.inner.receive(run, policy, body)
+        """See the port. H3: what the door has taken is looked at once more, by where it is kept."""
+        report = await self.inner.receive(run, policy, body)
+        strange = [each for each in report.taken if not own_ref(each.ref, run.uid, policy.epoch)]
+        self._violations.labels(Violation.UNAUTHORISED_PUSH).inc(len(strange))
+        return report
 
     async def pin(self, run: Run, epoch: int, name: str, commit: str) -> None:
         """See the port."""

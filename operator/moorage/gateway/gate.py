@@ -37,7 +37,7 @@ from moorage.store import errors as store_errors
 from moorage.store.blobs import BlobStore
 from moorage.store.peers import Alone, Peers
 from moorage.store.port import DurableExecutionStore, Execution, Pod
-from moorage.telemetry.metrics import GatewayMetrics
+from moorage.telemetry.metrics import GatewayMetrics, Violation
 from moorage.workspace.mirror import Mirrors
 
 __all__ = ["BASE_PIN", "PROPOSAL_PIN", "Caller", "Gate", "GatewayDeps", "base_of", "branch_of", "mirror_key"]
@@ -128,7 +128,7 @@ class Gate:
             if shared
             else OwnRefs(deps.mirrors)
         )
-        self.refs = EldersFirst(refs, self.ledger, deps.mirrors)
+        self.refs = EldersFirst(refs, self.ledger, deps.mirrors, deps.metrics.violations)
         self.contents = Contents(deps.blobs, deps.content_keys, deps.log)
         self.heads = Heads(deps.store, deps.head_key)
         self.heartbeats = Heartbeats(
@@ -199,6 +199,7 @@ class Gate:
             raise NotRegistered(identity.pod_name or identity.pod_uid or "?")
         run = await self.ledger.open(pod.run_uid)
         if identity.namespace not in {None, run.tenant}:
+            self.deps.metrics.violations.labels(Violation.CROSS_TENANT_READ).inc()
             raise Forbidden(f"this pod is not of the run's namespace {run.tenant}")
         return Caller(identity, pod, run)
 

@@ -41,7 +41,7 @@ from moorage.core.run.phases import RunPhase
 from moorage.core.run.reducer import Replay
 from moorage.core.run.state import REDUCER_VERSION, RunState
 from moorage.gateway.crossing import crossing
-from moorage.gateway.errors import Fenced
+from moorage.gateway.errors import Fenced, UnknownRun
 from moorage.gateway.facts import Facts, fold
 from moorage.gateway.reduced import Overtaken, Reduced, Run, Trial, Write, Writing, beginning, later
 from moorage.gateway.repairing import surveyed
@@ -60,7 +60,7 @@ from moorage.store.errors import (
 from moorage.store.peers import Peers
 from moorage.store.port import AppendResult, DurableExecutionStore, Execution, ExecutionStatus, NewExecution, Session
 from moorage.store.specs import stored_spec
-from moorage.telemetry.metrics import GatewayMetrics
+from moorage.telemetry.metrics import GatewayMetrics, Violation
 
 __all__ = ["STATUSES", "Appended", "Condition", "Ledger", "Overtaken", "Run"]
 
@@ -125,6 +125,16 @@ class Ledger:
         self._touch(run)
         return run
 
+    async def kin(self, run: Run, uid: str) -> Run:
+        """Another run's journal, read for this one. Raise as `open` does, and UnknownRun where it is another tenant's
+        (I10): who names a run was checked when it was admitted, so that is counted (H3).
+        """
+        found = await self.open(uid)
+        if found.tenant != run.tenant:
+            self._metrics.violations.labels(Violation.CROSS_TENANT_READ).inc()
+            raise UnknownRun(f"there is no run {uid} in {run.tenant}")
+        return found
+
     async def woken(self, run: Run) -> None:
         """For one of many that wait: who wakes first reads on, and wakes the others where that changes anything. A
         wake-up may get lost: who has heard none for a while refreshes. Raise as `open` does.
@@ -143,6 +153,19 @@ class Ledger:
         if run.at is None or later(row, run.at):
             async with run.writing:
                 await self._read_on(run)
+        elif row.head.offset < run.at.row.head.offset:
+            async with run.writing:
+                await self._demand_all(run)
+
+    async def _demand_all(self, run: Run) -> None:
+        """H3: what was acknowledged is there, also after the store's failover. While nobody appends a row is as old as
+        memory or newer; a repair makes another generation.
+        """
+        row = await self.store.get(run.uid)
+        at = run.at
+        if at is not None and row.generation == at.row.generation and row.head.offset < at.row.head.offset:
+            self._metrics.violations.labels(Violation.LOST_RECORD).inc(at.row.head.offset - row.head.offset)
+            run.at = None
 
     def _touch(self, run: Run) -> None:
         self._recent[run.uid] = run

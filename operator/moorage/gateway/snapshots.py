@@ -25,7 +25,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.points import Point, reached
 from moorage.store.errors import StoreError
 from moorage.store.port import DurableExecutionStore, Execution
-from moorage.telemetry.metrics import GatewayMetrics
+from moorage.telemetry.metrics import GatewayMetrics, Violation
 
 SAID = "snapshot"
 
@@ -122,14 +122,15 @@ class Snapshots:
             return Misfit.REDUCER_VERSION
         if found.schema_version != SCHEMA_VERSION:
             return Misfit.SCHEMA_VERSION
-        if found.source_offset > row.head.offset:
-            return Misfit.BEYOND_HEAD
         if canonical_hash(found.state) != found.state_hash:
             return Misfit.STATE_HASH
         try:
             self._key.verifying.check_said(SAID, statement(found), found.signature, of="the snapshot")
         except HeadRefused:
             return Misfit.SIGNATURE
+        if found.source_offset > row.head.offset:  # H3: by our own word there were more records
+            self._metrics.violations.labels(Violation.LOST_RECORD).inc(found.source_offset - row.head.offset)
+            return Misfit.BEYOND_HEAD
         return None
 
     async def _checked(self, found: Snapshot) -> Start | Misfit:

@@ -1,21 +1,42 @@
-"""H2: the names of all metrics, with their labels, one place. Labels are bounded: no run, tenant or pod is ever one.
+"""H2: the names of all metrics, with their labels, one place. Labels are bounded: no run or pod is ever one, and of
+tenants no more than `tenants.MOST_TENANTS` by name.
 
 Each process makes one group on a registry of its own and passes it on.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+PARTS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1)
+
+
+class Violation(StrEnum):
+    """H3: what must never happen. One is an alert."""
+
+    CROSS_TENANT_READ = "cross_tenant_read"
+    DUPLICATE_EFFECT = "duplicate_effect"
+    UNAUTHORISED_PUSH = "unauthorised_push"
+    LOST_RECORD = "lost_record"
+
+
+def violations(registry: CollectorRegistry) -> Counter:
+    """H3's counter of a process. All kinds are there from the start: a series that begins at one rises to nobody."""
+    made = Counter("moorage_violations", "What must never happen, by kind (H3).", ("kind",), registry=registry)
+    for kind in Violation:
+        made.labels(kind.value)
+    return made
 
 
 class GatewayMetrics:
     """What the gateway measures. Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        self.registry, self.violations = registry, violations(registry)
         self.requests = Counter(
             "moorage_gateway_requests", "Requests answered.", ("door", "method", "code"), registry=registry
         )
@@ -136,7 +157,7 @@ class OperatorMetrics:
     """What the operator measures. Times are in seconds; reasons are the typed ones of docs/reasons.md."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        self.registry, self.violations = registry, violations(registry)
         self.passes = Counter(
             "moorage_operator_passes", "Passes over one run, by their end.", ("outcome",), registry=registry
         )
@@ -182,6 +203,13 @@ class OperatorMetrics:
             "moorage_operator_cancel_seconds",
             "From a cancel's request to the run's end.",
             buckets=SLOW,
+            registry=registry,
+        )
+        self.budget_used = Histogram(
+            "moorage_operator_budget_used_ratio",
+            "What part of its hard limits a run has used at its end; runs without that limit aren't counted.",
+            ("limit",),
+            buckets=PARTS,
             registry=registry,
         )
         self.gateway_failures = Counter(

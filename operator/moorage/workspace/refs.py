@@ -98,6 +98,11 @@ class MirrorKey:
         return f"{_slug(self.tenant)}/{_slug(self.workspace)}.git"
 
 
+def own_ref(ref: str, run: str, epoch: int) -> bool:
+    """Whether a pushed ref, by its name in the store, is one that this attempt may write."""
+    return ref.startswith(f"{RUNS}{check_run(run)}/{epoch}/") or ref == drift_ref(run, epoch)
+
+
 def _slug(text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     readable = re.sub(r"[^a-z0-9-]+", "-", text.casefold()).strip("-")[:40]
