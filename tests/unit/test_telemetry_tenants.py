@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.property.run_world import START, T, World
 from tests.unit.test_controller_parts import body
 
-from moorage.api.wire import ResolvedLimits
+from moorage.api.budget import ResolvedLimits
 from moorage.controller.measures import Measures
 from moorage.controller.roll import Roll, Standing, key_of
 from moorage.core.run.actions import Plan, Report
