@@ -1,8 +1,8 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs, backlog, recovery (the
-real cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw samples go to
-build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
+Parts: admission, journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs, backlog,
+recovery (the real cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw
+samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from e2e.bench import (
+    admission,
     backlog,
     durable,
     journal,
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> int:
         return systems[0]
 
     parts: dict[str, Callable[[], Report]] = {
+        "admission": admission.measure,
         "journal": lambda: journal.measure(raw),
         "durable": lambda: durable.measure(raw, console),
         "takeover": lambda: takeover.measure(console),

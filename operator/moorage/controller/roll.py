@@ -32,6 +32,7 @@ class Standing(StrEnum):
     ENDED = "ended"
 
 
+UNBOUND = Contract()
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
 FOR_PARENT = frozenset({"ParentBudget", "ParentEnded", "ParentNotFound", "ParentNotReady", "ParentPaused"})
 """Reasons of a child that waits for what its parent's journal may say next."""
@@ -65,7 +66,7 @@ class Roll:
     """
 
     def __init__(
-        self, limit: int, now: Callable[[], int] = lambda: 0, contract: Callable[[str], Contract] = lambda _: Contract()
+        self, limit: int, now: Callable[[], int] = lambda: 0, contract: Callable[[str], Contract] = lambda _: UNBOUND
     ) -> None:
         self.limit, self._now, self._contract = limit, now, contract
         self.queue: FairQueue[RunKey] = FairQueue(limit, lambda tenant: share_of(contract(tenant)))

@@ -76,24 +76,38 @@ class Tally:
 
 @dataclass
 class _Tenant(Generic[K]):
+    """`past`: when runs ended, in order, and what each is charged; `used` is the sum of that."""
+
     waiting: list[tuple[Rank, K]] = field(default_factory=list)
     live: dict[K, int] = field(default_factory=dict)
     past: deque[tuple[int, int]] = field(default_factory=deque)
+    used: int = 0
+
+    def remember(self, began: int, ended: int) -> None:
+        """Times may come from other clocks than ours."""
+        if ended < began:
+            return
+        after, cost = len(self.past), max(LEAST_MS, min(ended - began, WINDOW_MS))
+        while after and self.past[after - 1][0] > ended:
+            after -= 1
+        self.past.insert(after, (ended, cost))
+        self.used += cost
+        self.drop(ended)
+
+    def drop(self, now: int) -> None:
+        """What has left the window."""
+        while self.past and self.past[0][0] <= now - WINDOW_MS:
+            self.used -= self.past.popleft()[1]
 
     def usual(self) -> int:
         """How long its runs hold a slot."""
-        if not self.past:
-            return USUAL_MS
-        return max(LEAST_MS, sum(ended - began for began, ended in self.past) // len(self.past))
+        return self.used // len(self.past) if self.past else USUAL_MS
 
     def charge(self, now: int) -> int:
-        """Slot time in the window."""
-        since = now - WINDOW_MS
-        while self.past and self.past[0][1] <= since:
-            self.past.popleft()
-        used = sum(max(LEAST_MS, min(ended, now) - max(began, since)) for began, ended in self.past)
+        """Slot time of what is live, and of what ended in the window; of each run no more than the window."""
+        self.drop(now)
         usual = self.usual()
-        return used + sum(max(usual, now - max(began, since)) for began in self.live.values())
+        return self.used + sum(max(usual, min(now - began, WINDOW_MS)) for began in self.live.values())
 
 
 class FairQueue(Generic[K]):
@@ -121,10 +135,14 @@ class FairQueue(Generic[K]):
         known = self._where.get(key)
         if known is not None and known[1] is None:
             return
+        turns = self._turns if self._turns is not None and key in self._turns[1] else None
         self.leave(key, now)
         self._tenant(tenant).live[key] = now
         self._where[key] = (tenant, None)
         self._live += 1
+        if turns is not None:  # it was its turn, and those of the others were found on that ground
+            del turns[1][key]
+            self._turns = turns
 
     def leave(self, key: K, now: int) -> None:
         """It neither waits nor holds a slot any more. What it held is remembered for the window."""
@@ -138,14 +156,14 @@ class FairQueue(Generic[K]):
             del of.waiting[_index(of.waiting, place)]
         else:
             self._live -= 1
-            _remember(of, of.live.pop(key), now)
+            of.remember(of.live.pop(key), now)
         if not (of.waiting or of.live or of.past):
             del self._tenants[name]
 
     def was(self, tenant: str, began: int, ended: int) -> None:
         """A run held a slot then, as its object says."""
         self._turns = None
-        _remember(self._tenant(tenant), began, ended)
+        self._tenant(tenant).remember(began, ended)
 
     def changed(self) -> None:
         """What a tenant may have has changed."""
@@ -226,14 +244,3 @@ def _by_rank(each: tuple[Rank, K]) -> Rank:
 def _index(waiting: list[tuple[Rank, K]], place: Rank) -> int:
     """Names are unique within a tenant, and so are ranks."""
     return bisect_left(waiting, place, key=_by_rank)
-
-
-def _remember(of: _Tenant[K], began: int, ended: int) -> None:
-    """By their ends, as the window drops them. Times may come from other clocks than ours."""
-    while of.past and of.past[0][1] <= ended - WINDOW_MS:
-        of.past.popleft()
-    if ended >= began:
-        after = len(of.past)
-        while after and of.past[after - 1][1] > ended:
-            after -= 1
-        of.past.insert(after, (began, ended))
