@@ -27,6 +27,9 @@ FULL = (
     "tenancy.namespaces={team-a}",
     "image.pullSecrets={pull}",
     "operator.nodeSelector.pool=system",
+    "monitoring.serviceMonitor.enabled=true",
+    "monitoring.prometheusRule.enabled=true",
+    "monitoring.dashboard.enabled=true",
 )
 VARIANTS = {"default": (), "namespaced": NAMESPACED, "full": FULL}
 Objects = list[dict[str, Any]]

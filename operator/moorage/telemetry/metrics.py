@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+LONG = (*SLOW, 1_800, 3_600, 7_200, 14_400)
 PARTS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1)
 
 
@@ -180,7 +181,7 @@ class OperatorMetrics:
             "moorage_operator_runs_ended", "Runs ended, by phase and reason.", ("phase", "reason"), registry=registry
         )
         self.queue_seconds = Histogram(
-            "moorage_operator_queue_seconds", "From creation to admission.", buckets=SLOW, registry=registry
+            "moorage_operator_queue_seconds", "From creation to admission.", buckets=LONG, registry=registry
         )
         self.sandbox_seconds = Histogram(
             "moorage_operator_sandbox_seconds", "From admission to the pod's creation.", buckets=SLOW, registry=registry
@@ -189,7 +190,7 @@ class OperatorMetrics:
             "moorage_operator_resumes", "Attempts after the first, by why.", ("reason",), registry=registry
         )
         self.resume_seconds = Histogram(
-            "moorage_operator_resume_seconds", "From a lost attempt to the next one.", buckets=SLOW, registry=registry
+            "moorage_operator_resume_seconds", "From a lost attempt to the next one.", buckets=LONG, registry=registry
         )
         self.unknown_effects = Gauge(
             "moorage_operator_unknown_effects", "Live runs with an effect of unknown end.", registry=registry
@@ -202,7 +203,7 @@ class OperatorMetrics:
         self.cancel_seconds = Histogram(
             "moorage_operator_cancel_seconds",
             "From a cancel's request to the run's end.",
-            buckets=SLOW,
+            buckets=LONG,
             registry=registry,
         )
         self.budget_used = Histogram(
