@@ -42,7 +42,7 @@ READ_ELSEWHERE = {
     "suspend": "controller/gather.py",
     "cancel": "controller/gather.py",
     "scheduling.class": "controller/roll.py",
-    "scheduling.preemptible": "api/agentrun.py",  # a leave that this version doesn't take, and says so
+    "scheduling.preemptible": "controller/roll.py",
     "goalFrom": "controller/gather.py",
     "workspaceRef": "controller/gather.py",
     "agentRef": "controller/gather.py",

@@ -130,6 +130,46 @@ def test_after_a_restart_a_tenant_is_charged_for_what_its_objects_tell() -> None
     assert [key.tenant for key in roll.next_waiting()] == ["u", "u"], "and its deletion doesn't undo that"
 
 
+def crowd(now: dict[str, int]) -> tuple[Roll, dict[str, RunKey]]:
+    """Two slots, both held by background runs, one of which may be stopped."""
+    roll = Roll(limit=2, now=lambda: now["ms"])
+    keys = {name: RunKey(f"uid-{name}", "t", name) for name in ("firm", "soft", "late", "urgent")}
+    for at, (name, more) in enumerate({"firm": {}, "soft": {"preemptible": True}}.items()):
+        roll.saw(body(name, created=at) | {"spec": {"scheduling": {"class": "background", **more}}})
+        roll.note(keys[name], Standing.LIVE)
+    return roll, keys
+
+
+@pytest.mark.rule("Q5")
+def test_a_background_run_makes_room_for_one_that_somebody_waits_for_and_for_nobody_else() -> None:
+    now = {"ms": 1_767_225_600_000}
+    roll, keys = crowd(now)
+    roll.saw(body("late", created=5) | {"spec": {"scheduling": {"class": "background"}}})
+    now["ms"] += 120_000
+    assert roll.make_room() == [], "who waits is a background run as well"
+    roll.saw(body("urgent", created=9))
+    assert roll.make_room() == [keys["soft"]]
+    assert roll.make_room() == [], "one stops for one"
+    assert [roll.makes_room_for(keys[name]) for name in ("soft", "firm")] == ["urgent", ""]
+    roll.note(keys["soft"], Standing.WAITING)
+    assert roll.next_waiting() == [keys["urgent"]]
+    assert roll.makes_room_for(keys["soft"]) == ""
+
+
+@pytest.mark.rule("Q5")
+def test_nobody_stops_who_has_just_begun_or_once_there_is_room() -> None:
+    now = {"ms": 1_767_225_600_000}
+    roll, keys = crowd(now)
+    roll.saw(body("urgent", created=9))
+    assert roll.make_room() == []
+    now["ms"] += 60_000
+    assert roll.make_room() == [keys["soft"]]
+    roll.note(keys["firm"], Standing.ENDED)
+    assert roll.makes_room_for(keys["soft"]) == ""
+    roll.note(keys["urgent"], Standing.LIVE)
+    assert roll.make_room() == []
+
+
 @pytest.mark.rule("C5", "Q4")
 def test_a_tenant_has_no_more_sandboxes_than_its_contract_says_and_hears_so() -> None:
     contract = Contract(sandboxes=1, set_by={"concurrency.sandboxes": "team"})

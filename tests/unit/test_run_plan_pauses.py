@@ -396,6 +396,25 @@ def test_of_two_causes_each_holds():
     assert drive(world).phase is RunPhase.SUCCEEDED
 
 
+@pytest.mark.rule("Q5")
+def test_who_makes_room_stops_at_its_safe_point_and_goes_on_once_there_is_a_slot():
+    world = running()
+    plan = decide(replace(world.observed(), makes_room_for="urgent"), world.now)
+    assert records(plan) == [("PAUSE_REQUESTED", "Preempted")]
+    for action in plan.actions:
+        world.apply(action)
+    assert world.plan().reason == "Pausing"
+    assert "makes room for urgent" in world.plan().message
+    runner_obeys(world)
+    while world.state.phase is not RunPhase.PAUSED:
+        world.step()
+    waits = decide(replace(world.observed(), slots=Slots(free=False, tenant="t")), world.now)
+    assert (records(waits), waits.reason) == ([], "Queued")
+    assert records(world.plan()) == [("RESUMED", "Preempted")]
+    end = drive(world)
+    assert (end.phase, end.attempt, end.strikes) == (RunPhase.SUCCEEDED, 2, 0)
+
+
 @pytest.mark.rule("C6")
 def test_a_run_that_may_go_on_waits_for_a_slot():
     world = paused()

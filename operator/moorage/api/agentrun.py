@@ -134,8 +134,8 @@ class Scheduling(Fields):
     )
     preemptible: bool = Field(
         default=False,
-        description="Whether it may be stopped at a safe point, and go on later, to make room for others. A leave, and"
-        " not taken by this version.",
+        description="Whether a background run may be stopped at a safe point, and go on later, to make room for an"
+        " interactive one.",
     )
 
 

@@ -183,6 +183,7 @@ class Gatherer:
             suspend=asked.get("suspend") is True,
             closed_without_journal=view is None and not journal.away and previous.phase in ENDS,
             slots=self._roll.slots(key),
+            makes_room_for=self._roll.makes_room_for(key),
             journal=None if journal.away else view.state if view else RunState(),
             gateway_up_since=view.up_since if view else None,
             lease=children.lease,

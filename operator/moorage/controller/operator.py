@@ -107,6 +107,8 @@ class Operator:
         self._metrics.passes.labels("done").inc()
         if outcome.freed:
             self._wake_waiting()
+        for other in self._roll.make_room():
+            self.queue.add(other)
         if outcome.gone:
             self.queue.forget(key)
         return outcome.requeue_ms

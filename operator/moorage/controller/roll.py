@@ -33,6 +33,9 @@ class Standing(StrEnum):
 
 
 UNBOUND = Contract()
+LEAST_HELD_MS = 60_000
+"""Nobody is stopped sooner after it began: what starts would do nothing but start."""
+
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
 FOR_PARENT = frozenset({"ParentBudget", "ParentEnded", "ParentNotFound", "ParentNotReady", "ParentPaused"})
 """Reasons of a child that waits for what its parent's journal may say next."""
@@ -50,6 +53,8 @@ class Entry:
     body: Mapping[str, Any] | None
     version: int
     rank: Rank  # its place in its tenant's queue
+    background: bool = False  # scheduling.class
+    preemptible: bool = False  # Q5: a background run whose author lets it be stopped to make room
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
     began_at: int | None = None  # when it first started, as its status tells
@@ -73,6 +78,8 @@ class Roll:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._children: dict[tuple[str, str], set[str]] = {}
         self._next: dict[tuple[str, str], set[str]] = {}
+        self._preemptible: set[RunKey] = set()  # and live
+        self._room_for: dict[RunKey, RunKey] = {}  # who stops, and for whom
 
     def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
@@ -89,8 +96,11 @@ class Roll:
         if settled(body):
             standing = Standing.ENDED
         kept = None if settled(body) else body
-        entry = Entry(key, _created(meta), standing, kept, version, _rank(key, body), _due_at(body), _succeeded(body))
-        entry.began_at = _time(body, "startedAt")
+        entry = Entry(key, _created(meta), standing, kept, version, _rank(key, body), due_at=_due_at(body))
+        entry.succeeded, entry.began_at = _succeeded(body), _time(body, "startedAt")
+        scheduling = _scheduling(body)
+        entry.background = scheduling.get("class") == "background"
+        entry.preemptible = entry.background and scheduling.get("preemptible") is True
         entry.fresh, entry.parent = fresh, parent_of(body)
         entry.origin = origin_of(body) if standing is not Standing.ENDED else None
         entry.reason = known.reason if known is not None else ""
@@ -119,6 +129,7 @@ class Roll:
             return False
         del self._entries[key.tenant, key.name]
         self.queue.leave(key, self._now())
+        self._stopping(entry, live=False)
         _leave(self._next, entry.origin, key.name)
         _leave(self._children, entry.parent, key.name)
         return entry.standing in COUNTED
@@ -179,10 +190,12 @@ class Roll:
             _leave(self._next, before.origin, entry.key.name)
         if before.key != entry.key:
             self.queue.leave(before.key, self._now())
+            self._stopping(before, live=False)
 
     def _placed(self, entry: Entry, first: Mapping[str, Any] | None = None) -> None:
         """The queue follows what a run counts as. `first`: the object of one that was not known before."""
         key = entry.key
+        self._stopping(entry, live=entry.standing is Standing.LIVE)
         if entry.standing is Standing.WAITING:
             self.queue.wait(key, key.tenant, entry.rank)
         elif entry.standing is Standing.LIVE:
@@ -241,6 +254,43 @@ class Roll:
         children = (self._entries[parent[0], name] for parent, names in self._children.items() for name in names)
         beside = [e.key for e in children if e.standing is Standing.WAITING and e.key not in turns and self._beside(e)]
         return [*turns, *beside]
+
+    def make_room(self) -> list[RunKey]:
+        """Q5: those live ones that may stop at a safe point now so that a run that somebody waits for has its turn, one
+        for each such run, those that began last first. `makes_room_for` says so from then on.
+        """
+        now, found = self._now(), []
+        held = {key: self.queue.held(key.tenant).get(key, now) for key in self._preemptible - self._room_for.keys()}
+        for key in sorted(held, key=lambda k: -held[k]):
+            heir = self.queue.next_after(key.tenant, now)
+            entry = self.get(heir) if heir is not None else None
+            settled = now - held[key] >= LEAST_HELD_MS
+            if entry is None or entry.background or not settled or not self._lacks_room(entry.key):
+                continue
+            self._room_for[key] = entry.key
+            found.append(key)
+        return found
+
+    def _lacks_room(self, heir: RunKey) -> bool:
+        """It isn't its turn yet, and nobody is stopping for it."""
+        return heir not in self.queue.turns(self._now()) and heir not in self._room_for.values()
+
+    def makes_room_for(self, key: RunKey) -> str:
+        """Name of the run that this one is to stop for, while that waits; else nothing."""
+        heir = self._room_for.get(key)
+        entry = self.get(heir) if heir is not None else None
+        if entry is None or entry.standing is not Standing.WAITING or entry.key in self.queue.turns(self._now()):
+            self._room_for.pop(key, None)
+            return ""
+        return entry.key.name if entry.key.tenant == key.tenant else "a run of another namespace"
+
+    def _stopping(self, entry: Entry, *, live: bool) -> None:
+        """Only who is live and may be stopped can be asked to."""
+        if live and entry.preemptible:
+            self._preemptible.add(entry.key)
+        else:
+            self._preemptible.discard(entry.key)
+            self._room_for.pop(entry.key, None)
 
     def contracts_changed(self) -> None:
         """What a tenant may have is another now."""
@@ -377,14 +427,18 @@ def _succeeded(body: Mapping[str, Any]) -> bool:
 
 def _rank(key: RunKey, body: Mapping[str, Any]) -> Rank:
     """By what its spec says, as far as that can be read: a poison object keeps its place by age."""
-    spec, created = body.get("spec"), _created(body.get("metadata") or {})
-    scheduling = spec.get("scheduling") if isinstance(spec, Mapping) else None
-    said = scheduling if isinstance(scheduling, Mapping) else {}
+    said, created = _scheduling(body), _created(body.get("metadata") or {})
     try:
         deadline = duration_ms(said["deadline"]) if said.get("deadline") else None
     except (TypeError, ValueError, AttributeError):
         deadline = None
     return rank(key.name, created, background=said.get("class") == "background", deadline_ms=deadline)
+
+
+def _scheduling(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = body.get("spec")
+    said = spec.get("scheduling") if isinstance(spec, Mapping) else None
+    return said if isinstance(said, Mapping) else {}
 
 
 def share_of(contract: Contract) -> Share:

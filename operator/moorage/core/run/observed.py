@@ -117,6 +117,7 @@ class Observed:
     gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
     gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None
     signature: str | None = None  # J6: the gateway's word for the journal's offset and head
+    makes_room_for: str = ""  # Q5: the run that waits for its slot; where it may be asked for that
     untouched: bool = False  # created a moment ago and looked at by nobody: nothing stands for it
     progress_seen_at: int | None = None  # F6: when the observer first saw the journal's latest progress
     wanted: ResolvedLimits | None = None  # the limits as the author writes them now; those in force are in `spec`

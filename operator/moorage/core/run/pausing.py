@@ -26,6 +26,7 @@ from moorage.core.run.rework import ONWARD, stuck
 from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
 from moorage.core.run.waiting import classified, unsettled
 from moorage.core.run.words import ask_to_pause, report
+from moorage.core.scheduling.explain import wait_of
 
 SLACK_MS = 35_000  # a runner has its grace to a safe point, and then a moment for the checkpoint
 SUSPENDED = "spec.suspend is true; set it to false to let the run go on"
@@ -79,7 +80,17 @@ def _cause(o: Observed, s: RunState, now: int) -> Report | None:
             return _budget(s, reached)
         if (why := stuck(s)) is not None and s.pause is None:
             return ask_to_pause(s, PauseReason.NO_PROGRESS, why, by="rules")
-    return ask_to_pause(s, PauseReason.SUSPENDED, SUSPENDED, by="spec") if o.suspend else None
+    return _by_others(o, s)
+
+
+def _by_others(o: Observed, s: RunState) -> Report | None:
+    """Its author, or (Q5) the queue: then no attempt is used up, and it goes on once there is a slot for it."""
+    if o.suspend:
+        return ask_to_pause(s, PauseReason.SUSPENDED, SUSPENDED, by="spec")
+    if not o.makes_room_for:
+        return None
+    why = f"it makes room for {o.makes_room_for}, as scheduling.preemptible allows"
+    return ask_to_pause(s, PauseReason.PREEMPTED, why, by="queue")
 
 
 def _clock_over(o: Observed, s: RunState, now: int) -> Spent | None:
@@ -186,7 +197,7 @@ def _parked(o: Observed, s: RunState, pause: Pause, now: int) -> Plan:
     if held is not None:
         return Plan((*raised, *stops, *lease), wait, held.reason, held.message)
     if not o.slots.free:
-        why = f"it may go on, and waits for a slot: {o.slots.live} of {o.slots.limit} runs are live"
+        why = f"it may go on, and waits for a slot: {wait_of(o.slots)}"
         return Plan((*raised, *stops, *lease), wait or QUEUE_RECHECK_MS, "Queued", why)
     goes_on = report(RecordType.RESUMED, {"reason": pause.reason}, s.pauses, s.epoch)
     return Plan(actions=(*raised, goes_on), requeue_ms=1)
@@ -207,7 +218,7 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
 
 def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int]) -> Hold | None:
     """What its own reason comes to by now."""
-    if pause.reason == PauseReason.SUSPENDED:
+    if pause.reason in {PauseReason.SUSPENDED, PauseReason.PREEMPTED}:
         return None
     if pause.reason == PauseReason.BUDGET:
         return None if pause.widened or pause.widened_by(higher) else _unraised(spec, s, pause)

@@ -209,9 +209,10 @@ class PauseReason(StrEnum):
     APPROVAL = "Approval"
     CONSTRAINT = "Constraint"
     NO_PROGRESS = "NoProgress"  # N6
+    PREEMPTED = "Preempted"  # Q5: to make room
 
 
-PASSING = frozenset({PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL})
+PASSING = frozenset({PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL, PauseReason.PREEMPTED})
 
 
 class PauseStage(StrEnum):

@@ -36,7 +36,11 @@ SETTLE_MS = 2_000  # what may still change by itself is held this long
 START_MS = 10_000  # a start with nothing to report is told this late: most often the agent works by then
 PASSING = frozenset({"Verifying", "Delivering"})
 ENDS = frozenset({"Succeeded", "Failed", "Cancelled"})
-GOES_ON = frozenset({"Queued", PauseReason.SUSPENDED.value, PauseReason.COMMAND.value, PauseReason.APPROVAL.value})
+GOES_ON = frozenset(
+    {"Queued"}
+    | {each.value for each in PauseReason}
+    - {PauseReason.BUDGET.value, PauseReason.CONSTRAINT.value, PauseReason.NO_PROGRESS.value}
+)
 """Reasons of a paused run that nobody has to mend."""
 STATES = {"Succeeded": "Current", "Failed": "Failed", "Cancelled": "Failed"}
 _PHASES: dict[str, Phase] = {p.value: p.value for p in RunPhase}

@@ -177,16 +177,20 @@ class FairQueue(Generic[K]):
             self._turns = (now, dict.fromkeys(self._picks(now)))
         return self._turns[1]
 
-    def _picks(self, now: int) -> Iterator[K]:
+    def next_after(self, tenant: str, now: int) -> K | None:
+        """Whose turn it would be if a live run of that tenant let go of its slot."""
+        return next(self._picks(now, tenant), None)
+
+    def _picks(self, now: int, leaves: str | None = None) -> Iterator[K]:
         heap = []
         for name, of in self._tenants.items():
             share = self._share(name)
-            if of.waiting and _room(of, share, 0):
+            if of.waiting and _room(of, share, -1 if name == leaves else 0):
                 charge = of.charge(now)  # it drops what has left the window, so before what is usual
                 each = of.usual() / share.weight
                 heap.append((charge / share.weight + each / 2, of.waiting[0][0], name, 0, each, share))
         heapify(heap)
-        for _ in range(self.limit - self._live):
+        for _ in range(self.limit - self._live + (leaves is not None)):
             if not heap:
                 return
             charged, _, name, taken, each, share = heappop(heap)
