@@ -153,3 +153,13 @@ def test_an_expression_that_cant_be_judged_is_told() -> None:
     bad = rcon("a", constraints={"custom": [{"name": "c", "cel": "tokens <"}]})
     told = status_of(bad, merge([bad]), UNUSED, None, 0)
     assert (told.conditions[0].reason, told.conditions[0].status) == ("ConstraintInvalid", "False")
+
+
+@pytest.mark.rule("C6")
+def test_what_nothing_keeps_is_told_by_name() -> None:
+    some = rcon("a", concurrency={"sandboxes": 3, "models": 2}, perDay={"cost": "2"})
+    told = status_of(some, merge([some]), Used({}, {}), None, 5_000)
+    assert {c.type: c.status for c in told.conditions}["Ready"] == "False"
+    assert told.conditions[0].reason == "NotEnforced"
+    assert "concurrency.models, perDay.cost" in told.conditions[0].message
+    assert told.sandboxes == "0/3"

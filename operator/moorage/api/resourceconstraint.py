@@ -38,15 +38,15 @@ class Concurrency(Fields):
         default=None, description="Most runs that have a sandbox at once, for example 4. Others are Queued."
     )
     models: Count | None = Field(
-        default=None, description="Most requests to models under way at once. Others wait for their turns."
+        default=None, description="Most requests to models under way at once. Not enforced by this version."
     )
 
 
 class PerDay(Fields):
     """How much in a day, which begins at midnight UTC."""
 
-    tokens: Tokens | None = Field(default=None, description="Most tokens of all kinds, for example 20M.")
-    cost: Money | None = Field(default=None, description='Most cost of models in US dollars, for example "200.00".')
+    tokens: Tokens | None = Field(default=None, description="Most tokens of all kinds, for example 20M..")
+    cost: Money | None = Field(default=None, description='Most cost of models in US dollars, for example "200.00"..')
 
 
 class Totals(Fields):
@@ -101,7 +101,7 @@ class ResourceConstraintSpec(Fields):
         " one with 1. Default: 1.",
     )
     concurrency: Concurrency | None = Field(default=None, description="How much at once.")
-    per_day: PerDay | None = Field(default=None, description="How much in a day (UTC). Hard.")
+    per_day: PerDay | None = Field(default=None, description="How much in a day (UTC). Not enforced by this version.")
     resources: Totals | None = Field(
         default=None, description="How much in all. Rendered as the namespace's ResourceQuota."
     )

@@ -17,6 +17,8 @@ from moorage.core.tenancy.contract import CUSTOM, LINES, Contract, contract_of
 from moorage.core.tenancy.rendering import COUNTED
 
 SANDBOXES = "concurrency.sandboxes"
+UNENFORCED = ("concurrency.models", "perDay.tokens", "perDay.cost")
+"""Lines that may be written, and that nothing keeps in this version."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def status_of(
 ) -> ResourceConstraintStatus:
     """The status, given what stands there. `contract`: what all of the namespace's come to."""
     lines = lines_of(constraint, contract, used.of(constraint))
-    trouble = problem or misread(constraint)
+    trouble = problem or misread(constraint) or unenforced(constraint)
     generation, old = constraint.metadata.generation, constraint.status or ResourceConstraintStatus()
     if trouble is None:
         truths = kstatus("Current", "Enforced", _enforced(constraint, contract), generation)
@@ -112,6 +114,15 @@ def _enforced(constraint: ResourceConstraint, contract: Contract) -> str:
         return f"it counts for {whom}"
     said = ", ".join(f"{line} in {who}" for line, who in elsewhere)
     return f"it counts for {whom}; stricter is {said}"
+
+
+def unenforced(constraint: ResourceConstraint) -> Problem | None:
+    """C6: what isn't kept is told by name, before somebody relies on it."""
+    told = [line for line in UNENFORCED if line in contract_of(constraint).set_by]
+    if not told:
+        return None
+    why = f"this version doesn't keep {', '.join(told)}: take it out; all else counts"
+    return Problem("NotEnforced", why, stalled=True)
 
 
 def misread(constraint: ResourceConstraint) -> Problem | None:
