@@ -127,7 +127,7 @@ class Simulation:
         self.ends: list[tuple[int, Key]] = []
         for name, count in tenants.items():
             for n in range(count):
-                self.queue.wait((name, n), tenant(name), rank(f"{name}-{n:04}", T0))
+                self.queue.wait((name, n), tenant(name), rank(f"{name}-{n:04}", T0), T0)
 
     def run(self, until: Callable[[Simulation], bool]) -> None:
         """Turn after turn."""

@@ -43,13 +43,13 @@ class World:
     def arrive(self, tenant: str, count: int) -> None:
         for n in range(count):
             self.came[tenant, n] = self.now
-            self.queue.wait((tenant, n), tenant, rank(f"run-{n:05}", self.now))
+            self.queue.wait((tenant, n), tenant, rank(f"run-{n:05}", self.now), self.now)
 
     def restart(self) -> None:
         """All that is left is what objects tell."""
         self.queue = self._queue()
         for key in self.came.keys() - self.delays.keys():
-            self.queue.wait(key, key[0], rank(f"run-{key[1]:05}", self.came[key]))
+            self.queue.wait(key, key[0], rank(f"run-{key[1]:05}", self.came[key]), self.now)
         for key, began in self.live.items():
             self.queue.begin(key, key[0], began)
         for tenant, began, ended in self.over:

@@ -170,6 +170,19 @@ def test_nobody_stops_who_has_just_begun_or_once_there_is_room() -> None:
     assert roll.make_room() == []
 
 
+@pytest.mark.rule("Q1", "Q5")
+def test_what_a_run_held_before_it_waits_again_is_charged() -> None:
+    now = {"ms": 1_767_225_600_000}
+    roll, keys = crowd(now)
+    now["ms"] += 120_000
+    roll.note(keys["soft"], Standing.WAITING)
+    other = body("other", created=30)
+    other["metadata"]["namespace"] = "u"
+    roll.saw(other)
+    roll.queue.was("u", now["ms"] - 180_000, now["ms"])  # more than one of the two held, and less than both
+    assert [key.tenant for key in roll.next_waiting()] == ["u"]
+
+
 @pytest.mark.rule("C5", "Q4")
 def test_a_tenant_has_no_more_sandboxes_than_its_contract_says_and_hears_so() -> None:
     contract = Contract(sandboxes=1, set_by={"concurrency.sandboxes": "team"})

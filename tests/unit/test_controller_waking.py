@@ -35,6 +35,21 @@ CHILDREN = {
 }
 
 
+@contextlib.asynccontextmanager
+async def working(engine: Any, roll: Roll) -> AsyncIterator[Operator]:
+    """An operator with one worker around that engine."""
+    metrics, log = OperatorMetrics(CollectorRegistry()), structlog.get_logger()
+    operator = Operator(engine=engine, roll=roll, metrics=metrics, log=log, workers=1, chance=Random(0))
+    work = asyncio.create_task(operator.queue.run())
+    try:
+        yield operator
+    finally:
+        operator.queue.close()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
 def family() -> Roll:
     """A live parent, and children by how far they are."""
     roll = Roll(limit=2)
@@ -57,27 +72,41 @@ async def test_a_child_that_waits_for_its_parent_looks_again_once_that_writes(mo
             passes.append(key.name)
             return Outcome(PROBLEM_RECHECK_MS)
 
-    operator = Operator(
-        engine=Passes(),  # type: ignore[arg-type]
-        roll=family(),
-        metrics=OperatorMetrics(CollectorRegistry()),
-        log=structlog.get_logger(),
-        workers=1,
-        chance=Random(0),
-    )
-    work = asyncio.create_task(operator.queue.run())
-    try:
+    async with working(Passes(), family()) as operator, asyncio.timeout(20):
         for _ in range(10):
             operator.journal_changed(ELDER)
-        async with asyncio.timeout(20):
-            while "short" not in passes:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-    finally:
-        operator.queue.close()
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+        while "short" not in passes:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
     assert passes == ["elder", "short"]
+
+
+@pytest.mark.rule("Q1")
+@pytest.mark.parametrize("half_way", [False, True])
+async def test_a_poison_object_starves_nobody(half_way: bool) -> None:
+    """Its pass fails each time, perhaps after it took the only slot: the run behind it begins all the same."""
+    roll, began = Roll(limit=1), asyncio.Event()
+    poison, sound = (RunKey(f"uid-{name}", "t", name) for name in ("poison", "sound"))
+    for at, key in enumerate((poison, sound)):
+        meta = {"name": key.name, "namespace": "t", "uid": key.uid, "resourceVersion": "1"}
+        roll.saw({"metadata": meta | {"creationTimestamp": f"2026-01-01T00:00:0{at}Z"}, "spec": {}})
+
+    class Passes:
+        async def run_pass(self, key: RunKey) -> Outcome:
+            if not roll.slots(key).free:
+                return Outcome(PROBLEM_RECHECK_MS)
+            if key == poison and not half_way:
+                raise ValueError("a fault of ours")
+            roll.note(key, Standing.LIVE)
+            if key == poison:
+                raise ValueError("a fault of ours")
+            began.set()
+            return Outcome(None)
+
+    async with working(Passes(), roll) as operator, asyncio.timeout(20):
+        operator.look(sound)
+        operator.look(poison)
+        await began.wait()
+    assert roll.queue.live == 1
 
 
 @pytest.mark.rule("B3")

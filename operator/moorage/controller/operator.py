@@ -127,6 +127,8 @@ class Operator:
             self._log.info("pass_waits", reason=type(error).__name__, message=str(error), **about)
         else:
             self._log.error("pass_failed", exc_info=error, **about)
+            if self._roll.stumbled(key):
+                self._wake_waiting()
 
 
 def run_of_child(body: Body) -> RunKey | None:

@@ -184,6 +184,15 @@ class Roll:
         self._placed(entry)
         return moved
 
+    def stumbled(self, key: RunKey) -> bool:
+        """A pass of it failed by a fault of ours: nobody waits behind it, nor does it hold a slot that it never began
+        in. True where that moved the queue.
+        """
+        entry = self.get(key)
+        if entry is None or entry.standing not in COUNTED or _begun(entry.body):
+            return False
+        return self.note(key, Standing.BLOCKED, entry.reason)
+
     def _replaced(self, before: Entry, entry: Entry) -> None:
         """The object is another one, or waits for another one now."""
         if before.origin != entry.origin:
@@ -197,7 +206,7 @@ class Roll:
         key = entry.key
         self._stopping(entry, live=entry.standing is Standing.LIVE)
         if entry.standing is Standing.WAITING:
-            self.queue.wait(key, key.tenant, entry.rank)
+            self.queue.wait(key, key.tenant, entry.rank, self._now())
         elif entry.standing is Standing.LIVE:
             self.queue.begin(key, key.tenant, (entry.began_at if first is not None else None) or self._now())
         else:
@@ -226,10 +235,14 @@ class Roll:
         )
 
     def _turn(self, entry: Entry) -> bool:
-        """Whether it may begin. One that waits for something else is asked about as if it waited for its turn."""
+        """Whether it may begin. One that waits for something else is asked about as if it waited for its turn; one that
+        counts as live already, since a pass of its failed half-way, has its slot.
+        """
+        if entry.standing is Standing.LIVE:
+            return True
         if entry.standing is not Standing.BLOCKED:
             return entry.key in self.queue.turns(self._now())
-        self.queue.wait(entry.key, entry.key.tenant, entry.rank)
+        self.queue.wait(entry.key, entry.key.tenant, entry.rank, self._now())
         turn = entry.key in self.queue.turns(self._now())
         self.queue.leave(entry.key, self._now())
         return turn

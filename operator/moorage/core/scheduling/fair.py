@@ -122,11 +122,11 @@ class FairQueue(Generic[K]):
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def wait(self, key: K, tenant: str, place: Rank) -> None:
+    def wait(self, key: K, tenant: str, place: Rank, now: int) -> None:
         """It waits, at that place from now on."""
         if self._where.get(key) == (tenant, place):
             return
-        self.leave(key, place.created_at)
+        self.leave(key, now)
         insort(self._tenant(tenant).waiting, (place, key), key=_by_rank)
         self._where[key] = (tenant, place)
 
