@@ -10,7 +10,19 @@ from pathlib import Path
 import typer
 
 from moorage import points
-from moorage.cli import commanding, listing, proving, reading, replaying, resolving, running, top, usage, watching
+from moorage.cli import (
+    commanding,
+    listing,
+    proving,
+    reading,
+    replaying,
+    resolving,
+    running,
+    tenant,
+    top,
+    usage,
+    watching,
+)
 from moorage.cli.doctor import doctor
 from moorage.cli.exits import CliError, Exit
 from moorage.cli.ports import App
@@ -48,6 +60,7 @@ def program() -> typer.Typer:
     for command in (*COMMANDS, *commanding.COMMANDS, doctor):
         cli.command()(command)
     cli.command("list")(listing.listed)
+    cli.add_typer(tenant.tenant(), name="tenant")
     cli.command()(running.torture)
     for process in (running.operator, running.gateway):
         cli.command(rich_help_panel="Processes")(process)
