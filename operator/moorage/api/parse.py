@@ -19,7 +19,7 @@ from moorage.api.agent import Agent
 from moorage.api.agentrun import AgentRun
 from moorage.api.meta import Resource, bounded
 from moorage.api.modelprovider import ModelProvider
-from moorage.api.resourceconstraint import ResourceConstraint
+from moorage.api.resourceconstraint import ResourceConstraint, ResourceConstraintStatus
 from moorage.api.rules import BROKEN, Placement, Told
 from moorage.api.runstatus import AgentRunStatus
 from moorage.api.workspace import Workspace
@@ -87,7 +87,11 @@ def parse_model_provider(obj: object, unknown: Unknown = "tell") -> ModelProvide
 
 
 def parse_resource_constraint(obj: object, unknown: Unknown = "tell") -> ResourceConstraint | InvalidSpec:
-    """Read a ResourceConstraint, as `parse_agent_run` does."""
+    """Read a ResourceConstraint, as `parse_agent_run` does: a broken status takes no limit away."""
+    if isinstance(obj, Mapping) and obj.get("status") is not None:
+        told = _salvaged(ResourceConstraintStatus, obj["status"])
+        read = parse(ResourceConstraint, {k: v for k, v in obj.items() if k != "status"}, "cluster", unknown)
+        return read if isinstance(read, InvalidSpec) else read.model_copy(update={"status": told})
     return parse(ResourceConstraint, obj, "cluster", unknown)
 
 
