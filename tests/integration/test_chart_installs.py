@@ -119,11 +119,16 @@ def come_and_go(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(), ("tenancy.namespaces={default}", "rbac.readers[0].kind=Group", "rbac.readers[0].name=dev")]
+    "values",
+    [
+        (),
+        ("--set", "tenancy.namespaces={default},rbac.readers[0].kind=Group,rbac.readers[0].name=dev"),
+        ("-f", str(CHART / "values-production.yaml")),
+    ],
+    ids=("default", "readers", "production"),
 )
 def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(helm: Helm, values: tuple[str, ...]) -> None:
-    sets = [part for value in values for part in ("--set", value)]
-    helm("install", "moorage", str(CHART), *NO_CRDS, *sets)
+    helm("install", "moorage", str(CHART), *NO_CRDS, *values)
     for name in ("operator", "gateway"):
         found = json.loads(helm.server.kubectl("get", "deploy", f"moorage-{name}", "-n", helm.namespace, "-o", "json"))
         template = found["spec"]["template"]

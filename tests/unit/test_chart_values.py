@@ -37,6 +37,14 @@ def test_namespaced_mode_holds_no_right_beyond_its_namespaces(helm: str) -> None
     assert environment(objects, "gateway")["MOORAGE_TOKEN_CHECK"] == "issuer-keys"
 
 
+def production(helm: str) -> list[dict[str, Any]]:
+    """The chart with the values that it brings for production, in which every name must be one that it knows."""
+    argv = ("template", "moorage", str(CHART), "-n", "moorage-system", "--kube-version", "1.34.0")
+    done = run_helm(helm, *argv, "-f", str(CHART / "values-production.yaml"))
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
 def notes(helm: str, folder: Path, values: tuple[str, ...]) -> str:
     """NOTES.txt as Helm renders it; without a cluster it shows only manifests, so the notes are put into one."""
     chart = folder / "moorage"
@@ -102,6 +110,31 @@ def test_an_older_kubernetes_is_refused(helm: str) -> None:
     done = run_helm(helm, "template", "moorage", str(CHART), "--kube-version", "1.33.9")
     assert done.returncode != 0
     assert "kubeVersion" in done.stderr
+
+
+def test_production_has_two_of_each_apart_and_before_all_sandboxes(helm: str) -> None:
+    objects = production(helm)
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    for name in ("moorage-operator", "moorage-gateway"):
+        spec = named(objects, "Deployment", name)["spec"]
+        assert spec["replicas"] == 2
+        pod, own = spec["template"]["spec"], spec["selector"]["matchLabels"]
+        assert pod["priorityClassName"] == "system-cluster-critical"
+        spread = pod["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        assert all(each["labelSelector"] == {"matchLabels": own} for each in spread), "each keeps from its own kind"
+        assert [each["spec"]["maxUnavailable"] for each in budgets if each["metadata"]["name"] == name] == [1]
+        assert named(objects, "NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"] == own
+    assert not of_kind(objects, "PersistentVolumeClaim"), "the journal is in PostgreSQL, blobs are in a bucket"
+
+
+def test_a_spread_that_selects_pods_itself_is_taken_as_it_is(helm: str) -> None:
+    spread = "operator.topologySpreadConstraints[0]"
+    objects = render(helm, (f"{spread}.topologyKey=rack", f"{spread}.labelSelector.matchLabels.app=web"))
+    pod = named(objects, "Deployment", "moorage-operator")["spec"]["template"]["spec"]
+    assert pod["topologySpreadConstraints"] == [
+        {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "web"}}}
+    ]
 
 
 def test_every_value_is_described() -> None:

@@ -71,6 +71,13 @@ affinity:
           labelSelector:
             matchLabels: {{- include "moorage.selector" .apart | nindent 14 }}
 {{- end }}
+{{- $own := dict "matchLabels" (include "moorage.selector" .apart | fromYaml) }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints:
+{{- range . }}
+  - {{- toYaml (ternary . (merge (dict "labelSelector" $own) .) (hasKey . "labelSelector")) | nindent 4 }}
+{{- end }}
+{{- end }}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
