@@ -129,8 +129,7 @@ async def test_a_tenant_is_shown_with_who_waits_and_what_is_unknown(
     line = {"name": "concurrency.sandboxes", "limit": "4", "used": "3"}
     tell("rcon", name, observedGeneration=1, conditions=[ready], lines=[line])
     why = "3rd in team-a; team-a uses 4 of 4 sandboxes"
-    queued = {"type": "Admitted", "status": "False", "reason": "Queued", "message": why, **said}
-    tell("ar", "waits", phase="Queued", reason="Queued", conditions=[queued])
+    tell("ar", "waits", phase="Queued", reason="NoSlot", queue={"position": 3, "reason": why})
     open_effect = {"type": "EffectsClosed", "status": "False", "reason": "EffectUnknown", "message": "push-1", **said}
     tell("ar", "unsure", phase="Running", conditions=[open_effect])
 
@@ -140,3 +139,5 @@ async def test_a_tenant_is_shown_with_who_waits_and_what_is_unknown(
     assert [(each["run"], each["message"]) for each in told["waiting"]] == [("waits", why)]
     assert told["unknown"] == [{"run": "unsure", "reason": "EffectUnknown", "message": "push-1"}]
     assert {"role": "edit", "kind": "User", "name": "ann"} in told["bindings"]
+    wide = api_server.kubectl("get", "ar", "waits", "-n", name, "-o", "wide")
+    assert why in wide, "who looks with kubectl alone reads it, too"

@@ -333,8 +333,8 @@ def test_columns_short_names_and_category(definitions: ApiServer, api: Api) -> N
     row = ["it", "Running", "Working", "3", "1200", "0.42", "2"]
     assert definitions.kubectl(*get, "ar").split()[:15] == [*header, *row]
     wide = definitions.kubectl(*get, "ar", "-o", "wide").split()
-    assert wide[8:11] == ["WORKSPACE", "BRANCH", "NODE"]
-    assert wide[-3:] == ["web", "moorage/it", "n1"]
+    assert wide[8:12] == ["WORKSPACE", "BRANCH", "NODE", "WAITS"]
+    assert wide[20:23] == ["web", "moorage/it", "n1"]
     assert "agentrun.moorage.dev/it" in definitions.kubectl(*get, "moorage", "-o", "name")
     assert "it" in definitions.kubectl(*get, "ar", "--field-selector=status.phase=Running", "-o", "name")
     for short in ("ws", "agt", "mp"):

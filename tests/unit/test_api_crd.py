@@ -98,7 +98,7 @@ def test_columns_of_runs() -> None:
         "EPOCH",
         "AGE",
     ]
-    assert [c.name.upper() for c in columns if c.wide] == ["WORKSPACE", "BRANCH", "NODE"]
+    assert [c.name.upper() for c in columns if c.wide] == ["WORKSPACE", "BRANCH", "NODE", "WAITS"]
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.plural)

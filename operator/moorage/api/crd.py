@@ -89,6 +89,7 @@ DEFINITIONS = (
             ),
             Column("Branch", ".status.workspace.branch", description="The run's branch.", wide=True),
             Column("Node", ".status.node", description="Node of the sandbox.", wide=True),
+            Column("Waits", ".status.queue.reason", description="What is short while it waits.", wide=True),
         ),
         (".status.phase",),
         runstatus.BORN,

@@ -45,8 +45,8 @@ class Concurrency(Fields):
 class PerDay(Fields):
     """How much in a day, which begins at midnight UTC."""
 
-    tokens: Tokens | None = Field(default=None, description="Most tokens of all kinds, for example 20M..")
-    cost: Money | None = Field(default=None, description='Most cost of models in US dollars, for example "200.00"..')
+    tokens: Tokens | None = Field(default=None, description="Most tokens of all kinds, for example 20M.")
+    cost: Money | None = Field(default=None, description='Most cost of models in US dollars, for example "200.00".')
 
 
 class Totals(Fields):

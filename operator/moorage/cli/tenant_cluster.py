@@ -139,8 +139,8 @@ def _contract(found: Body) -> dict[str, Any]:
 
 def _waits(found: Body, created_at: int) -> dict[str, Any]:
     status = found.get("status") or {}
-    told = _condition(found, "Admitted") or _condition(found, "Ready")
-    message = told.get("message") or status.get("message") or ""
+    queue = status.get("queue") or {}
+    message = queue.get("reason") or status.get("message") or _condition(found, "Ready").get("message") or ""
     why = {"reason": str(status.get("reason") or ""), "message": str(message)}
     return {"run": found["metadata"]["name"], "since": rfc3339(created_at), **why}
 
