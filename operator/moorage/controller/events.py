@@ -1,4 +1,8 @@
-"""Kubernetes Events: one per transition, typed, bounded, deduplicated by name, and never waited for."""
+"""Kubernetes Events: one per transition, typed, bounded, deduplicated by name, and never waited for.
+
+The API server keeps each for an hour, in etcd. What one object, and all of a namespace, may tell in a minute is
+bounded, so that nobody's runs fill it, however fast they are made, fail and are deleted (ADR 192).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,39 @@ from moorage.api import names
 from moorage.api.meta import bounded, get_condition, micro_time
 from moorage.api.runstatus import AgentRunStatus
 from moorage.clock import Clock
+from moorage.core.models.rates import MINUTE_MS, Bucket
 from moorage.core.run.conditions import WITHIN
 from moorage.core.run.status import word
 from moorage.sandbox.kube import Body, KubeApi, KubeError, path_of
 from moorage.sandbox.port import RunKey
 
 KEPT = 1_000  # Events waiting to be sent; beyond, the newest are dropped
+OF_AN_OBJECT, OF_A_NAMESPACE = 20, 600  # in a minute
 WARNINGS = frozenset({"Failed", "Recovering"})
 UNWRITABLE = "StatusRefused"
 BENIGN = frozenset({"Provisioning", "Verifying", "Delivering", "Running", "Pending", "Queued", "Cancelling"})
+
+
+class Allowance:
+    """What each key may have in a minute. Who asks for nothing for a minute is forgotten: the bucket is full again."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute, self._swept = per_minute, 0
+        self._buckets: dict[str, Bucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: str, now: int) -> bool:
+        """Whether there was one left; it is used then. `now` is of a steady clock, in milliseconds."""
+        if now - self._swept >= MINUTE_MS:
+            self._swept = now
+            self._buckets = {k: each for k, each in self._buckets.items() if now - each.at < MINUTE_MS}
+        bucket = self._buckets.get(key, Bucket.full(self._per_minute, now)).after(self._per_minute, now)
+        if bucket.wait_ms(1):
+            return False
+        self._buckets[key] = bucket.less(1)
+        return True
 
 
 class Events:
@@ -26,9 +54,10 @@ class Events:
     def __init__(self, api: KubeApi, clock: Clock, instance: str) -> None:
         self._api, self._clock, self._instance = api, clock, instance
         self._mail: asyncio.Queue[tuple[str, Body]] = asyncio.Queue(KEPT)
+        self._objects, self._namespaces = Allowance(OF_AN_OBJECT), Allowance(OF_A_NAMESPACE)
 
     def changed(self, run: RunKey, old: AgentRunStatus, new: AgentRunStatus) -> None:
-        """Put what happened into the mailbox; drop it where that is full."""
+        """Put what happened into the mailbox; drop it where that is full, or too much was told of late."""
         for kind, reason, message in told(old, new):
             self._send(run, kind, reason, message, new)
 
@@ -40,9 +69,10 @@ class Events:
         )
 
     def _send(self, run: RunKey, kind: str, reason: str, message: str, status: AgentRunStatus) -> None:
-        body = self._event(run, kind, reason, message, status)
-        if not self._mail.full():
-            self._mail.put_nowait((run.tenant, body))
+        now = self._clock.monotonic_ms()
+        if self._mail.full() or not self._objects.take(run.uid, now) or not self._namespaces.take(run.tenant, now):
+            return
+        self._mail.put_nowait((run.tenant, self._event(run, kind, reason, message, status)))
 
     async def post(self) -> None:
         """Send until cancelled. A lost Event is no fault: the journal has it."""
