@@ -226,7 +226,8 @@ class OperatorWorld:
 
     async def _picture(self) -> str:
         runs = await self.api.items(self.path("agentruns", version=names.API_VERSION))
-        return json.dumps([r.get("status") for r in runs])[:2000]
+        told = [{key: (r.get("status") or {}).get(key) for key in ("phase", "reason", "message")} for r in runs]
+        return f"{json.dumps(told)}; {json.dumps([r.get('status') for r in runs])}"[:4000]
 
     async def until_phase(self, name: str, *phases: str, seconds: float = PATIENCE_S) -> dict[str, Any]:
         async def reached() -> dict[str, Any] | None:

@@ -128,8 +128,9 @@ async def test_what_isnt_allowed_is_held_until_it_is(world: OperatorWorld) -> No
     await world.start()
     for n, (reason, narrow, wide, spec) in enumerate(REFUSED):
         made = await constrain(world, **narrow)
+        await until_ready(world)
         name = f"fix-{n}"
-        await world.apply_run(name, timeouts={"scheduleToStart": "1s"}, **spec)
+        await world.apply_run(name, timeouts={"scheduleToStart": "5s"}, **spec)
         status = await world.until_reason(name, reason)
         assert status["phase"] == "Pending"
         assert "rcon/team" in status["message"]
@@ -163,3 +164,71 @@ async def test_a_run_is_judged_by_the_stricter_limit_and_goes_on_when_its_contra
         return [(each["limit"], each["to"]) for each in state["raised"]] == [("max_iterations", 7)]
 
     await world.until(raised, "the contract's raise in the journal")
+
+
+# --- within a quota ---------------------------------------------------------------------------------------------------
+
+
+async def ended(world: OperatorWorld, pod: dict[str, Any]) -> None:
+    await world.work(pod)
+    await world.end_pod(pod)
+
+
+async def pods_of(world: OperatorWorld, name: str) -> list[dict[str, Any]]:
+    return [pod for pod in await world.pods() if pod["metadata"]["annotations"][names.RUN_NAME] == name]
+
+
+@pytest.mark.rule("C6")
+async def test_over_quota_is_queued_with_nothing_made_and_begins_in_order(world: OperatorWorld) -> None:
+    """Three at once and room for one: each next one begins when there is room, or the quota is raised."""
+    await constrain(world, resources={"cpu": 1, "memory": "1Gi", "storage": "5Gi"})
+    await world.start()
+    await until_ready(world)
+    for name in ("a", "b", "c"):
+        await world.apply_run(name)
+    pod = await world.until_pod()
+    first = pod["metadata"]["annotations"][names.RUN_NAME]
+    waiting = sorted({"a", "b", "c"} - {first})
+    for name in waiting:
+        status = await world.until_reason(name, "Queued")
+        assert status["phase"] == "Queued"
+        assert status.get("epoch") is None
+    told = (await world.status(waiting[0]))["message"]
+    assert "quota moorage-contract has" in told
+    assert "rcon/team is raised" in told
+    assert len(await world.standing()) == 3, "pod, volume and Lease of the one that runs"
+    await world.api.patch(constraints(world, "team"), {"spec": {"resources": {"cpu": 2, "memory": "2Gi"}}})
+
+    async def second() -> bool:
+        return bool(await pods_of(world, waiting[0]))
+
+    await world.until(second, "the next one, now that the quota is raised")
+    assert await pods_of(world, waiting[1]) == []
+    await ended(world, pod)
+    await world.until_phase(first, "Succeeded")
+
+    async def third() -> bool:
+        return bool(await pods_of(world, waiting[1]))
+
+    await world.until(third, "the last one, in the room of the first")
+    epochs = [pod["metadata"]["labels"][names.EPOCH] for pod in await world.pods()]
+    assert epochs == ["1"] * 3, "nobody has used up an attempt"
+
+
+@pytest.mark.rule("C6")
+async def test_what_the_quota_can_never_hold_keeps_nobody_else_waiting(world: OperatorWorld) -> None:
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "theirs"}}
+    theirs = await world.api.create(world.path("resourcequotas"), {**body, "spec": {"hard": {"limits.memory": "1Gi"}}})
+    await world.start()
+    await world.apply_run("big", sandbox={"resources": {"memory": "2Gi"}})
+    status = await world.until_reason("big", "QuotaTooSmall")
+    assert "quota theirs allows 1Gi of limits.memory in all" in status["message"]
+    await world.apply_run("small")
+    await world.until_pod()
+    path = world.path("resourcequotas", theirs["metadata"]["name"])
+    await world.api.patch(path, {"spec": {"hard": {"limits.memory": "4Gi"}}})
+
+    async def begun() -> bool:
+        return bool(await pods_of(world, "big"))
+
+    await world.until(begun, "the big one")

@@ -7,6 +7,7 @@ import kopf
 import pytest
 
 from moorage.controller.tenancy.contracts import Contracts
+from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.tenancy.tenancy import Tenancy
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeError, Missing
 
@@ -72,6 +73,8 @@ def tenancy(api: Api, log: Log, changed: list[str]) -> Tenancy:
         api,  # type: ignore[arg-type]
         (),
         Contracts(),
+        Rooms(lambda *_: {}, lambda: 0),
+        roomier=lambda: None,
         live=lambda tenant: live.get(tenant, []),
         changed=changed.append,
         now=lambda: 0,

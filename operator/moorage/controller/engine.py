@@ -14,6 +14,7 @@ from moorage.controller.measures import Measures
 from moorage.controller.ports import Objects, Telling
 from moorage.controller.roll import Roll, Standing
 from moorage.controller.statuses import Statuses
+from moorage.controller.tenancy.rooms import Rooms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Admit, Begin, Plan, Report
 from moorage.core.run.observed import Observed, Problem
@@ -49,9 +50,10 @@ class Engine:
         clock: Clock,
         telling: Telling,
         metrics: OperatorMetrics,
+        rooms: Rooms | None = None,
     ) -> None:
         self._gatherer, self._applier = gatherer, applier
-        self._roll, self._clock, self._metrics = roll, clock, metrics
+        self._roll, self._clock, self._metrics, self._rooms = roll, clock, metrics, rooms
         self._measures = Measures(metrics, roll)
         self._statuses = Statuses(objects, roll, clock, telling)
         self._troubled: dict[str, int] = {}  # by UID: since when a problem that time counts against is seen
@@ -62,8 +64,13 @@ class Engine:
         freed = False
         if any(_takes_slot(action) for action in plan.actions):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
+            if self._rooms is not None:
+                self._rooms.took(key, gathered.observed)
         known, plan = await self._act(key, plan, gathered)
-        freed |= self._roll.note(key, _standing(known.observed, plan), plan.reason)
+        standing = _standing(known.observed, plan)
+        freed |= self._roll.note(key, standing, plan.reason)
+        if self._rooms is not None:
+            self._rooms.passed(key, known.observed, live=standing is Standing.LIVE)
         self._measures.passed(key, plan, gathered.observed, known.observed, self._clock.now_ms())
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
         if not _counts(known.observed.problem):

@@ -28,6 +28,7 @@ from moorage.controller.ports import Body, Objects
 from moorage.controller.relatives import Kin, Relatives
 from moorage.controller.roll import Roll, key_of
 from moorage.controller.signs import Signs
+from moorage.controller.tenancy.rooms import Rooms, too_big
 from moorage.core.run.admission import JOURNAL_LOST
 from moorage.core.run.limits import in_force
 from moorage.core.run.observed import Observed, Problem
@@ -46,7 +47,8 @@ from moorage.core.run.resolve import (
 from moorage.core.run.state import RunState, SandboxRef
 from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
-from moorage.core.tenancy.admission import under_contract, wanted_limits
+from moorage.core.scheduling.explain import Slots
+from moorage.core.tenancy.admission import full, under_contract, wanted_limits
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import Children, Conflict, RunKey, Substrate
 
@@ -79,7 +81,7 @@ class Journal:
 
 class Gatherer:
     """Reads; never changes anything. `cancelled`: whether a command is to cancel the run of that UID unbegun.
-    `contract`: what counts in a namespace now.
+    `contract`: what counts in a namespace now; `rooms`: what its quotas have room for.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class Gatherer:
         signs: Signs,
         cancelled: Callable[[str], bool] = lambda _: False,
         contract: Callable[[str], Contract] = lambda _: Contract(),
+        rooms: Rooms | None = None,
     ) -> None:
         self._objects, self._substrate, self._gateway = objects, substrate, gateway
         self._roll, self._defaults, self._drivers, self._constraints = roll, defaults, drivers, constraints
-        self._signs, self._cancelled, self._contract = signs, cancelled, contract
+        self._signs, self._cancelled, self._contract, self._rooms = signs, cancelled, contract, rooms
         self._relatives = Relatives(objects, gateway, roll)
 
     async def gather(self, key: RunKey, *, new: bool = False) -> Gathered:
@@ -171,6 +174,10 @@ class Gatherer:
         problem = JOURNAL_LOST if lost else found if isinstance(found, Problem) else None
         meta = (body or {}).get("metadata") or {}
         spec = _spec(view, found, run)
+        slots, short = Slots(), None
+        if asked.get("suspend") is not True:
+            slots, short = self._turn(key, spec, view, previous, body, volume=children.volume)
+        problem = problem or short
         observed = Observed(
             uid=key.uid,
             tenant=key.tenant,
@@ -182,7 +189,7 @@ class Gatherer:
             cancel=asked.get("cancel") is True or self._cancelled(key.uid),
             suspend=asked.get("suspend") is True,
             closed_without_journal=view is None and not journal.away and previous.phase in ENDS,
-            slots=self._roll.slots(key),
+            slots=slots,
             makes_room_for=self._roll.makes_room_for(key),
             journal=None if journal.away else view.state if view else RunState(),
             gateway_up_since=view.up_since if view else None,
@@ -207,6 +214,35 @@ class Gatherer:
             signature=view.signature if view else None,
         )
         return Gathered(self._signs.dated(observed), previous, view, str(meta.get("resourceVersion") or ""))
+
+    def _turn(
+        self,
+        key: RunKey,
+        spec: ResolvedRun | None,
+        view: RunView | None,
+        previous: AgentRunStatus,
+        body: Body | None,
+        *,
+        volume: bool,
+    ) -> tuple[Slots, Problem | None]:
+        """Whether it may begin, or go on; C6: and whether constraints with a selector and the namespace's quotas have
+        room for it then.
+        """
+        slots = self._roll.slots(key)
+        phase = view.state.phase if view is not None else RunPhase.PENDING
+        if spec is None or phase not in {RunPhase.PENDING, RunPhase.PAUSED}:
+            return slots, None
+        labels = ((body or {}).get("metadata") or {}).get("labels") or {}
+        problem = full(labels, self._contract(key.tenant), self._roll.live(key.tenant))
+        if problem is None and slots.free and self._rooms is not None:
+            waiting = phase is RunPhase.PENDING or previous.reason == "Queued"
+            short = self._rooms.short(key, spec, volume=volume, waiting=waiting)
+            if short is not None and not short.never:
+                return Slots(free=False, tenant=key.tenant, closed=short.message), None
+            problem = too_big(short) if short is not None else None
+        if problem is not None and phase is RunPhase.PAUSED:
+            return Slots(free=False, tenant=key.tenant, closed=problem.message), None
+        return slots, problem
 
     # --- references ---------------------------------------------------------------------------------------------------
 

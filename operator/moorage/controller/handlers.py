@@ -88,7 +88,7 @@ def watch_contracts(
     constraint: Callable[[str | None, Any], None],
     rendered: Callable[[str, str | None, Any], None],
 ) -> None:
-    """C5: ResourceConstraints, and of ResourceQuotas and LimitRanges those that are ours; as far as they are in
+    """C5: ResourceConstraints, all ResourceQuotas, and the LimitRanges that are ours; as far as they are in
     `plurals`, since a watch of what may not be read would never begin.
     """
     if names.CONSTRAINTS in plurals:
@@ -135,7 +135,6 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5, 5, 5)
     for resource in (
         ("v1", "pods"),
-        ("v1", "resourcequotas"),
         ("v1", "limitranges"),
         ("coordination.k8s.io", "leases"),
         ("networking.k8s.io", "networkpolicies"),

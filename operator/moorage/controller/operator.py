@@ -10,6 +10,7 @@ from moorage.api import names
 from moorage.controller.engine import Engine
 from moorage.controller.queue import WorkQueue
 from moorage.controller.roll import Roll, Standing, key_of, parent_of
+from moorage.core.tenancy.admission import CONCURRENCY
 from moorage.sandbox.port import Conflict, RunKey, Unavailable
 from moorage.telemetry.logs import Key
 from moorage.telemetry.metrics import OperatorMetrics
@@ -95,6 +96,11 @@ class Operator:
         self._wake_waiting()
         self.reference_changed(tenant)
 
+    def room_changed(self) -> None:
+        """The quotas of some namespace have room for whoever found none there before."""
+        self._roll.contracts_changed()
+        self._wake_waiting()
+
     def look(self, key: RunKey) -> None:
         """The scan found something to do about that run."""
         self.queue.add(key)
@@ -107,6 +113,8 @@ class Operator:
         self._metrics.passes.labels("done").inc()
         if outcome.freed:
             self._wake_waiting()
+            if (kept := self._roll.first_kept(key.tenant, CONCURRENCY)) is not None:
+                self.queue.add(kept)
         for other in self._roll.make_room():
             self.queue.add(other)
         if outcome.gone:

@@ -11,6 +11,7 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
+from moorage.api.wire import ResolvedRun
 from moorage.clock import Clock
 from moorage.controller.apply import Applier
 from moorage.controller.cancels import Cancels
@@ -30,13 +31,15 @@ from moorage.controller.scan import Scan
 from moorage.controller.settings import OperatorSettings
 from moorage.controller.signs import Signs
 from moorage.controller.tenancy.contracts import Contracts
+from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.tenancy.tenancy import Tenancy
 from moorage.controller.together import together
 from moorage.controller.usability import Usability
+from moorage.core.tenancy.room import Needs
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
 from moorage.sandbox.port import NameTaken, RunKey
-from moorage.sandbox.spec import SandboxSettings
+from moorage.sandbox.spec import SandboxSettings, needs
 from moorage.sandbox.tenant import TenantObjects
 from moorage.telemetry.metrics import OperatorMetrics
 
@@ -90,7 +93,9 @@ async def run_operator(
     """Work until `stop`. `ready` is set once it watches; `duty` hears what the probes ask."""
     ready = ready or asyncio.Event()
     contracts, signs = Contracts(), Signs(deps.clock)
-    roll = Roll(settings.max_live_runs, deps.clock.now_ms, contracts.of)
+    rooms = Rooms(partial(_needs, sandboxes), deps.clock.now_ms)
+    roll = Roll(settings.max_live_runs, deps.clock.now_ms, contracts.of, rooms.closed)
+    rooms.line(roll.queue.place)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
     substrate = PodSubstrate(deps.api, sandboxes, tenants, deps.clock)
@@ -106,6 +111,7 @@ async def run_operator(
         deps,
         cancels=cancels,
         contracts=contracts,
+        rooms=rooms,
         roll=roll,
         signs=signs,
         objects=objects,
@@ -136,8 +142,10 @@ async def run_operator(
         deps.api,
         settings.watch_namespaces,
         contracts,
+        rooms,
         live=roll.live,
         changed=operator.contract_changed,
+        roomier=operator.room_changed,
         now=deps.clock.now_ms,
         log=deps.log,
         chance=deps.chance,
@@ -185,6 +193,7 @@ def _engine(
     *,
     cancels: Cancels,
     contracts: Contracts,
+    rooms: Rooms,
     roll: Roll,
     signs: Signs,
     objects: KubeObjects,
@@ -203,6 +212,7 @@ def _engine(
         signs=signs,
         cancelled=cancels.asked,
         contract=contracts.of,
+        rooms=rooms,
     )
     applier = Applier(
         substrate=substrate,
@@ -220,6 +230,7 @@ def _engine(
         clock=deps.clock,
         telling=events,
         metrics=deps.metrics,
+        rooms=rooms,
     )
 
 
@@ -243,6 +254,10 @@ def _scan(
         log=deps.log,
         namespaces=settings.watch_namespaces,
     )
+
+
+def _needs(sandboxes: SandboxSettings, run: ResolvedRun, pod: bool, volume: bool) -> Needs:
+    return needs(run, sandboxes, pod, volume)
 
 
 def _heard(substrate: PodSubstrate, kind: str | None, child: Body) -> bool:

@@ -67,14 +67,18 @@ class Entry:
 class Roll:
     """By namespace and name: an object of the same name with another UID takes the old one's place.
 
-    `now` in ms since the epoch. `contract` is a tenant's, as it stands.
+    `now` in ms since the epoch. `contract` is a tenant's, as it stands; `closed`: why nothing of a tenant begins now.
     """
 
     def __init__(
-        self, limit: int, now: Callable[[], int] = lambda: 0, contract: Callable[[str], Contract] = lambda _: UNBOUND
+        self,
+        limit: int,
+        now: Callable[[], int] = lambda: 0,
+        contract: Callable[[str], Contract] = lambda _: UNBOUND,
+        closed: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.limit, self._now, self._contract = limit, now, contract
-        self.queue: FairQueue[RunKey] = FairQueue(limit, lambda tenant: share_of(contract(tenant)))
+        self.queue: FairQueue[RunKey] = FairQueue(limit, lambda tenant: share_of(contract(tenant), closed(tenant)))
         self._entries: dict[tuple[str, str], Entry] = {}
         self._children: dict[tuple[str, str], set[str]] = {}
         self._next: dict[tuple[str, str], set[str]] = {}
@@ -315,6 +319,12 @@ class Roll:
             if entry.standing is Standing.BLOCKED and tenant in {None, entry.key.tenant}:
                 yield entry.key
 
+    def first_kept(self, tenant: str, reason: str) -> RunKey | None:
+        """The first of a tenant's runs that waits for something else than a slot, and for that."""
+        kept = (self._entries[each.tenant, each.name] for each in self.blocked(tenant))
+        ranked = sorted((e.rank, e.key.name) for e in kept if e.reason == reason)
+        return self.find(tenant, ranked[0][1]) if ranked else None
+
     def live(self, tenant: str) -> list[Mapping[str, str]]:
         """The labels of each live run there."""
         found = (e for e in self._entries.values() if e.key.tenant == tenant and e.standing is Standing.LIVE)
@@ -454,9 +464,9 @@ def _scheduling(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def share_of(contract: Contract) -> Share:
-    """What the queue goes by."""
-    return Share(contract.weight, contract.sandboxes)
+def share_of(contract: Contract, closed: str = "") -> Share:
+    """What the queue goes by. `closed`: why nothing of the tenant begins now."""
+    return Share(contract.weight, contract.sandboxes, closed)
 
 
 def _created(meta: Mapping[str, Any]) -> int:

@@ -178,6 +178,22 @@ def resources(spec: ResolvedRun, settings: SandboxSettings) -> Body:
     return {"limits": limits, "requests": requests} if limits else {}
 
 
+def needs(spec: ResolvedRun, settings: SandboxSettings, pod: bool, volume: bool) -> dict[str, Fraction]:
+    """What a sandbox (or a verifier, which is as large) and a volume take of a ResourceQuota, by its own names."""
+    found: dict[str, Fraction] = {}
+    if pod:
+        body = resources(spec, settings)
+        found |= {"pods": Fraction(1), "count/pods": Fraction(1)}
+        for kind in ("limits", "requests"):
+            found |= {f"{kind}.{name}": amount(text) for name, text in body.get(kind, {}).items()}
+        found |= {name: amount(text) for name, text in body.get("requests", {}).items()}
+    if volume:
+        claims = "persistentvolumeclaims"
+        found |= {claims: Fraction(1), f"count/{claims}": Fraction(1)}
+        found["requests.storage"] = amount(spec.sandbox.disk or settings.default_disk)
+    return found
+
+
 def volume(run: RunKey, spec: ResolvedRun, settings: SandboxSettings) -> Body:
     """The claim for the run's worktree: it outlives an attempt."""
     claim: Body = {

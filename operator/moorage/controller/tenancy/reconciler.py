@@ -26,7 +26,7 @@ from moorage.telemetry.logs import Key
 WORKERS = 2
 RETOLD_MS = 10_000
 """So often statuses are told anew at least where a contract stands; written only where something in them changed."""
-USED_MS = 2_000
+USED_MS = 3_000
 """So soon after a change of what is used. Changes that come faster are told together."""
 REFUSED_MS = 30_000
 INVALID = 422
@@ -35,7 +35,9 @@ Live = Callable[[str], Iterable[Mapping[str, str]]]
 
 
 class Reconciler:
-    """`live`: see there."""
+    """`live`: see there. `looked(namespace)` is called at each look, and some time after what is used has changed;
+    `rendered` hears of what was written.
+    """
 
     def __init__(
         self,
@@ -43,11 +45,14 @@ class Reconciler:
         contracts: Contracts,
         *,
         live: Live,
+        looked: Callable[[str], None],
+        rendered: Callable[[str, Body], None],
         now: Callable[[], int],
         log: Any,
         chance: Random,
     ) -> None:
         self._api, self._contracts, self._live, self._now, self._log = api, contracts, live, now, log
+        self._looked, self._rendered = looked, rendered
         self._standing: dict[tuple[str, str], Body] = {}
         self._problems: dict[str, Problem] = {}
         self.queue: WorkQueue[str] = WorkQueue(self._work, workers=WORKERS, chance=chance, failed=self._failed)
@@ -59,13 +64,15 @@ class Reconciler:
         self.queue.add(namespace)
 
     def heard(self, kind: str, event: str | None, body: Body) -> None:
-        """The watch's word of a ResourceQuota or LimitRange that is labelled as ours."""
+        """The watch's word of a ResourceQuota or LimitRange."""
         meta = body.get("metadata") or {}
-        if meta.get("name") != NAME:
-            return
         namespace = str(meta.get("namespace", ""))
+        if meta.get("name") != NAME:
+            if kind == QUOTA:
+                self.queue.add_after(namespace, USED_MS)
+            return
         before = self._standing.get((kind, namespace))
-        if event == "DELETED":
+        if event == "DELETED" or not rendering.ours(body):
             self._standing.pop((kind, namespace), None)
         else:
             self._standing[kind, namespace] = dict(body)
@@ -91,6 +98,7 @@ class Reconciler:
     # --- the work -----------------------------------------------------------------------------------------------------
 
     async def _work(self, namespace: str) -> int | None:
+        self._looked(namespace)
         problem = None
         for kind in (QUOTA, RANGE):
             try:
@@ -123,13 +131,18 @@ class Reconciler:
                 await self._api.delete(f"{base}/{NAME}", found["metadata"]["uid"])
             self._standing.pop((kind, namespace), None)
         elif found is None:
-            self._standing[kind, namespace] = await self._api.create(base, wanted)
+            self._made(kind, namespace, await self._api.create(base, wanted))
         elif rendering.drifted(found, wanted):
-            self._standing[kind, namespace] = await self._correct(base, found, wanted)
+            self._made(kind, namespace, await self._correct(base, found, wanted))
             self._log.info("contract_put_back", tenant=namespace, reason="Drifted", kind=kind)
         else:
             self._standing[kind, namespace] = found
         return None
+
+    def _made(self, kind: str, namespace: str, body: Body) -> None:
+        """It counts from now on, before the watch tells of it."""
+        self._standing[kind, namespace] = body
+        self._rendered(kind, body)
 
     async def _correct(self, base: str, found: Body, wanted: Mapping[str, Any]) -> Body:
         """In place, or made anew where what was changed can't be changed back (a quota's scopes)."""

@@ -16,6 +16,8 @@ from moorage.core.run.resolving.limits import demand_judged, demand_prices
 from moorage.core.run.resolving.references import Unresolved
 from moorage.core.tenancy.contract import BOTH, CUSTOM, Contract
 
+CONCURRENCY = "ConcurrencyReached"
+"""Reason of a run that waits for another one that the same constraint selects."""
 COST = ("cost_soft_micros", "cost_hard_micros")
 
 
@@ -28,6 +30,21 @@ def under_contract(
     counting = contract.of(labels)
     against = _refusal(run, counting) or _unjudged(run, counting, installed)
     return against or _bounded(run, counting)
+
+
+def full(labels: Mapping[str, str], contract: Contract, live: Iterable[Mapping[str, str]]) -> Problem | None:
+    """The constraint with a selector whose runs have all the sandboxes that they may have. `live`: labels of each run
+    of the namespace that has one.
+    """
+    standing = list(live)
+    for scope in contract.selecting(labels):
+        most = scope.contract.sandboxes
+        used = sum(1 for each in standing if scope.selects(each))
+        if most is not None and used >= most:
+            why = f"the runs that rcon/{scope.name} selects use {used} of {most} sandboxes"
+            advice = f"next when one of them ends or rcon/{scope.name} is raised"
+            return Problem(CONCURRENCY, f"{why}; {advice}", stalled=False, held=True)
+    return None
 
 
 def _refusal(run: ResolvedRun, contract: Contract) -> Problem | None:

@@ -76,7 +76,15 @@ def _owner(constraint: ResourceConstraint) -> dict[str, Any]:
 
 
 def ours(found: Body) -> bool:
-    """Whether it is Moorage's: one that isn't is neither changed nor removed."""
+    """Whether it is Moorage's, by its label or its owners: one that isn't is neither changed nor removed."""
+    owners = (found.get("metadata") or {}).get("ownerReferences") or ()
+    theirs = (
+        each.get("kind") == "ResourceConstraint" and each.get("apiVersion") == names.API_VERSION for each in owners
+    )
+    return _labelled(found) or any(theirs)
+
+
+def _labelled(found: Body) -> bool:
     labels = (found.get("metadata") or {}).get("labels") or {}
     return bool(labels.get(names.MANAGED_BY) == names.PRODUCT)
 
@@ -85,7 +93,7 @@ def drifted(found: Body, wanted: Body) -> bool:
     """Whether it says something else than it has to: more, less, or of somebody else's owners."""
     if not _same(found.get("spec") or {}, wanted["spec"]):
         return True
-    return _uids(found) != _uids(wanted)
+    return not _labelled(found) or _uids(found) != _uids(wanted)
 
 
 def _uids(body: Body) -> set[str]:
@@ -102,6 +110,7 @@ def correction(found: Body, wanted: Body) -> dict[str, Any]:
         "metadata": {
             "uid": meta["uid"],
             "resourceVersion": meta["resourceVersion"],
+            "labels": wanted["metadata"]["labels"],
             "ownerReferences": wanted["metadata"]["ownerReferences"],
         },
         "spec": spec,
