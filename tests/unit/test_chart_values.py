@@ -1,6 +1,7 @@
 """What a value of the chart comes to, and which are refused: what is told then says what to do."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,15 @@ def test_a_spread_that_selects_pods_itself_is_taken_as_it_is(helm: str) -> None:
     assert pod["topologySpreadConstraints"] == [
         {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "web"}}}
     ]
+
+
+@pytest.mark.parametrize("release", ["moorage.v1.team", "a" * 53, ("a" * 39) + ".b"])
+def test_every_service_has_a_legal_name_whatever_the_releases(helm: str, release: str) -> None:
+    done = run_helm(helm, "template", release, str(CHART), "--kube-version", "1.34.0")
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    for each in of_kind(objects, "Service", "Deployment", "ServiceAccount"):
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"]), each["metadata"]["name"]
 
 
 def test_every_value_is_described() -> None:

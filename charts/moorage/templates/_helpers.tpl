@@ -1,6 +1,6 @@
-{{/* The base of every name; 40 characters leave room for suffixes. */}}
+{{/* The base of every name; 40 characters leave room for suffixes. A release may have dots in its name, a Service may not. */}}
 {{- define "moorage.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "moorage.operator" -}}{{ include "moorage.name" . }}-operator{{- end -}}
