@@ -174,6 +174,7 @@ async def test_doctor_names_what_is_missing_and_what_is_there(
     assert all(definition.plural in checks["definitions"].message for definition in DEFINITIONS)
     assert checks["runtime classes"].state == "fail"
     assert "runtimeClass.create=true" in checks["runtime classes"].hint
+    assert checks["flow control"].state == "warn"
     assert checks["gateway"].state == "fail"
     assert checks["rights"].state == "ok"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from moorage.cli.checks import LEAST_FREE, Tried, attempt, bubblewrap_check, git, runsc_check, state_folder
-from moorage.cli.cluster_checks import judged_version, ready
+from moorage.cli.cluster_checks import judged_flow, judged_version, ready
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,17 @@ def test_a_state_folder_without_room_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LEAST_FREE - 1))
     check = state_folder(tmp_path)
     assert (check.state, "63 MiB left" in check.message) == ("fail", True)
+
+
+def schema(name: str, dangling: str) -> dict[str, object]:
+    return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Dangling", "status": dangling}]}}
+
+
+@pytest.mark.rule("T7", "C5")
+def test_flow_control_that_is_not_there_or_has_lost_its_level_is_told_by_name() -> None:
+    assert judged_flow([schema("moorage-leases", "False")]).state == "ok"
+    none = judged_flow([])
+    assert (none.state, "not enforced" in none.message, "flowControl.enabled" in none.hint) == ("warn", True, True)
+    lost = judged_flow([schema("moorage-leases", "True"), schema("moorage-control", "False")])
+    assert lost.state == "warn"
+    assert "moorage-leases is gone" in lost.message

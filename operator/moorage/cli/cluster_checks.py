@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from moorage.api.names import API_VERSION, GROUP, KINDS
+from moorage.api.names import API_VERSION, CONSTRAINTS, GROUP, KINDS, PART_OF, PRODUCT
 from moorage.cli.checks import Check, fail, ok, warn
 from moorage.cli.cluster import READER, Cluster, asked, gateway_pod
 from moorage.cli.exits import CliError
@@ -19,6 +19,7 @@ AUTHORIZATION = "authorization.k8s.io/v1"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PATIENCE_S = 60.0
 POLL_S = 1.0
+FLOW_CONTROL = "flowcontrol.apiserver.k8s.io/v1"
 
 
 async def installation(cluster: Cluster) -> list[Check]:
@@ -27,7 +28,7 @@ async def installation(cluster: Cluster) -> list[Check]:
         first = await version(cluster)
     except CliError as error:
         return [fail("kubernetes", error.message, error.hint)]
-    rest = (definitions, runtime_classes, storage, gateway, rights)
+    rest = (definitions, runtime_classes, storage, flow_control, gateway, rights)
     found = [await _guarded(check.__name__, check(cluster)) for check in rest]
     return [first, *(check for checks in found for check in checks)]
 
@@ -61,10 +62,12 @@ async def definitions(cluster: Cluster) -> Check:
     listed = await asked(cluster.api.get(f"/apis/{API_VERSION}"), "API resources")
     if listed is None:
         return fail("definitions", f"{API_VERSION} is not served", "install the chart with crds.install=true")
-    missing = [kind for kind in KINDS if kind not in {each["name"] for each in listed["resources"]}]
+    served = {each["name"] for each in listed["resources"]}
+    missing = [kind for kind in (*KINDS, CONSTRAINTS) if kind not in served]
     if missing:
-        return fail("definitions", f"not served: {', '.join(missing)}", "upgrade the chart with crds.install=true")
-    return ok("definitions", f"{API_VERSION}: {', '.join(KINDS)}")
+        judged = warn if missing == [CONSTRAINTS] else fail  # runs do without them
+        return judged("definitions", f"not served: {', '.join(missing)}", "upgrade the chart with crds.install=true")
+    return ok("definitions", f"{API_VERSION}: {', '.join((*KINDS, CONSTRAINTS))}")
 
 
 async def runtime_classes(cluster: Cluster) -> Check:
@@ -88,6 +91,31 @@ async def storage(cluster: Cluster) -> Check:
         hint = "mark one as default, or set store.sqlite.storageClassName and sandbox.storageClassName"
         return warn("storage", "no StorageClass is the default", hint)
     return ok("storage", ", ".join(defaults))
+
+
+async def flow_control(cluster: Cluster) -> Check:
+    """Nobody's traffic at the API server delays our Leases."""
+    path = path_of(FLOW_CONTROL, "flowschemas")
+    found = await asked(cluster.api.items(path, labels=f"{PART_OF}={PRODUCT}"), "FlowSchemas")
+    return judged_flow(found)
+
+
+def judged_flow(schemas: list[dict[str, Any]]) -> Check:
+    """The verdict on the release's FlowSchemas: there, and each with the level that it names."""
+    if not schemas:
+        why = "not enforced: a flood at the API server may cost runs their owners"
+        hint = "set flowControl.enabled=true; an installation for some namespaces only can't have it"
+        return warn("flow control", why, hint)
+    dangling = [
+        str(each["metadata"]["name"])
+        for each in schemas
+        for condition in each.get("status", {}).get("conditions", [])
+        if condition["type"] == "Dangling" and condition["status"] == "True"
+    ]
+    if dangling:
+        why = f"not enforced: the level of {', '.join(sorted(dangling))} is gone"
+        return warn("flow control", why, "run helm upgrade again: it puts levels back")
+    return ok("flow control", ", ".join(sorted(str(each["metadata"]["name"]) for each in schemas)))
 
 
 async def gateway(cluster: Cluster) -> Check:
