@@ -54,7 +54,8 @@ def install(server: ApiServer, tenant: str, mode: str) -> Helm:
         if mode == "namespaced"
         else ()
     )
-    helm("install", "moorage", str(CHART), *NO_CRDS, *more)
+    plain = ("--set", "sandbox.runtimeClassName=")  # as the operator of these tests makes its sandboxes
+    helm("install", "moorage", str(CHART), *NO_CRDS, *plain, *more)
     return helm
 
 
