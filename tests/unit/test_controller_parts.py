@@ -146,10 +146,11 @@ def test_a_background_run_makes_room_for_one_that_somebody_waits_for_and_for_nob
     roll, keys = crowd(now)
     roll.saw(body("late", created=5) | {"spec": {"scheduling": {"class": "background"}}})
     now["ms"] += 120_000
-    assert roll.make_room() == [], "who waits is a background run as well"
+    assert roll.make_room(keys["late"]) is None, "who waits is a background run as well"
     roll.saw(body("urgent", created=9))
-    assert roll.make_room() == [keys["soft"]]
-    assert roll.make_room() == [], "one stops for one"
+    assert roll.make_room(keys["firm"]) is None
+    assert roll.make_room(keys["urgent"]) == keys["soft"]
+    assert roll.make_room(keys["urgent"]) is None, "one stops for one"
     assert [roll.makes_room_for(keys[name]) for name in ("soft", "firm")] == ["urgent", ""]
     roll.note(keys["soft"], Standing.WAITING)
     assert roll.next_waiting() == [keys["urgent"]]
@@ -161,13 +162,25 @@ def test_nobody_stops_who_has_just_begun_or_once_there_is_room() -> None:
     now = {"ms": 1_767_225_600_000}
     roll, keys = crowd(now)
     roll.saw(body("urgent", created=9))
-    assert roll.make_room() == []
+    assert roll.make_room(keys["urgent"]) is None
     now["ms"] += 60_000
-    assert roll.make_room() == [keys["soft"]]
+    assert roll.make_room(keys["urgent"]) == keys["soft"]
     roll.note(keys["firm"], Standing.ENDED)
     assert roll.makes_room_for(keys["soft"]) == ""
     roll.note(keys["urgent"], Standing.LIVE)
-    assert roll.make_room() == []
+    assert roll.make_room(keys["urgent"]) is None
+
+
+def test_a_child_that_was_made_anew_without_a_parent_is_no_child_any_more() -> None:
+    roll = Roll(limit=1)
+    roll.saw(body("elder"))
+    roll.note(RunKey("uid-elder", "t", "elder"), Standing.LIVE)
+    roll.saw(body("young") | {"spec": {"parentRef": {"name": "elder"}}})
+    roll.saw(body("young", uid="other"))
+    assert roll.children(RunKey("uid-elder", "t", "elder")) == []
+    roll.forget(RunKey("uid-young", "t", "young"))  # the old one's end is heard late
+    roll.forget(RunKey("other", "t", "young"))
+    assert roll.next_waiting() == []
 
 
 @pytest.mark.rule("Q1", "Q5")

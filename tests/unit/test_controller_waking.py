@@ -109,6 +109,30 @@ async def test_a_poison_object_starves_nobody(half_way: bool) -> None:
     assert roll.queue.live == 1
 
 
+@pytest.mark.rule("Q5")
+async def test_who_makes_room_is_woken_by_the_pass_of_who_waits_for_it() -> None:
+    now = 1_767_225_600_000
+    roll, woken = Roll(limit=1, now=lambda: now), asyncio.Event()
+    soft, urgent = (RunKey(f"uid-{name}", "t", name) for name in ("soft", "urgent"))
+    background = {"scheduling": {"class": "background", "preemptible": True}}
+    for key, spec in ((soft, background), (urgent, {})):
+        meta = {"name": key.name, "namespace": "t", "uid": key.uid, "resourceVersion": "1"}
+        roll.saw({"metadata": meta | {"creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": spec})
+    roll.note(soft, Standing.LIVE)
+    now += 120_000
+
+    class Passes:
+        async def run_pass(self, key: RunKey) -> Outcome:
+            if key == soft and roll.makes_room_for(key) == "urgent":
+                woken.set()
+            return Outcome(None)
+
+    async with working(Passes(), roll) as operator, asyncio.timeout(20):
+        operator.look(soft)
+        operator.look(urgent)
+        await woken.wait()
+
+
 @pytest.mark.rule("B3")
 @pytest.mark.parametrize(
     ("reason", "woken"),

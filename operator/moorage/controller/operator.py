@@ -115,8 +115,10 @@ class Operator:
             self._wake_waiting()
             if (kept := self._roll.first_kept(key.tenant, CONCURRENCY)) is not None:
                 self.queue.add(kept)
-        for other in self._roll.make_room():
-            self.queue.add(other)
+            if (first := self._roll.queue.first(key.tenant)) is not None:
+                self.queue.add(first)  # the first of those that wait now hears so, and may have room made
+        if (stops := self._roll.make_room(key)) is not None:
+            self.queue.add(stops)
         if outcome.gone:
             self.queue.forget(key)
         return outcome.requeue_ms

@@ -201,6 +201,8 @@ class Roll:
         """The object is another one, or waits for another one now."""
         if before.origin != entry.origin:
             _leave(self._next, before.origin, entry.key.name)
+        if before.parent != entry.parent:
+            _leave(self._children, before.parent, entry.key.name)
         if before.key != entry.key:
             self.queue.leave(before.key, self._now())
             self._stopping(before, live=False)
@@ -268,29 +270,33 @@ class Roll:
     def next_waiting(self) -> list[RunKey]:
         """Those whose turn it is, and those that no cap keeps."""
         turns = self.queue.turns(self._now())
-        children = (self._entries[parent[0], name] for parent, names in self._children.items() for name in names)
+        named = {(tenant, name) for (tenant, _), names in self._children.items() for name in names}
+        children = (self._entries[at] for at in named if at in self._entries)
         beside = [e.key for e in children if e.standing is Standing.WAITING and e.key not in turns and self._beside(e)]
         return [*turns, *beside]
 
-    def make_room(self) -> list[RunKey]:
-        """Q5: those live ones that may stop at a safe point now so that a run that somebody waits for has its turn, one
-        for each such run, those that began last first. `makes_room_for` says so from then on.
+    def make_room(self, heir: RunKey) -> RunKey | None:
+        """Q5: the live one that may stop at a safe point so that this run, which somebody waits for, has its turn; of
+        those that may, the one that began last. `makes_room_for` says so from then on.
         """
-        now, found = self._now(), []
-        held = {key: self.queue.held(key.tenant).get(key, now) for key in self._preemptible - self._room_for.keys()}
-        for key in sorted(held, key=lambda k: -held[k]):
-            heir = self.queue.next_after(key.tenant, now)
-            entry = self.get(heir) if heir is not None else None
-            settled = now - held[key] >= LEAST_HELD_MS
-            if entry is None or entry.background or not settled or not self._lacks_room(entry.key):
-                continue
-            self._room_for[key] = entry.key
-            found.append(key)
-        return found
+        entry, now = self.get(heir), self._now()
+        if entry is None or entry.standing is not Standing.WAITING or entry.background or not self._lacks_room(heir):
+            return None
+        may = self._preemptible - self._room_for.keys()
+        tenants = {key.tenant for key in may}
+        turned = {tenant for tenant in tenants if self.queue.next_after(tenant, now) == heir}
+        held = {key: self.queue.held(key.tenant).get(key, now) for key in may if key.tenant in turned}
+        settled = [key for key, began in held.items() if now - began >= LEAST_HELD_MS]
+        if not settled:
+            return None
+        stops = max(settled, key=lambda key: (key.tenant == heir.tenant, held[key]))
+        self._room_for[stops] = heir
+        return stops
 
     def _lacks_room(self, heir: RunKey) -> bool:
-        """It isn't its turn yet, and nobody is stopping for it."""
-        return heir not in self.queue.turns(self._now()) and heir not in self._room_for.values()
+        """It is the first of its tenant, it isn't its turn yet, and nobody is stopping for it."""
+        first = self.queue.place(heir) == 1
+        return first and heir not in self.queue.turns(self._now()) and heir not in self._room_for.values()
 
     def makes_room_for(self, key: RunKey) -> str:
         """Name of the run that this one is to stop for, while that waits; else nothing."""

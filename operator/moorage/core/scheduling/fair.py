@@ -212,6 +212,11 @@ class FairQueue(Generic[K]):
             return None
         return _index(self._tenants[known[0]].waiting, known[1]) + 1
 
+    def first(self, tenant: str) -> K | None:
+        """The first of the tenant that waits."""
+        of = self._tenants.get(tenant)
+        return of.waiting[0][1] if of is not None and of.waiting else None
+
     def held(self, tenant: str) -> dict[K, int]:
         """The tenant's live runs, with when they began, the earliest first."""
         of = self._tenants.get(tenant)
