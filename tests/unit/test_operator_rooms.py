@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 from tests.property.run_world import World
 from tests.run_plans import observed
+from tests.unit.test_run_plan_pauses import paused
 
 from moorage.api.wire import ResolvedRun, ResolvedSandbox
+from moorage.controller.engine import standing_of
+from moorage.controller.roll import Standing
 from moorage.controller.tenancy.rooms import SETTLED_MS, Rooms
 from moorage.core.run.observed import SandboxPhase, SandboxView
+from moorage.core.run.plan import decide
+from moorage.core.scheduling.explain import Slots
 from moorage.core.tenancy.room import short_of
 from moorage.sandbox.kube import Body
 from moorage.sandbox.port import RunKey
@@ -147,6 +152,34 @@ def test_a_tenant_is_closed_by_its_first_alone_and_for_as_long_as_that_waits() -
     assert line.rooms.closed("team-a") == ""
     assert not line.fits(b)
     assert line.rooms.closed("team-a")
+
+
+@pytest.mark.rule("C6", "Q1")
+def test_that_another_one_finds_no_room_is_told_once_so_that_others_have_their_turn() -> None:
+    line = Line("1", "1")
+    a, b, _ = line.waiting
+    assert not line.rooms.moved("team-a")
+    assert not line.fits(a)
+    assert [line.rooms.moved("team-a"), line.rooms.moved("team-a")] == [True, False]
+    assert not line.fits(a), "again, at its next look"
+    assert not line.rooms.moved("team-a")
+    line.waiting.remove(a)
+    assert not line.fits(b)
+    assert line.rooms.moved("team-a")
+    line.hears("2", "1")
+    assert line.fits(b)
+    assert line.rooms.moved("team-a"), "nobody is without room"
+
+
+@pytest.mark.rule("C6", "Q1")
+@pytest.mark.parametrize(("kept", "counts"), [("QuotaTooSmall", Standing.BLOCKED), ("", Standing.WAITING)])
+def test_a_paused_run_that_something_else_keeps_takes_nobodys_turn(kept: str, counts: Standing) -> None:
+    world = paused()
+    world.suspend = False
+    o = replace(world.observed(), slots=Slots(free=False, tenant="t", closed="too small", kept=kept))
+    plan = decide(o, world.now)
+    assert plan.reason == "Queued"
+    assert standing_of(o, plan) is counts
 
 
 def test_what_has_just_been_made_counts_until_the_quota_says_something_newer_or_for_a_moment() -> None:

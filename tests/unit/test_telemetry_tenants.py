@@ -41,6 +41,7 @@ def test_tenants_over_the_bound_are_told_together_and_none_changes_its_name() ->
 def test_lag_is_between_those_that_wait() -> None:
     assert lag([]) == 0
     assert lag([TenantUse(waiting=1, charge_s=5), TenantUse(waiting=2, charge_s=2), TenantUse(charge_s=90)]) == 3
+    assert lag([TenantUse(waiting=1, charge_s=90, bound=True), TenantUse(waiting=2, charge_s=2)]) == 0
 
 
 @pytest.mark.rule("H2")

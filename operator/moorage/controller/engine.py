@@ -67,10 +67,13 @@ class Engine:
             if self._rooms is not None:
                 self._rooms.took(key, gathered.observed)
         known, plan = await self._act(key, plan, gathered)
-        standing = _standing(known.observed, plan)
-        freed |= self._roll.note(key, standing, plan.reason)
+        standing = standing_of(known.observed, plan)
+        freed |= self._roll.note(key, standing, known.observed.slots.kept or plan.reason)
         if self._rooms is not None:
             self._rooms.passed(key, known.observed, live=standing is Standing.LIVE)
+            if self._rooms.moved(key.tenant):  # it is somebody else's turn now
+                self._roll.contracts_changed()
+                freed = True
         self._measures.passed(key, plan, gathered.observed, known.observed, self._clock.now_ms())
         wait = None if known.observed.gone else await self._tell(key, plan, gathered, known.observed)
         if not _counts(known.observed.problem):
@@ -165,14 +168,15 @@ def _counts(problem: Problem | None) -> bool:
     return problem is not None and not problem.stalled and not problem.held
 
 
-def _standing(o: Observed, plan: Plan) -> Standing:
+def standing_of(o: Observed, plan: Plan) -> Standing:
+    """What a run counts as for admission, after a pass."""
     s = o.journal
     if plan.verdict is not None or o.closed_without_journal:
         return Standing.ENDED
     if s is None:
         return Standing.LIVE if o.spec is None and o.problem is None else Standing.WAITING
     if s.phase in {RunPhase.PENDING, RunPhase.PAUSED}:
-        return Standing.WAITING if plan.reason == "Queued" else Standing.BLOCKED
+        return Standing.WAITING if plan.reason == "Queued" and not o.slots.kept else Standing.BLOCKED
     return Standing.ENDED if s.end is not None else Standing.LIVE
 
 

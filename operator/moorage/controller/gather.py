@@ -238,10 +238,11 @@ class Gatherer:
             waiting = phase is RunPhase.PENDING or previous.reason == "Queued"
             short = self._rooms.short(key, spec, volume=volume, waiting=waiting)
             if short is not None and not short.never:
-                return Slots(free=False, tenant=key.tenant, closed=short.message), None
+                place = self._roll.queue.place(key) or 1
+                return Slots(free=False, place=place, tenant=key.tenant, closed=short.message), None
             problem = too_big(short) if short is not None else None
         if problem is not None and phase is RunPhase.PAUSED:
-            return Slots(free=False, tenant=key.tenant, closed=problem.message), None
+            return Slots(free=False, tenant=key.tenant, closed=problem.message, kept=problem.reason), None
         return slots, problem
 
     # --- references ---------------------------------------------------------------------------------------------------

@@ -333,7 +333,7 @@ class Roll:
 
     def live(self, tenant: str) -> list[Mapping[str, str]]:
         """The labels of each live run there."""
-        found = (e for e in self._entries.values() if e.key.tenant == tenant and e.standing is Standing.LIVE)
+        found = (self._entries[key.tenant, key.name] for key in self.queue.held(tenant))
         return [((e.body or {}).get("metadata") or {}).get("labels") or {} for e in found]
 
     def uses(self, unknown: Mapping[str, int]) -> dict[str, TenantUse]:
@@ -341,13 +341,15 @@ class Roll:
         now = self._now()
         told = {tenant: TenantUse(unknown=count) for tenant, count in unknown.items()}
         for tenant, tally in self.queue.tally(now).items():
+            share, live = self.queue.share(tenant), len(self.queue.held(tenant))
             told[tenant] = TenantUse(
                 waiting=tally.waiting,
-                live=len(self.queue.held(tenant)),
+                live=live,
                 oldest_s=max(0, now - tally.since) / 1000 if tally.since is not None else 0,
                 charge_s=tally.charge / 1000,
                 most=self._contract(tenant).sandboxes,
                 unknown=unknown.get(tenant, 0),
+                bound=bool(share.closed) or (share.most is not None and live >= share.most),
             )
         return told
 

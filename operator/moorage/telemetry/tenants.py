@@ -21,7 +21,7 @@ OTHER = "other"  # a namespace of that name is counted with the rest
 class TenantUse:
     """One tenant. oldest_s: how long the first of those that wait has waited. charge_s: slot time of late for its
     weight. most: live runs that its contract allows at once, None without a bound. unknown: live runs with an effect of
-    unknown end.
+    unknown end. bound: its own contract or quota keeps those that wait, and not what others use.
     """
 
     waiting: int = 0
@@ -30,6 +30,7 @@ class TenantUse:
     charge_s: float = 0
     most: int | None = None
     unknown: int = 0
+    bound: bool = False
 
     def and_(self, more: TenantUse) -> TenantUse:
         """Both together."""
@@ -41,6 +42,7 @@ class TenantUse:
             max(self.charge_s, more.charge_s),
             sum(bounds) if bounds else None,
             self.unknown + more.unknown,
+            self.bound and more.bound,
         )
 
 
@@ -60,8 +62,8 @@ class Names:
 
 
 def lag(uses: Iterable[TenantUse]) -> float:
-    """Fairness lag: by how much slot time, for their weights, those that wait are apart (seconds)."""
-    charges = [use.charge_s for use in uses if use.waiting]
+    """Fairness lag: by how much slot time, for their weights, those that wait for each other are apart (seconds)."""
+    charges = [use.charge_s for use in uses if use.waiting and not use.bound]
     return max(charges) - min(charges) if charges else 0.0
 
 

@@ -41,6 +41,7 @@ class Rooms:
         self._reserved: defaultdict[str, dict[str, Needs]] = defaultdict(dict)
         self._settling: defaultdict[str, list[tuple[int, Needs]]] = defaultdict(list)
         self._first: dict[str, _First] = {}
+        self._moved: set[str] = set()
 
     def line(self, place: Callable[[RunKey], int | None]) -> None:
         """Where they wait: a run's place among those of its tenant, from 1."""
@@ -62,6 +63,12 @@ class Rooms:
         """Whether somebody there found no room before, and would find it now."""
         return tenant in self._first and not self.closed(tenant)
 
+    def moved(self, tenant: str) -> bool:
+        """True once, where another one is the first without room by now, or nobody."""
+        moved = tenant in self._moved
+        self._moved.discard(tenant)
+        return moved
+
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def closed(self, tenant: str) -> str:
@@ -77,17 +84,25 @@ class Rooms:
         line, and not only about to be.
         """
         if not self._quotas.get(key.tenant):
-            self._first.pop(key.tenant, None)
+            self._is_first(key.tenant, None)
             return None
         needs = self._needs(run, True, not volume)
         found = short_of(self._quotas[key.tenant].values(), self._beside(key.tenant, key), needs)
         first = self._first.get(key.tenant)
         mine = first is None or first.key == key or self._place(first.key) != 1
         if found is not None and not found.never and waiting and mine:
-            self._first[key.tenant] = _First(key, needs)
+            self._is_first(key.tenant, _First(key, needs))
         elif first is not None and first.key == key:
-            del self._first[key.tenant]
+            self._is_first(key.tenant, None)
         return found
+
+    def _is_first(self, tenant: str, first: _First | None) -> None:
+        if self._first.get(tenant) != first:
+            self._moved.add(tenant)
+        if first is not None:
+            self._first[tenant] = first
+        else:
+            self._first.pop(tenant, None)
 
     def _beside(self, tenant: str, key: RunKey) -> Iterable[Needs]:
         """For others: on their way, just made, or of who found no room before this one came."""
@@ -107,7 +122,7 @@ class Rooms:
         """What it lacks after a pass; nothing where it isn't live any more."""
         before = self._reserved.get(key.tenant, {}).pop(key.uid, {})
         if (first := self._first.get(key.tenant)) is not None and first.key == key and live:
-            del self._first[key.tenant]
+            self._is_first(key.tenant, None)
         if not live or o.spec is None or not self._quotas.get(key.tenant):
             return
         lacks = self._needs(o.spec, not o.live_sandboxes, not o.volume)

@@ -24,6 +24,7 @@ class Slots:
     set_by: str = ""
     first_to_end: str | None = None
     closed: str = ""
+    kept: str = ""  # the reason why something else than the queue keeps it, which then passes it over
 
 
 def wait_of(slots: Slots) -> str:
