@@ -167,6 +167,12 @@ def test_nobody_but_the_operator_makes_or_alters_a_sandbox(cluster: Cluster) -> 
     assert words in cluster.refused("mallory", "set", "image", f"pod/{POD}", "runner=localhost/evil:1", dry)
     owners = '{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"own","uid":"u"}]}}'
     assert words in cluster.refused("mallory", "patch", "pod", POD, "--type=merge", "-p", owners, dry)
+    by_status = ("--subresource=status", "--type=merge", dry, "-p")  # it takes labels, too
+    for pod, role in ((POD, None), ("own", "runner")):
+        labels = json.dumps({"metadata": {"labels": {"moorage.dev/role": role}}})
+        assert words in cluster.refused("mallory", "patch", "pod", pod, *by_status, labels)
+    told = '{"status":{"conditions":[{"type":"Ready","status":"True"}]}}'
+    cluster.ask("mallory", "patch", "pod", POD, *by_status, told)  # as a node does, with which it has no more to do
     debug = ("debug", POD, "--image=localhost/evil:1", "--attach=false", "--profile=restricted")
     assert words in cluster.refused("mallory", *debug)
     cluster.ask("mallory", "annotate", "pod", POD, "note=mine", dry)  # says nothing about what it may do
@@ -221,7 +227,7 @@ def test_a_sandboxes_identity_is_taken_by_nobody(cluster: Cluster) -> None:
 
 @pytest.mark.rule("T1")
 def test_nobody_enters_a_sandbox_and_anybody_their_own_pods(cluster: Cluster) -> None:
-    for way in ("exec", "attach", "portforward"):
+    for way in ("exec", "attach", "portforward", "proxy"):
         for pod, theirs in ((POD, True), ("own", False)):
             path = f"/api/v1/namespaces/{cluster.tenant}/pods/{pod}/{way}"
             said = cluster.refused("mallory", "create", "--raw", path, body={"kind": "any"})
