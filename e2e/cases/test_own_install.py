@@ -67,6 +67,8 @@ def own(cluster: Backend, system: Upstream, outside: Outside | None) -> Iterator
     tag = uuid4().hex[:8]
     names = [f"{part}-{tag}" for part in ("own", "team", "stranger")]
     wide = Installation(cluster)
+    other = "policies.installations[0]"  # its policies are the cluster's, and so guard against this one, too
+    cluster.deploy(f"{other}.namespace={names[0]}", f"{other}.name=moorage")
     with wide.without("operator"):
         wide.ended("operator")
         try:
@@ -77,6 +79,7 @@ def own(cluster: Backend, system: Upstream, outside: Outside | None) -> Iterator
             cluster.helm(names[0]).uninstall()
         finally:
             cluster.kubectl("delete", "namespace", *names, "--ignore-not-found", "--timeout=180s")
+    cluster.deploy()
 
 
 def install(own: Own) -> None:

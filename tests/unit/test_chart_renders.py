@@ -401,3 +401,18 @@ def test_policies_are_the_clusters_and_so_not_in_namespaced_mode(helm: str) -> N
     assert not policies(NAMESPACED)
     assert policies(("policies.enabled=false",)) == {"moorage-commands"}
     assert policies(("policies.digests=true",)) == policies(()) | {"moorage-digests"}
+
+
+@pytest.mark.rule("T7")
+def test_another_installations_operator_and_gateway_are_trusted_where_they_are_named(helm: str) -> None:
+    def who(*values: str) -> dict[str, str]:
+        policy = named(render(helm, values), "ValidatingAdmissionPolicy", "moorage-leases")
+        return {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+
+    alone = who()
+    assert alone["ours"] == "request.userInfo.username in ['system:serviceaccount:moorage-system:moorage-operator']"
+    both = who("policies.installations[0].namespace=team-x", "policies.installations[0].name=own")
+    assert "'system:serviceaccount:moorage-system:moorage-operator'" in both["ours"]
+    assert "'system:serviceaccount:team-x:own-operator'" in both["ours"]
+    assert "'system:serviceaccount:team-x:own-gateway'" in both["gateway"]
+    assert both["machinery"] == alone["machinery"]
