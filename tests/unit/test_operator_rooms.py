@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from tests.property.run_world import World
+from tests.property.run_world import START, World
 from tests.run_plans import observed
 from tests.unit.test_run_plan_pauses import paused
 
@@ -180,6 +180,14 @@ def test_a_paused_run_that_something_else_keeps_takes_nobodys_turn(kept: str, co
     plan = decide(o, world.now)
     assert plan.reason == "Queued"
     assert standing_of(o, plan) is counts
+
+
+@pytest.mark.rule("Q1")
+def test_while_the_journal_cant_be_asked_a_run_counts_as_it_did() -> None:
+    """A queued run that an outage made live would have its turn without a slot, and a live one would lose its own."""
+    away = replace(observed(World()), journal=None, spec=None)
+    assert standing_of(away, decide(away, START)) is None
+    assert standing_of(replace(away, spec=World().spec), decide(away, START)) is None
 
 
 def test_what_has_just_been_made_counts_until_the_quota_says_something_newer_or_for_a_moment() -> None:

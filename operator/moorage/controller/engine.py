@@ -68,8 +68,9 @@ class Engine:
                 self._rooms.took(key, gathered.observed)
         known, plan = await self._act(key, plan, gathered)
         standing = standing_of(known.observed, plan)
-        freed |= self._roll.note(key, standing, known.observed.slots.kept or plan.reason)
-        if self._rooms is not None:
+        if standing is not None:
+            freed |= self._roll.note(key, standing, known.observed.slots.kept or plan.reason)
+        if self._rooms is not None and standing is not None:
             self._rooms.passed(key, known.observed, live=standing is Standing.LIVE)
             if self._rooms.moved(key.tenant):  # it is somebody else's turn now
                 self._roll.contracts_changed()
@@ -168,13 +169,15 @@ def _counts(problem: Problem | None) -> bool:
     return problem is not None and not problem.stalled and not problem.held
 
 
-def standing_of(o: Observed, plan: Plan) -> Standing:
-    """What a run counts as for admission, after a pass."""
+def standing_of(o: Observed, plan: Plan) -> Standing | None:
+    """What a run counts as for admission, after a pass. None where its journal couldn't be asked: as before, since else
+    an outage of the gateway would make a queued run live, or free the slot of a live one.
+    """
     s = o.journal
     if plan.verdict is not None or o.closed_without_journal:
         return Standing.ENDED
     if s is None:
-        return Standing.LIVE if o.spec is None and o.problem is None else Standing.WAITING
+        return None
     if s.phase in {RunPhase.PENDING, RunPhase.PAUSED}:
         return Standing.WAITING if plan.reason == "Queued" and not o.slots.kept else Standing.BLOCKED
     return Standing.ENDED if s.end is not None else Standing.LIVE
