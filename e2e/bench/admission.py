@@ -16,7 +16,8 @@ from typing import Any
 from e2e.bench.figures import Aim, Figure, Report
 from e2e.cluster.errors import HarnessError
 from moorage.api.meta import format_time
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing
 from moorage.core.scheduling.fair import FairQueue, Share, rank
 from moorage.sandbox.port import RunKey
 

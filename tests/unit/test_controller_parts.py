@@ -15,8 +15,9 @@ from moorage.controller.gather import status_of
 from moorage.controller.health import Duty, Pulse, health_app
 from moorage.controller.measures import Measures
 from moorage.controller.operator import run_of_child
-from moorage.controller.roll import Roll, Standing, settled
+from moorage.controller.roll import Roll
 from moorage.controller.settings import OperatorSettings
+from moorage.controller.told import Standing, settled
 from moorage.core.run.actions import Plan, Report
 from moorage.core.run.observed import SandboxPhase
 from moorage.core.scheduling.explain import wait_of
@@ -130,47 +131,6 @@ def test_after_a_restart_a_tenant_is_charged_for_what_its_objects_tell() -> None
     assert [key.tenant for key in roll.next_waiting()] == ["u", "u"], "and its deletion doesn't undo that"
 
 
-def crowd(now: dict[str, int]) -> tuple[Roll, dict[str, RunKey]]:
-    """Two slots, both held by background runs, one of which may be stopped."""
-    roll = Roll(limit=2, now=lambda: now["ms"])
-    keys = {name: RunKey(f"uid-{name}", "t", name) for name in ("firm", "soft", "late", "urgent")}
-    for at, (name, more) in enumerate({"firm": {}, "soft": {"preemptible": True}}.items()):
-        roll.saw(body(name, created=at) | {"spec": {"scheduling": {"class": "background", **more}}})
-        roll.note(keys[name], Standing.LIVE)
-    return roll, keys
-
-
-@pytest.mark.rule("Q5")
-def test_a_background_run_makes_room_for_one_that_somebody_waits_for_and_for_nobody_else() -> None:
-    now = {"ms": 1_767_225_600_000}
-    roll, keys = crowd(now)
-    roll.saw(body("late", created=5) | {"spec": {"scheduling": {"class": "background"}}})
-    now["ms"] += 120_000
-    assert roll.make_room(keys["late"]) is None, "who waits is a background run as well"
-    roll.saw(body("urgent", created=9))
-    assert roll.make_room(keys["firm"]) is None
-    assert roll.make_room(keys["urgent"]) == keys["soft"]
-    assert roll.make_room(keys["urgent"]) is None, "one stops for one"
-    assert [roll.makes_room_for(keys[name]) for name in ("soft", "firm")] == ["urgent", ""]
-    roll.note(keys["soft"], Standing.WAITING)
-    assert roll.next_waiting() == [keys["urgent"]]
-    assert roll.makes_room_for(keys["soft"]) == ""
-
-
-@pytest.mark.rule("Q5")
-def test_nobody_stops_who_has_just_begun_or_once_there_is_room() -> None:
-    now = {"ms": 1_767_225_600_000}
-    roll, keys = crowd(now)
-    roll.saw(body("urgent", created=9))
-    assert roll.make_room(keys["urgent"]) is None
-    now["ms"] += 60_000
-    assert roll.make_room(keys["urgent"]) == keys["soft"]
-    roll.note(keys["firm"], Standing.ENDED)
-    assert roll.makes_room_for(keys["soft"]) == ""
-    roll.note(keys["urgent"], Standing.LIVE)
-    assert roll.make_room(keys["urgent"]) is None
-
-
 def test_a_child_that_was_made_anew_without_a_parent_is_no_child_any_more() -> None:
     roll = Roll(limit=1)
     roll.saw(body("elder"))
@@ -181,19 +141,6 @@ def test_a_child_that_was_made_anew_without_a_parent_is_no_child_any_more() -> N
     roll.forget(RunKey("uid-young", "t", "young"))  # the old one's end is heard late
     roll.forget(RunKey("other", "t", "young"))
     assert roll.next_waiting() == []
-
-
-@pytest.mark.rule("Q1", "Q5")
-def test_what_a_run_held_before_it_waits_again_is_charged() -> None:
-    now = {"ms": 1_767_225_600_000}
-    roll, keys = crowd(now)
-    now["ms"] += 120_000
-    roll.note(keys["soft"], Standing.WAITING)
-    other = body("other", created=30)
-    other["metadata"]["namespace"] = "u"
-    roll.saw(other)
-    roll.queue.was("u", now["ms"] - 180_000, now["ms"])  # more than one of the two held, and less than both
-    assert [key.tenant for key in roll.next_waiting()] == ["u"]
 
 
 @pytest.mark.rule("C5", "Q4")

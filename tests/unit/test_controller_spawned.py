@@ -9,8 +9,9 @@ from moorage.api.agentrun import AgentRun
 from moorage.api.children import ChildOrder, SettleRequest
 from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.objects import KubeObjects
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
 from moorage.controller.spawned import child_body, make_child
+from moorage.controller.told import Standing
 from moorage.core.run.resolve import limits, read_run
 from moorage.sandbox.kube import ApiUnavailable, Exists, KubeApi, KubeError
 from moorage.sandbox.port import Refused, RunKey, Unavailable

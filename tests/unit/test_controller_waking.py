@@ -17,7 +17,8 @@ from moorage.controller import operator as waking
 from moorage.controller.engine import Engine, Outcome
 from moorage.controller.gather import Gathered
 from moorage.controller.operator import Operator
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing
 from moorage.core.run.admission import PROBLEM_RECHECK_MS
 from moorage.core.run.observed import Problem
 from moorage.sandbox.port import RunKey

@@ -11,8 +11,8 @@ from tests.unit.test_run_plan_pauses import paused
 
 from moorage.api.wire import ResolvedRun, ResolvedSandbox
 from moorage.controller.engine import standing_of
-from moorage.controller.roll import Standing
 from moorage.controller.tenancy.rooms import SETTLED_MS, Rooms
+from moorage.controller.told import Standing
 from moorage.core.run.observed import SandboxPhase, SandboxView
 from moorage.core.run.plan import decide
 from moorage.core.scheduling.explain import Slots

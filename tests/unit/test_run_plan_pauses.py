@@ -400,7 +400,7 @@ def test_of_two_causes_each_holds():
 def test_who_makes_room_stops_at_its_safe_point_and_goes_on_once_there_is_a_slot():
     world = running()
     plan = decide(replace(world.observed(), makes_room_for="urgent"), world.now)
-    assert records(plan) == [("PAUSE_REQUESTED", "Preempted")]
+    assert records(plan) == [("PAUSE_REQUESTED", "Suspended")], "an operator of before lets such a run go on"
     for action in plan.actions:
         world.apply(action)
     assert world.plan().reason == "Pausing"

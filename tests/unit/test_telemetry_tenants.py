@@ -9,7 +9,8 @@ from tests.unit.test_controller_parts import body
 
 from moorage.api.budget import ResolvedLimits
 from moorage.controller.measures import Measures
-from moorage.controller.roll import Roll, Standing, key_of
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing, key_of
 from moorage.core.run.actions import Plan, Report
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import RunKey

@@ -69,6 +69,11 @@ class QueueStatus(Told):
 
     position: int = Field(default=0, description="Place among those of its namespace that wait, from 1.")
     reason: Annotated[str, Bounded(384)] = Field(default="", description="What is short, and who would unblock it.")
+    since: Time | None = Field(
+        default=None,
+        description="When it was stopped to make room for another run: from then on its age counts for its place. Left "
+        "out: from its creation on.",
+    )
 
 
 class JournalStatus(Told):

@@ -12,12 +12,14 @@ from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.gather import Gathered, Gatherer
 from moorage.controller.measures import Measures
 from moorage.controller.ports import Objects, Telling
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
 from moorage.controller.statuses import Statuses
 from moorage.controller.tenancy.rooms import Rooms
+from moorage.controller.told import Standing
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Admit, Begin, Plan, Report
 from moorage.core.run.observed import Observed, Problem
+from moorage.core.run.pauses import pausable
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
 from moorage.core.run.status import project
@@ -69,7 +71,9 @@ class Engine:
         known, plan = await self._act(key, plan, gathered)
         standing = standing_of(known.observed, plan)
         if standing is not None:
-            freed |= self._roll.note(key, standing, known.observed.slots.kept or plan.reason)
+            s, why = known.observed.journal, known.observed.slots.kept or plan.reason
+            since, may_stop = (s.stopped_since, pausable(s)) if s is not None else (None, False)
+            freed |= self._roll.note(key, standing, why, since=since, may_stop=may_stop)
         if self._rooms is not None and standing is not None:
             self._rooms.passed(key, known.observed, live=standing is Standing.LIVE)
             if self._rooms.moved(key.tenant):  # it is somebody else's turn now

@@ -26,9 +26,10 @@ from moorage.api.workspace import Workspace
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
 from moorage.controller.relatives import Kin, Relatives
-from moorage.controller.roll import Roll, key_of
+from moorage.controller.roll import Roll
 from moorage.controller.signs import Signs
 from moorage.controller.tenancy.rooms import Rooms, too_big
+from moorage.controller.told import key_of
 from moorage.core.run.admission import JOURNAL_LOST
 from moorage.core.run.limits import in_force
 from moorage.core.run.observed import Observed, Problem

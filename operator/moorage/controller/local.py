@@ -21,8 +21,9 @@ from moorage.controller.gateway_client import GatewayClient
 from moorage.controller.gather import Gatherer
 from moorage.controller.operator import Operator
 from moorage.controller.ports import Body
-from moorage.controller.roll import Roll, key_of
+from moorage.controller.roll import Roll
 from moorage.controller.signs import Signs
+from moorage.controller.told import key_of
 from moorage.core.run.observed import Problem
 from moorage.core.run.resolve import Defaults
 from moorage.core.run.status import ENDS

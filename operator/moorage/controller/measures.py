@@ -6,7 +6,8 @@ from collections import Counter
 from functools import partial
 
 from moorage.api.wire import ResolvedRun
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing
 from moorage.core.run.actions import Admit, Begin, Plan, RaiseEpoch, StartSandbox
 from moorage.core.run.observed import Observed
 from moorage.core.run.state import RunState

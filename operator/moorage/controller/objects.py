@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage.api.names import API_VERSION
 from moorage.controller.ports import Body, Unwritable
-from moorage.controller.roll import key_of
+from moorage.controller.told import key_of
 from moorage.sandbox.kube import METADATA_ONLY, ApiUnavailable, Exists, KubeApi, KubeError, Missing, Stale, path_of
 from moorage.sandbox.pods import refusal
 from moorage.sandbox.port import Conflict, Refused, RunKey, Unavailable

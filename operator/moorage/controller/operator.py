@@ -9,8 +9,8 @@ from typing import Any
 from moorage.api import names
 from moorage.controller.engine import Engine
 from moorage.controller.queue import WorkQueue
-from moorage.controller.roll import Roll, Standing, key_of, parent_of
-from moorage.core.tenancy.admission import CONCURRENCY
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing, key_of, parent_of
 from moorage.sandbox.port import Conflict, RunKey, Unavailable
 from moorage.telemetry.logs import Key
 from moorage.telemetry.metrics import OperatorMetrics
@@ -45,8 +45,8 @@ class Operator:
         key = key_of(body)
         self._wake_relatives(key, body)
         if kind == "DELETED":
-            if self._roll.forget(key):
-                self._wake_waiting()
+            self._roll.forget(key)
+            self._wake_waiting(key.tenant)
             self.queue.add(key)
             return
         entry = self._roll.saw(body, created=kind == "ADDED")
@@ -112,9 +112,7 @@ class Operator:
             outcome = await self._engine.run_pass(key)
         self._metrics.passes.labels("done").inc()
         if outcome.freed:
-            self._wake_waiting()
-            if (kept := self._roll.first_kept(key.tenant, CONCURRENCY)) is not None:
-                self.queue.add(kept)
+            self._wake_waiting(key.tenant)
             if (first := self._roll.queue.first(key.tenant)) is not None:
                 self.queue.add(first)  # the first of those that wait now hears so, and may have room made
         if (stops := self._roll.make_room(key)) is not None:
@@ -123,9 +121,11 @@ class Operator:
             self.queue.forget(key)
         return outcome.requeue_ms
 
-    def _wake_waiting(self) -> None:
-        """The queue moved: those whose turn it is may go on."""
+    def _wake_waiting(self, tenant: str | None = None) -> None:
+        """The queue moved: those whose turn it is may go on. `tenant`: where that may be news for others, too."""
         for key in self._roll.next_waiting():
+            self.queue.add(key)
+        for key in self._roll.first_kept(tenant) if tenant is not None else ():
             self.queue.add(key)
 
     def _failed(self, key: RunKey, error: Exception) -> None:
@@ -138,7 +138,7 @@ class Operator:
         else:
             self._log.error("pass_failed", exc_info=error, **about)
             if self._roll.stumbled(key):
-                self._wake_waiting()
+                self._wake_waiting(key.tenant)
 
 
 def run_of_child(body: Body) -> RunKey | None:

@@ -8,7 +8,8 @@ from typing import Literal
 from moorage.api.meta import parse_time
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
-from moorage.controller.roll import Roll, Standing, key_of, parent_of, truth
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing, key_of, parent_of, truth
 from moorage.core.run.family import Child, ChildStatus, Share
 from moorage.core.run.limits import in_force
 from moorage.core.run.parents import Parent, closed_to_children

@@ -6,37 +6,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from moorage.api.meta import parse_time
-from moorage.api.quantity import duration_ms
-from moorage.core.run.phases import RunPhase
-from moorage.core.run.status import ENDS
+from moorage.controller.told import (
+    Standing,
+    begun,
+    created_at,
+    due_at,
+    key_of,
+    labels_of,
+    origin_of,
+    parent_of,
+    rank_of,
+    scheduling_of,
+    settled,
+    stale,
+    standing_told,
+    stoppable,
+    stopped_since,
+    succeeded,
+    time_told,
+    unsettled,
+    version_of,
+)
 from moorage.core.scheduling.explain import Slots
-from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Rank, Share, rank
+from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Rank, Share
+from moorage.core.tenancy.admission import CONCURRENCY
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.tenants import TenantUse
-
-DEFAULT_TTL = "168h"
-NOT_LIVE = frozenset({RunPhase.PENDING.value, ""})
-
-
-class Standing(StrEnum):
-    """What a run counts as for admission."""
-
-    WAITING = "waiting"
-    BLOCKED = "blocked"  # waits for something else than a slot
-    LIVE = "live"
-    ENDED = "ended"
-
 
 UNBOUND = Contract()
 LEAST_HELD_MS = 60_000
 """Nobody is stopped sooner after it began: what starts would do nothing but start."""
 
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
+KEPT = frozenset({CONCURRENCY})
+"""Reasons of a run that waits for others of its namespace, in a line of its own."""
 FOR_PARENT = frozenset({"ParentBudget", "ParentEnded", "ParentNotFound", "ParentNotReady", "ParentPaused"})
 """Reasons of a child that waits for what its parent's journal may say next."""
 FOR_ORIGIN = frozenset({"ContinuedNotEnded", "ContinuedNotFound", "SessionBusy"})
@@ -55,6 +61,8 @@ class Entry:
     rank: Rank  # its place in its tenant's queue
     background: bool = False  # scheduling.class
     preemptible: bool = False  # Q5: a background run whose author lets it be stopped to make room
+    stoppable: bool = True  # and that can be, as far as its last pass knew: it isn't on its way to its end
+    since: int | None = None  # when it was stopped to make room: its age counts from then on
     due_at: int | None = None  # ended: when its retention is over
     succeeded: bool = False
     began_at: int | None = None  # when it first started, as its status tells
@@ -83,7 +91,7 @@ class Roll:
         self._children: dict[tuple[str, str], set[str]] = {}
         self._next: dict[tuple[str, str], set[str]] = {}
         self._preemptible: set[RunKey] = set()  # and live
-        self._room_for: dict[RunKey, RunKey] = {}  # who stops, and for whom
+        self._room_for: dict[RunKey, RunKey] = {}  # who is to stop, and for whom; until it has
 
     def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
@@ -93,16 +101,18 @@ class Roll:
         meta = body.get("metadata") or {}
         key = key_of(body)
         known = self.get(key)
-        version = _version(meta)
-        if known is not None and _stale(body, version, known.version):
+        version = version_of(meta)
+        if known is not None and stale(body, version, known.version):
             return None
-        standing, fresh = (known.standing, known.fresh) if known is not None else (_standing(body), created)
+        standing, fresh = (known.standing, known.fresh) if known is not None else (standing_told(body), created)
         if settled(body):
             standing = Standing.ENDED
         kept = None if settled(body) else body
-        entry = Entry(key, _created(meta), standing, kept, version, _rank(key, body), due_at=_due_at(body))
-        entry.succeeded, entry.began_at = _succeeded(body), _time(body, "startedAt")
-        scheduling = _scheduling(body)
+        since = stopped_since(body) or (known.since if known is not None else None)
+        entry = Entry(key, created_at(meta), standing, kept, version, rank_of(key, body, since), due_at=due_at(body))
+        entry.since, entry.stoppable = since, known.stoppable if known is not None else stoppable(body)
+        entry.succeeded, entry.began_at = succeeded(body), time_told(body, "startedAt")
+        scheduling = scheduling_of(body)
         entry.background = scheduling.get("class") == "background"
         entry.preemptible = entry.background and scheduling.get("preemptible") is True
         entry.fresh, entry.parent = fresh, parent_of(body)
@@ -154,7 +164,7 @@ class Roll:
         if entry is None or entry.standing is not Standing.ENDED:
             return entry is not None
         status = (entry.body or {}).get("status")
-        return isinstance(status, Mapping) and _unsettled(status)
+        return isinstance(status, Mapping) and unsettled(status)
 
     def find(self, tenant: str, name: str) -> RunKey | None:
         """The run of that name."""
@@ -170,21 +180,28 @@ class Roll:
     def unadmitted(self, key: RunKey) -> list[RunKey]:
         """Children of this run that haven't begun, and wait for what may be in its journal."""
         found = (self._entries[child.tenant, child.name] for child in self.children(key))
-        return [each.key for each in found if each.reason in FOR_PARENT and not _begun(each.body)]
+        return [each.key for each in found if each.reason in FOR_PARENT and not begun(each.body)]
 
     def continuing(self, key: RunKey) -> list[RunKey]:
         """Runs that are to go on with this one, haven't begun, and wait for its end."""
         named = self._next.get((key.tenant, key.name), ())
         found = [self._entries.get((key.tenant, name)) for name in sorted(named)]
-        return [each.key for each in found if each is not None and each.reason in FOR_ORIGIN and not _begun(each.body)]
+        return [each.key for each in found if each is not None and each.reason in FOR_ORIGIN and not begun(each.body)]
 
-    def note(self, key: RunKey, standing: Standing, reason: str = "") -> bool:
-        """Set what it counts as, and why. True where that moved the queue: a slot is free, or nobody is ahead now."""
+    def note(
+        self, key: RunKey, standing: Standing, reason: str = "", *, since: int | None = None, may_stop: bool = True
+    ) -> bool:
+        """Set what it counts as, and why. True where that moved a line: a slot is free, or nobody is ahead now.
+        `since`: when it was stopped to make room. `may_stop`: whether it still can be, while it is live.
+        """
         entry = self.get(key)
         if entry is None:
             return False
-        moved = entry.standing in COUNTED and standing is not entry.standing
-        entry.standing, entry.reason = standing, reason
+        moved = standing is not entry.standing and (entry.standing in COUNTED or entry.reason in KEPT)
+        if standing is Standing.LIVE or since is not None:
+            entry.since = since
+            entry.rank = rank_of(key, entry.body or {}, since) if since is not None else entry.rank
+        entry.standing, entry.reason, entry.stoppable = standing, reason, may_stop
         self._placed(entry)
         return moved
 
@@ -193,7 +210,7 @@ class Roll:
         in. True where that moved the queue.
         """
         entry = self.get(key)
-        if entry is None or entry.standing not in COUNTED or _begun(entry.body):
+        if entry is None or entry.standing not in COUNTED or begun(entry.body):
             return False
         return self.note(key, Standing.BLOCKED, entry.reason)
 
@@ -217,7 +234,7 @@ class Roll:
             self.queue.begin(key, key.tenant, (entry.began_at if first is not None else None) or self._now())
         else:
             self.queue.leave(key, self._now())
-            ended = _time(first, "finishedAt") if first is not None else None
+            ended = time_told(first, "finishedAt") if first is not None else None
             if ended is not None and entry.began_at is not None and ended > self._now() - WINDOW_MS:
                 self.queue.was(key.tenant, entry.began_at, ended)
 
@@ -282,38 +299,45 @@ class Roll:
         entry, now = self.get(heir), self._now()
         if entry is None or entry.standing is not Standing.WAITING or entry.background or not self._lacks_room(heir):
             return None
-        may = self._preemptible - self._room_for.keys()
-        tenants = {key.tenant for key in may}
-        turned = {tenant for tenant in tenants if self.queue.next_after(tenant, now) == heir}
-        held = {key: self.queue.held(key.tenant).get(key, now) for key in may if key.tenant in turned}
-        settled = [key for key, began in held.items() if now - began >= LEAST_HELD_MS]
-        if not settled:
-            return None
-        stops = max(settled, key=lambda key: (key.tenant == heir.tenant, held[key]))
-        self._room_for[stops] = heir
-        return stops
+        may = [each for key in self._preemptible - self._room_for.keys() if (each := self._may_stop(key)) is not None]
+        held = {each.key: self.queue.held(each.key.tenant).get(each.key, now) for each in may}
+        settled = [each for each in may if now - held[each.key] >= LEAST_HELD_MS]
+        for each in sorted(settled, key=lambda e: (e.key.tenant == heir.tenant, held[e.key]), reverse=True):
+            if self.queue.next_after(each.key, rank_of(each.key, each.body or {}, now), now) == heir:
+                self._room_for[each.key] = heir
+                return each.key
+        return None
+
+    def _may_stop(self, key: RunKey) -> Entry | None:
+        entry = self.get(key)
+        return entry if entry is not None and entry.stoppable else None
 
     def _lacks_room(self, heir: RunKey) -> bool:
         """It is the first of its tenant, it isn't its turn yet, and nobody is stopping for it."""
         first = self.queue.place(heir) == 1
-        return first and heir not in self.queue.turns(self._now()) and heir not in self._room_for.values()
+        return first and not self._has_turn(heir) and heir not in self._room_for.values()
 
     def makes_room_for(self, key: RunKey) -> str:
         """Name of the run that this one is to stop for, while that waits; else nothing."""
         heir = self._room_for.get(key)
         entry = self.get(heir) if heir is not None else None
-        if entry is None or entry.standing is not Standing.WAITING or entry.key in self.queue.turns(self._now()):
+        waits = entry is not None and entry.standing is Standing.WAITING and not self._has_turn(entry.key)
+        if entry is None or not waits or self._may_stop(key) is None:
             self._room_for.pop(key, None)
             return ""
         return entry.key.name if entry.key.tenant == key.tenant else "a run of another namespace"
 
+    def _has_turn(self, key: RunKey) -> bool:
+        return key in self.queue.turns(self._now())
+
     def _stopping(self, entry: Entry, *, live: bool) -> None:
-        """Only who is live and may be stopped can be asked to."""
+        """Only who is live and may be stopped can be asked to. What it gives up is for whom it was asked to stop."""
         if live and entry.preemptible:
             self._preemptible.add(entry.key)
-        else:
-            self._preemptible.discard(entry.key)
-            self._room_for.pop(entry.key, None)
+            return
+        self._preemptible.discard(entry.key)
+        if (heir := self._room_for.pop(entry.key, None)) is not None:
+            self.queue.promise(heir)
 
     def contracts_changed(self) -> None:
         """What a tenant may have is another now."""
@@ -325,16 +349,18 @@ class Roll:
             if entry.standing is Standing.BLOCKED and tenant in {None, entry.key.tenant}:
                 yield entry.key
 
-    def first_kept(self, tenant: str, reason: str) -> RunKey | None:
-        """The first of a tenant's runs that waits for something else than a slot, and for that."""
+    def first_kept(self, tenant: str) -> list[RunKey]:
+        """Of a tenant's runs that wait for others which the same constraints select, the first of each line."""
         kept = (self._entries[each.tenant, each.name] for each in self.blocked(tenant))
-        ranked = sorted((e.rank, e.key.name) for e in kept if e.reason == reason)
-        return self.find(tenant, ranked[0][1]) if ranked else None
+        first: dict[tuple[str, ...], Entry] = {}
+        for entry in sorted((each for each in kept if each.reason in KEPT), key=lambda each: each.rank):
+            line = tuple(scope.name for scope in self._contract(tenant).selecting(labels_of(entry.body)))
+            first.setdefault(line, entry)
+        return [entry.key for entry in first.values()]
 
     def live(self, tenant: str) -> list[Mapping[str, str]]:
         """The labels of each live run there."""
-        found = (self._entries[key.tenant, key.name] for key in self.queue.held(tenant))
-        return [((e.body or {}).get("metadata") or {}).get("labels") or {} for e in found]
+        return [labels_of(self._entries[key.tenant, key.name].body) for key in self.queue.held(tenant)]
 
     def uses(self, unknown: Mapping[str, int]) -> dict[str, TenantUse]:
         """H2: each tenant that has, or had of late, a run that waits or is live, or one with an unknown effect."""
@@ -373,124 +399,6 @@ def _leave(named: dict[tuple[str, str], set[str]], relative: tuple[str, str] | N
             del named[relative]
 
 
-def key_of(body: Mapping[str, Any]) -> RunKey:
-    """The key of an AgentRun."""
-    meta = body.get("metadata") or {}
-    return RunKey(str(meta.get("uid", "")), str(meta.get("namespace", "")), str(meta.get("name", "")))
-
-
-def parent_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Namespace and name of the run that it names as its parent."""
-    return _named(body, "parentRef")
-
-
-def origin_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Namespace and name of the run that it is to go on with."""
-    return _named(body, "continueFrom")
-
-
-def _named(body: Mapping[str, Any], field: str) -> tuple[str, str] | None:
-    spec, meta = body.get("spec"), body.get("metadata") or {}
-    ref = spec.get(field) if isinstance(spec, Mapping) else None
-    name = ref.get("name") if isinstance(ref, Mapping) else None
-    return (str(meta.get("namespace", "")), str(name)) if name else None
-
-
-def truth(status: Mapping[str, Any], kind: str) -> str | None:
-    """What the condition of that type says in a status as it stands, however malformed; None where there is none."""
-    listed = status.get("conditions")
-    told = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
-    return next((str(c.get("status")) for c in told if c.get("type") == kind), None)
-
-
-def settled(body: Mapping[str, Any]) -> bool:
-    """It has ended, its status says so about this very generation, nobody is deleting it, and no effect is left to ask
-    about."""
-    meta, status = body.get("metadata") or {}, body.get("status") or {}
-    if not isinstance(status, Mapping) or meta.get("deletionTimestamp"):
-        return False
-    told = str(status.get("phase")) in ENDS and status.get("observedGeneration") == meta.get("generation")
-    return told and not _unsettled(status)
-
-
-def _unsettled(status: Mapping[str, Any]) -> bool:
-    return truth(status, "EffectsClosed") == "False"
-
-
-def _standing(body: Mapping[str, Any]) -> Standing:
-    status = body.get("status") or {}
-    phase = str(status.get("phase") or "") if isinstance(status, Mapping) else ""
-    if phase in ENDS:
-        return Standing.ENDED
-    if phase == RunPhase.PAUSED:
-        return Standing.BLOCKED
-    return Standing.WAITING if phase in {*NOT_LIVE, "Queued"} else Standing.LIVE
-
-
-def _begun(body: Mapping[str, Any] | None) -> bool:
-    status = (body or {}).get("status")
-    return isinstance(status, Mapping) and status.get("epoch") is not None
-
-
-def _due_at(body: Mapping[str, Any]) -> int | None:
-    """When the retention of an ended run is over; None where that can't be told from the object."""
-    ended, spec = _time(body, "finishedAt"), body.get("spec")
-    try:
-        kept = spec.get("retention") if isinstance(spec, Mapping) else None
-        return ended + duration_ms((kept or {}).get("ttlAfterFinished") or DEFAULT_TTL) if ended is not None else None
-    except (TypeError, ValueError, AttributeError):
-        return None
-
-
-def _time(body: Mapping[str, Any], field: str) -> int | None:
-    """That time of the status, however malformed the rest of it is."""
-    status = body.get("status")
-    try:
-        return parse_time(status[field]) if isinstance(status, Mapping) else None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _succeeded(body: Mapping[str, Any]) -> bool:
-    status = body.get("status")
-    return isinstance(status, Mapping) and status.get("phase") == RunPhase.SUCCEEDED.value
-
-
-def _rank(key: RunKey, body: Mapping[str, Any]) -> Rank:
-    """By what its spec says, as far as that can be read: a poison object keeps its place by age."""
-    said, created = _scheduling(body), _created(body.get("metadata") or {})
-    try:
-        deadline = duration_ms(said["deadline"]) if said.get("deadline") else None
-    except (TypeError, ValueError, AttributeError):
-        deadline = None
-    return rank(key.name, created, background=said.get("class") == "background", deadline_ms=deadline)
-
-
-def _scheduling(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    spec = body.get("spec")
-    said = spec.get("scheduling") if isinstance(spec, Mapping) else None
-    return said if isinstance(said, Mapping) else {}
-
-
 def share_of(contract: Contract, closed: str = "") -> Share:
     """What the queue goes by. `closed`: why nothing of the tenant begins now."""
     return Share(contract.weight, contract.sandboxes, closed)
-
-
-def _created(meta: Mapping[str, Any]) -> int:
-    try:
-        return parse_time(str(meta.get("creationTimestamp")))
-    except ValueError:
-        return 0
-
-
-def _stale(body: Mapping[str, Any], version: int, known: int) -> bool:
-    """Nothing new. Somebody's change that our own write overtook shows as a generation that isn't told yet."""
-    meta, status = body.get("metadata") or {}, body.get("status")
-    told = isinstance(status, Mapping) and status.get("observedGeneration") == meta.get("generation")
-    return version < known or (version == known and version > 0 and told and not meta.get("deletionTimestamp"))
-
-
-def _version(meta: Mapping[str, Any]) -> int:
-    text = str(meta.get("resourceVersion", ""))
-    return int(text) if text.isdecimal() else 0

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from moorage.clock import Clock
 from moorage.controller.gateway_client import GatewayAway, GatewayClient, GatewayRefused
 from moorage.controller.ports import Objects
-from moorage.controller.roll import Roll, Standing
+from moorage.controller.roll import Roll
+from moorage.controller.told import Standing
 from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError
 from moorage.sandbox.port import NameTaken, RunKey, Unavailable

@@ -11,7 +11,7 @@ from moorage.api.names import API_VERSION
 from moorage.api.quantity import dollars
 from moorage.controller.gateway_client import GatewayClient, GatewayRefused
 from moorage.controller.ports import Body, Objects
-from moorage.controller.roll import key_of
+from moorage.controller.told import key_of
 from moorage.sandbox.port import Refused, RunKey
 
 NOT_FOUND = 404

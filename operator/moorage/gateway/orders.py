@@ -64,7 +64,7 @@ class OrderBook:
         """Q5: the grace counts from when it was asked for."""
         until = 0 if asked.kill or not asked.pending else asked.at + caller.run.spec.timeouts.pause_ms
         left = max(0, until - self._gate.deps.clock.now_ms())
-        return Orders(seq=PAUSE, stop="pause", reason=asked.reason, message=asked.message, grace_ms=left)
+        return Orders(seq=PAUSE, stop="pause", reason=asked.told, message=asked.message, grace_ms=left)
 
     async def hand_over(self, caller: Caller, orders: Orders) -> Orders:
         """A cancel that a runner is about to hear is propagated; a fenced runner that asks is counted (F3)."""

@@ -149,7 +149,7 @@ def demand_pausable(s: RunState) -> None:
 
 def _held(s: RunState, pause: Pause) -> str | None:
     """What there is to do instead of asking for the run to go on."""
-    if pause.reason == PauseReason.SUSPENDED:
+    if pause.reason == PauseReason.SUSPENDED and not pause.preempted:
         return "spec.suspend is true: set it to false"
     pending = parking(s.consents, s.epoch) if pause.reason == PauseReason.APPROVAL else None
     return None if pending is None else f"approve or reject {pending.name}: {pending.subject}"

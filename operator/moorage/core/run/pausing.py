@@ -23,7 +23,7 @@ from moorage.core.run.observed import Observed, SandboxPhase, SandboxView
 from moorage.core.run.pauses import pausable
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.rework import ONWARD, stuck
-from moorage.core.run.state import AgentEnd, Pause, PauseReason, Raise, RunState
+from moorage.core.run.state import QUEUE, AgentEnd, Pause, PauseReason, Raise, RunState
 from moorage.core.run.waiting import classified, unsettled
 from moorage.core.run.words import ask_to_pause, report
 from moorage.core.scheduling.explain import wait_of
@@ -90,7 +90,7 @@ def _by_others(o: Observed, s: RunState) -> Report | None:
     if not o.makes_room_for:
         return None
     why = f"it makes room for {o.makes_room_for}, as scheduling.preemptible allows"
-    return ask_to_pause(s, PauseReason.PREEMPTED, why, by="queue")
+    return ask_to_pause(s, PauseReason.SUSPENDED, why, by=QUEUE)
 
 
 def _clock_over(o: Observed, s: RunState, now: int) -> Spent | None:
@@ -150,9 +150,9 @@ def _stopping(o: Observed, s: RunState, asked: Pause, now: int) -> Plan:
     settling, grace_ms = unsettled(s), 0 if asked.kill else times.pause_ms + SLACK_MS
     if settling is not None and now < asked.at + grace_ms + times.settle_ms:
         return settling
-    told = {"reason": asked.reason, "message": asked.message}
+    told = {"reason": asked.told, "message": asked.message}
     paused = report(RecordType.PAUSED, told, s.pauses, s.epoch)
-    held = _held(o, s, asked, {}) or Hold(asked.reason, asked.message)
+    held = _held(o, s, asked, {}) or Hold(asked.told, asked.message)
     return Plan((*classified(s.effects), paused), requeue_ms=1, reason=held.reason, message=held.message)
 
 
@@ -199,7 +199,7 @@ def _parked(o: Observed, s: RunState, pause: Pause, now: int) -> Plan:
     if not o.slots.free:
         why = f"it may go on, and waits for a slot: {wait_of(o.slots)}"
         return Plan((*raised, *stops, *lease), wait or QUEUE_RECHECK_MS, "Queued", why)
-    goes_on = report(RecordType.RESUMED, {"reason": pause.reason}, s.pauses, s.epoch)
+    goes_on = report(RecordType.RESUMED, {"reason": pause.told}, s.pauses, s.epoch)
     return Plan(actions=(*raised, goes_on), requeue_ms=1)
 
 

@@ -209,9 +209,10 @@ class PauseReason(StrEnum):
     APPROVAL = "Approval"
     CONSTRAINT = "Constraint"
     NO_PROGRESS = "NoProgress"  # N6
-    PREEMPTED = "Preempted"  # Q5: to make room
+    PREEMPTED = "Preempted"  # Q5: to make room. Journaled as SUSPENDED by QUEUE, which every operator lets go on
 
 
+QUEUE = "queue"
 PASSING = frozenset({PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL, PauseReason.PREEMPTED})
 
 
@@ -247,6 +248,16 @@ class Pause:
     def pending(self) -> bool:
         """The run isn't stopped yet."""
         return self.stage == PauseStage.REQUESTED
+
+    @property
+    def preempted(self) -> bool:
+        """Q5: it was stopped to make room, and not by its author."""
+        return self.reason == PauseReason.PREEMPTED or (self.reason == PauseReason.SUSPENDED and self.by == QUEUE)
+
+    @property
+    def told(self) -> str:
+        """The reason as people hear it."""
+        return PauseReason.PREEMPTED.value if self.preempted else self.reason
 
     @property
     def lasting(self) -> bool:
@@ -361,6 +372,12 @@ class RunState:
     def pausing(self) -> bool:
         """It stops at its next safe point, and begins nothing new there."""
         return self.pause is not None and self.pause.pending
+
+    @property
+    def stopped_since(self) -> int | None:
+        """Q5: when it stopped to make room, while it is stopped for that: ms since the epoch, of whole seconds."""
+        stopped = self.phase is RunPhase.PAUSED and self.pause is not None and self.pause.preempted
+        return self.pause.at // 1000 * 1000 if stopped and self.pause is not None else None
 
     @property
     def open_children(self) -> tuple[Child, ...]:

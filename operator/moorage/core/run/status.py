@@ -60,7 +60,7 @@ def project(o: Observed, plan: Plan, previous: AgentRunStatus, now: int) -> Agen
             "reason": reason,
             "message": message or None,
             "conditions": dated,
-            "queue": QueueStatus(position=o.slots.place, reason=message) if phase == "Queued" else None,
+            "queue": _queue(o, message) if "Queued" in {phase, reason} else None,
         }
     )
     if plan.verdict is not None:
@@ -68,6 +68,11 @@ def project(o: Observed, plan: Plan, previous: AgentRunStatus, now: int) -> Agen
     return AgentRunStatus.model_validate(
         (_with_journal(base, previous, o, o.journal) if o.journal else base).model_dump()
     )
+
+
+def _queue(o: Observed, message: str) -> QueueStatus:
+    since = o.journal.stopped_since if o.journal is not None else None
+    return QueueStatus(position=o.slots.place, reason=message, since=format_time(since) if since is not None else None)
 
 
 def _about(condition: Condition, generation: int) -> Condition:

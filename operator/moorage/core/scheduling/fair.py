@@ -8,16 +8,18 @@ and so that all of it can be read from the objects after a restart: when live ru
 late began and ended.
 
 Within a tenant: by `Rank`, a time that never changes while a run waits. So nobody is overtaken for ever.
+
+Before all of that: a slot that somebody gave up for a run is that run's (`promise`), until it begins or stops waiting.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 WINDOW_MS = 600_000
@@ -117,6 +119,7 @@ class FairQueue(Generic[K]):
         self.limit, self._share = limit, share
         self._tenants: dict[str, _Tenant[K]] = {}
         self._where: dict[K, tuple[str, Rank | None]] = {}  # tenant, and the rank of who waits
+        self._promised: dict[K, None] = {}  # who waits, and has a slot that was given up for it; in order
         self._live = 0
         self._turns: tuple[int, dict[K, None]] | None = None
 
@@ -126,7 +129,10 @@ class FairQueue(Generic[K]):
         """It waits, at that place from now on."""
         if self._where.get(key) == (tenant, place):
             return
+        promised = key in self._promised
         self.leave(key, now)
+        if promised:
+            self._promised[key] = None
         insort(self._tenant(tenant).waiting, (place, key), key=_by_rank)
         self._where[key] = (tenant, place)
 
@@ -152,6 +158,7 @@ class FairQueue(Generic[K]):
             return
         name, place = known
         of = self._tenants[name]
+        self._promised.pop(key, None)
         if place is not None:
             del of.waiting[_index(of.waiting, place)]
         else:
@@ -159,6 +166,12 @@ class FairQueue(Generic[K]):
             of.remember(of.live.pop(key), now)
         if not (of.waiting or of.live or of.past):
             del self._tenants[name]
+
+    def promise(self, key: K) -> None:
+        """A slot is given up for that run: while it waits, and its tenant may have one, nobody else takes it."""
+        if self.place(key) is not None:
+            self._promised[key] = None
+            self._turns = None
 
     def was(self, tenant: str, began: int, ended: int) -> None:
         """A run held a slot then, as its object says."""
@@ -177,28 +190,42 @@ class FairQueue(Generic[K]):
             self._turns = (now, dict.fromkeys(self._picks(now)))
         return self._turns[1]
 
-    def next_after(self, tenant: str, now: int) -> K | None:
-        """Whose turn it would be if a live run of that tenant let go of its slot."""
-        return next(self._picks(now, tenant), None)
+    def next_after(self, stops: K, place: Rank, now: int) -> K | None:
+        """Whose turn it would be if that live run let go of its slot and waited at that place."""
+        known = self._where.get(stops)
+        if known is None or known[1] is not None:
+            return None
+        found = []
+        for name, of in self._tenants.items():
+            share, leaves = self._share(name), name == known[0]
+            line = [*of.waiting[:1], *([(place, stops)] if leaves else [])]
+            if line and _room(of, share, -1 if leaves else 0):
+                found.append((*_charged(of, share, now), *min(line, key=_by_rank), name))
+        return min(found, key=lambda each: (each[0], each[2], each[4]))[3] if found else None
 
-    def _picks(self, now: int, leaves: str | None = None) -> Iterator[K]:
+    def _picks(self, now: int) -> Iterator[K]:
+        free, ahead = self.limit - self._live, Counter[str]()
+        for key in self._promised:
+            name, _ = self._where[key]
+            if free > 0 and _room(self._tenants[name], self._share(name), ahead[name]):
+                free, ahead[name] = free - 1, ahead[name] + 1
+                yield key
         heap = []
         for name, of in self._tenants.items():
             share = self._share(name)
-            if of.waiting and _room(of, share, -1 if name == leaves else 0):
-                charge = of.charge(now)  # it drops what has left the window, so before what is usual
-                each = of.usual() / share.weight
-                heap.append((charge / share.weight + each / 2, of.waiting[0][0], name, 0, each, share))
+            line = of.waiting if not ahead[name] else [each for each in of.waiting if each[1] not in self._promised]
+            if line and _room(of, share, ahead[name]):
+                charged, each = _charged(of, share, now)
+                heap.append((charged + each * ahead[name], line[0][0], name, 0, each, share, line))
         heapify(heap)
-        for _ in range(self.limit - self._live + (leaves is not None)):
+        for _ in range(free):
             if not heap:
                 return
-            charged, _, name, taken, each, share = heappop(heap)
-            of = self._tenants[name]
-            yield of.waiting[taken][1]
+            charged, _, name, taken, each, share, line = heappop(heap)
+            yield line[taken][1]
             taken += 1
-            if taken < len(of.waiting) and _room(of, share, taken):
-                heappush(heap, (charged + each, of.waiting[taken][0], name, taken, each, share))
+            if taken < len(line) and _room(self._tenants[name], share, taken + ahead[name]):
+                heappush(heap, (charged + each, line[taken][0], name, taken, each, share, line))
 
     @property
     def live(self) -> int:
@@ -244,6 +271,13 @@ class FairQueue(Generic[K]):
 
 def _room(of: _Tenant[K], share: Share, taken: int) -> bool:
     return not share.closed and (share.most is None or len(of.live) + taken < share.most)
+
+
+def _charged(of: _Tenant[Any], share: Share, now: int) -> tuple[float, float]:
+    """What the tenant would be charged for its weight half-way through another run, and for each run."""
+    charge = of.charge(now)  # it drops what has left the window, so before what is usual
+    each = of.usual() / share.weight
+    return charge / share.weight + each / 2, each
 
 
 def _by_rank(each: tuple[Rank, K]) -> Rank:
