@@ -8,6 +8,7 @@ import pytest
 from tests.integration.operator_world import OperatorWorld, container, now
 
 from moorage.api import names
+from moorage.controller import handlers
 
 pytestmark = pytest.mark.integration
 CHECKS = [{"name": "tests", "run": "true"}]
@@ -398,6 +399,26 @@ async def test_the_queue_goes_on_when_its_head_is_deleted_and_drains_one_by_one(
         await world.end_pod(pod)
     for name in ("d", "e"):
         await world.until_phase(name, "Provisioning")
+
+
+@pytest.mark.rule("Q1")
+async def test_a_restart_grants_no_slot_before_it_knows_who_has_one(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live run comes last in every list, and its status doesn't say yet that it is."""
+    monkeypatch.setattr(handlers, "PAGE", 1)
+    await world.start(max_live_runs=1)
+    await world.apply_run("zz-live")
+    await world.until_pod()
+    await world.stop()
+    assert "phase" not in await world.status("zz-live") or (await world.status("zz-live"))["phase"] == "Pending"
+    waiting = [f"a-{n:02}" for n in range(20)]
+    for name in waiting:
+        await world.apply_run(name)
+    await world.start(max_live_runs=1)
+    for name in waiting:
+        assert "epoch" not in await world.until_phase(name, "Queued")
+    assert len(await world.pods()) == 1
 
 
 async def _many(world: OperatorWorld, count: int) -> list[dict[str, object]] | None:

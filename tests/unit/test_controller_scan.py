@@ -1,6 +1,7 @@
 """The scan: what one namespace refuses keeps no other from being tidied (T3, R7)."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 import structlog
@@ -53,15 +54,17 @@ class Tenants:
             raise REFUSALS[namespace]
 
 
-def scan_of(tenants: Tenants) -> Scan:
+def scan_of(tenants: Tenants | None, roll: Roll | None = None, gone: Callable[[RunKey], None] = lambda _: None) -> Scan:
     return Scan(
         gateway=Gateway(),
         objects=Objects(),
-        roll=Roll(1),
+        roll=roll or Roll(1),
         clock=StepClock(),
         tenants=tenants,
         volumes=None,
         look=lambda _: None,
+        gone=gone,
+        journaled=lambda _: None,
         log=structlog.get_logger(),
     )
 
@@ -99,3 +102,15 @@ async def test_a_round_that_could_ask_nobody_is_repeated_soon(monkeypatch) -> No
     with pytest.raises(asyncio.CancelledError):
         await scan.run(600.0)
     assert pauses == [SOON_S] * 3
+
+
+@pytest.mark.rule("R7", "Q1")
+async def test_a_run_whose_delete_nobody_told_of_keeps_no_slot() -> None:
+    """A watch that begins anew lists what stands, and says nothing of what went meanwhile."""
+    roll = Roll(2)
+    for name in ("fix", "went"):
+        meta = {"uid": "u" if name == "fix" else "w", "namespace": "a", "name": name, "resourceVersion": "1"}
+        roll.saw({"metadata": meta, "status": {"phase": "Running"}})
+    gone: list[RunKey] = []
+    await scan_of(None, roll, gone.append).once()
+    assert gone == [RunKey("w", "a", "went")]

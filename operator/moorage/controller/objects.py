@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ PLACES = {
     "RunCommand": (API_VERSION, "runcommands"),
     "ConfigMap": ("v1", "configmaps"),
 }
+PAGE = 200  # objects of a list that are held at once
 INVALID = 422
 UNTAKEN = frozenset({400, 413, INVALID})
 """Statuses of what the API server will never take as it is."""
@@ -100,6 +101,14 @@ class KubeObjects:
         path = path_of(*PLACES["AgentRun"], str(body["metadata"]["namespace"]))
         with _away(), _refused(), suppress(Exists):
             await self._api.create(path, body)
+
+    async def bodies(self) -> AsyncIterator[Body]:
+        """Every AgentRun, whole."""
+        with _away():
+            for namespace in self._namespaces or (None,):
+                async for page in self._api.pages(path_of(*PLACES["AgentRun"], namespace), limit=PAGE):
+                    for body in page:
+                        yield body
 
     async def runs(self) -> frozenset[RunKey]:
         """Keys of all AgentRuns; only their metadata is sent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ from moorage.controller.engine import Engine
 from moorage.controller.queue import WorkQueue
 from moorage.controller.roll import Roll
 from moorage.controller.told import Standing, key_of, parent_of
+from moorage.core.run.view import RunBrief
 from moorage.sandbox.port import Conflict, RunKey, Unavailable
 from moorage.telemetry.logs import Key
 from moorage.telemetry.metrics import OperatorMetrics
@@ -43,15 +44,21 @@ class Operator:
     def run_changed(self, kind: str | None, body: Body) -> None:
         """An AgentRun was seen, or seen to go. Ended ones that nothing is due for cost nothing more."""
         key = key_of(body)
-        self._wake_relatives(key, body)
         if kind == "DELETED":
-            self._roll.forget(key)
-            self._wake_waiting(key.tenant)
-            self.queue.add(key)
+            self.run_gone(key, body)
             return
+        self._wake_relatives(key, body)
         entry = self._roll.saw(body, created=kind == "ADDED")
         if entry is not None and entry.body is not None:
             self.queue.add(key)
+
+    def run_gone(self, key: RunKey, body: Body | None = None) -> None:
+        """Nobody has that run any more, as the watch says, or a list in which it isn't."""
+        entry = self._roll.get(key)
+        self._wake_relatives(key, body or (entry.body if entry is not None else None) or {})
+        self._roll.forget(key)
+        self._wake_waiting(key.tenant)
+        self.queue.add(key)
 
     def _wake_relatives(self, key: RunKey, body: Body) -> None:
         """X2, B2, O2: children hear of their parent's end, and a parent of theirs; and so does who goes on with it."""
@@ -100,6 +107,12 @@ class Operator:
         """The quotas of some namespace have room for whoever found none there before."""
         self._roll.contracts_changed()
         self._wake_waiting()
+
+    def live_found(self, briefs: Sequence[RunBrief]) -> None:
+        """Runs whose journals haven't ended, as a scan found them."""
+        live = [RunKey(b.uid, b.tenant, b.name) for b in briefs if b.live]
+        if self._roll.open(live):
+            self._wake_waiting()
 
     def look(self, key: RunKey) -> None:
         """The scan found something to do about that run."""

@@ -33,15 +33,17 @@ from moorage.controller.signs import Signs
 from moorage.controller.tenancy.contracts import Contracts
 from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.tenancy.tenancy import Tenancy
-from moorage.controller.together import together
+from moorage.controller.together import together, unless
 from moorage.controller.usability import Usability
 from moorage.core.tenancy.room import Needs
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
-from moorage.sandbox.port import NameTaken, RunKey
+from moorage.sandbox.port import NameTaken, RunKey, Unavailable
 from moorage.sandbox.spec import SandboxSettings, needs
 from moorage.sandbox.tenant import TenantObjects
 from moorage.telemetry.metrics import OperatorMetrics
+
+LIST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ async def run_operator(
     ready = ready or asyncio.Event()
     contracts, signs = Contracts(), Signs(deps.clock)
     rooms = Rooms(partial(_needs, sandboxes), deps.clock.now_ms)
-    roll = Roll(settings.max_live_runs, deps.clock.now_ms, contracts.of, rooms.closed)
+    roll = Roll(settings.max_live_runs, deps.clock.now_ms, contracts.of, rooms.closed, opened=False)
     rooms.line(roll.queue.place)
     objects = KubeObjects(deps.api, settings.watch_namespaces)
     tenants = TenantObjects(deps.api, sandboxes, deps.clock.now_ms, settings.watch_namespaces)
@@ -150,7 +152,8 @@ async def run_operator(
         log=deps.log,
         chance=deps.chance,
     )
-    await tenancy.load()
+    if not await unless(stop, _load(tenancy, objects, operator, deps.log)):
+        return
     scan = _scan(settings, deps, roll=roll, objects=objects, tenants=tenants, operator=operator)
     if duty is not None:
         duty.works(operator.queue.oldest_ms, ready)
@@ -234,6 +237,22 @@ def _engine(
     )
 
 
+async def _load(tenancy: Tenancy, objects: KubeObjects, operator: Operator, log: Any) -> None:
+    """Contracts, and all runs that stand, before anybody begins: a queue that knows some of them only grants slots that
+    are taken.
+    """
+    await tenancy.load()
+    while True:
+        try:
+            async for body in objects.bodies():
+                operator.run_changed(None, body)
+        except (Unavailable, KubeError) as e:
+            log.warning("runs_not_listed", reason=type(e).__name__, message=str(e))
+            await asyncio.sleep(LIST_PAUSE_S)
+        else:
+            return
+
+
 def _scan(
     settings: OperatorSettings,
     deps: Deps,
@@ -251,6 +270,8 @@ def _scan(
         tenants=tenants,
         volumes=lambda: _volumes(deps.api, settings.watch_namespaces),
         look=operator.look,
+        gone=operator.run_gone,
+        journaled=operator.live_found,
         log=deps.log,
         namespaces=settings.watch_namespaces,
     )

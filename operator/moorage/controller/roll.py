@@ -4,10 +4,10 @@ is rebuilt from the watch after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from moorage.controller.preemption import Entry, MakingRoom
 from moorage.controller.told import (
     Standing,
     begun,
@@ -30,16 +30,14 @@ from moorage.controller.told import (
     version_of,
 )
 from moorage.core.scheduling.explain import Slots
-from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Rank, Share
+from moorage.core.scheduling.fair import WINDOW_MS, FairQueue, Share
 from moorage.core.tenancy.admission import CONCURRENCY
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.tenants import TenantUse
 
 UNBOUND = Contract()
-LEAST_HELD_MS = 60_000
-"""Nobody is stopped sooner after it began: what starts would do nothing but start."""
-
+STARTS = "the operator has just started and asks who has a sandbox; next in a moment"
 COUNTED = frozenset({Standing.WAITING, Standing.LIVE})
 KEPT = frozenset({CONCURRENCY})
 """Reasons of a run that waits for others of its namespace, in a line of its own."""
@@ -49,33 +47,11 @@ FOR_ORIGIN = frozenset({"ContinuedNotEnded", "ContinuedNotFound", "SessionBusy"}
 """Reasons of a run that waits for another one of its session to end."""
 
 
-@dataclass
-class Entry:
-    """One AgentRun. `body` is kept while it may still be worked on."""
-
-    key: RunKey
-    created_at: int
-    standing: Standing
-    body: Mapping[str, Any] | None
-    version: int
-    rank: Rank  # its place in its tenant's queue
-    background: bool = False  # scheduling.class
-    preemptible: bool = False  # Q5: a background run whose author lets it be stopped to make room
-    stoppable: bool = True  # and that can be, as far as its last pass knew: it isn't on its way to its end
-    since: int | None = None  # when it was stopped to make room: its age counts from then on
-    due_at: int | None = None  # ended: when its retention is over
-    succeeded: bool = False
-    began_at: int | None = None  # when it first started, as its status tells
-    parent: tuple[str, str] | None = None  # namespace and name
-    origin: tuple[str, str] | None = None  # likewise, of the run that it waits to go on with
-    fresh: bool = False  # created under this process's own eyes, and not looked at since
-    reason: str = ""  # why it stands there, as its last pass found
-
-
 class Roll:
     """By namespace and name: an object of the same name with another UID takes the old one's place.
 
     `now` in ms since the epoch. `contract` is a tenant's, as it stands; `closed`: why nothing of a tenant begins now.
+    `opened`: False where nobody begins before `open` has told who is live.
     """
 
     def __init__(
@@ -84,14 +60,17 @@ class Roll:
         now: Callable[[], int] = lambda: 0,
         contract: Callable[[str], Contract] = lambda _: UNBOUND,
         closed: Callable[[str], str] = lambda _: "",
+        *,
+        opened: bool = True,
     ) -> None:
-        self.limit, self._now, self._contract = limit, now, contract
-        self.queue: FairQueue[RunKey] = FairQueue(limit, lambda tenant: share_of(contract(tenant), closed(tenant)))
+        self.limit, self._now, self._contract, self._opened = limit, now, contract, opened
+        self.queue: FairQueue[RunKey] = FairQueue(
+            limit, lambda tenant: share_of(contract(tenant), closed(tenant) if self._opened else STARTS)
+        )
         self._entries: dict[tuple[str, str], Entry] = {}
         self._children: dict[tuple[str, str], set[str]] = {}
         self._next: dict[tuple[str, str], set[str]] = {}
-        self._preemptible: set[RunKey] = set()  # and live
-        self._room_for: dict[RunKey, RunKey] = {}  # who is to stop, and for whom; until it has
+        self._making_room = MakingRoom(self.queue, self.get, now)
 
     def saw(self, body: Mapping[str, Any], *, created: bool = False) -> Entry | None:
         """Take note of an AgentRun as the watch or a write showed it; None where a newer one is known
@@ -128,6 +107,20 @@ class Roll:
             self._next.setdefault(entry.origin, set()).add(key.name)
         return entry
 
+    def open(self, live: Iterable[RunKey]) -> bool:
+        """These have begun by their journals, which a status may not have told yet. True where slots are granted from
+        now on, and were not before.
+        """
+        if self._opened:
+            return False
+        for key in live:
+            entry = self.get(key)
+            if entry is not None and entry.standing in {Standing.WAITING, Standing.BLOCKED}:
+                self.note(key, Standing.LIVE)
+        self._opened = True
+        self.queue.changed()
+        return True
+
     def first_look(self, key: RunKey) -> bool:
         """True once, for a run that was created under this process's eyes: nobody has worked on it before."""
         entry = self.get(key)
@@ -143,7 +136,7 @@ class Roll:
             return False
         del self._entries[key.tenant, key.name]
         self.queue.leave(key, self._now())
-        self._stopping(entry, live=False)
+        self._making_room.placed(entry, live=False)
         _leave(self._next, entry.origin, key.name)
         _leave(self._children, entry.parent, key.name)
         return entry.standing in COUNTED
@@ -222,12 +215,12 @@ class Roll:
             _leave(self._children, before.parent, entry.key.name)
         if before.key != entry.key:
             self.queue.leave(before.key, self._now())
-            self._stopping(before, live=False)
+            self._making_room.placed(before, live=False)
 
     def _placed(self, entry: Entry, first: Mapping[str, Any] | None = None) -> None:
         """The queue follows what a run counts as. `first`: the object of one that was not known before."""
         key = entry.key
-        self._stopping(entry, live=entry.standing is Standing.LIVE)
+        self._making_room.placed(entry, live=entry.standing is Standing.LIVE)
         if entry.standing is Standing.WAITING:
             self.queue.wait(key, key.tenant, entry.rank, self._now())
         elif entry.standing is Standing.LIVE:
@@ -293,51 +286,12 @@ class Roll:
         return [*turns, *beside]
 
     def make_room(self, heir: RunKey) -> RunKey | None:
-        """Q5: the live one that may stop at a safe point so that this run, which somebody waits for, has its turn; of
-        those that may, the one that began last. `makes_room_for` says so from then on.
-        """
-        entry, now = self.get(heir), self._now()
-        if entry is None or entry.standing is not Standing.WAITING or entry.background or not self._lacks_room(heir):
-            return None
-        may = [each for key in self._preemptible - self._room_for.keys() if (each := self._may_stop(key)) is not None]
-        held = {each.key: self.queue.held(each.key.tenant).get(each.key, now) for each in may}
-        settled = [each for each in may if now - held[each.key] >= LEAST_HELD_MS]
-        for each in sorted(settled, key=lambda e: (e.key.tenant == heir.tenant, held[e.key]), reverse=True):
-            if self.queue.next_after(each.key, rank_of(each.key, each.body or {}, now), now) == heir:
-                self._room_for[each.key] = heir
-                return each.key
-        return None
-
-    def _may_stop(self, key: RunKey) -> Entry | None:
-        entry = self.get(key)
-        return entry if entry is not None and entry.stoppable else None
-
-    def _lacks_room(self, heir: RunKey) -> bool:
-        """It is the first of its tenant, it isn't its turn yet, and nobody is stopping for it."""
-        first = self.queue.place(heir) == 1
-        return first and not self._has_turn(heir) and heir not in self._room_for.values()
+        """Q5: the live run that is to stop at a safe point so that this one, which somebody waits for, has its turn."""
+        return self._making_room.ask(heir)
 
     def makes_room_for(self, key: RunKey) -> str:
         """Name of the run that this one is to stop for, while that waits; else nothing."""
-        heir = self._room_for.get(key)
-        entry = self.get(heir) if heir is not None else None
-        waits = entry is not None and entry.standing is Standing.WAITING and not self._has_turn(entry.key)
-        if entry is None or not waits or self._may_stop(key) is None:
-            self._room_for.pop(key, None)
-            return ""
-        return entry.key.name if entry.key.tenant == key.tenant else "a run of another namespace"
-
-    def _has_turn(self, key: RunKey) -> bool:
-        return key in self.queue.turns(self._now())
-
-    def _stopping(self, entry: Entry, *, live: bool) -> None:
-        """Only who is live and may be stopped can be asked to. What it gives up is for whom it was asked to stop."""
-        if live and entry.preemptible:
-            self._preemptible.add(entry.key)
-            return
-        self._preemptible.discard(entry.key)
-        if (heir := self._room_for.pop(entry.key, None)) is not None:
-            self.queue.promise(heir)
+        return self._making_room.heir(key)
 
     def contracts_changed(self) -> None:
         """What a tenant may have is another now."""
@@ -378,6 +332,10 @@ class Roll:
                 bound=bool(share.closed) or (share.most is not None and live >= share.most),
             )
         return told
+
+    def keys(self) -> frozenset[RunKey]:
+        """All runs that are known."""
+        return frozenset(entry.key for entry in self._entries.values())
 
     def tenants(self) -> frozenset[str]:
         """Namespaces with at least one AgentRun."""

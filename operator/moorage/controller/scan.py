@@ -5,7 +5,7 @@ namespaces whose last run went. A delete never waits for any of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from moorage.clock import Clock
@@ -35,7 +35,9 @@ class Tenants(Protocol):
 
 
 class Scan:
-    """`look` wakes a run. `volumes` lists whose claims stand: asked once, for what a crash may have left behind."""
+    """`look` wakes a run, `gone` hears of one that is no more, `journaled` of all whose journals haven't ended.
+    `volumes` lists whose claims stand: asked once, for what a crash may have left behind.
+    """
 
     def __init__(
         self,
@@ -47,12 +49,15 @@ class Scan:
         tenants: Tenants | None,
         volumes: Callable[[], Awaitable[frozenset[RunKey]]] | None,
         look: Callable[[RunKey], None],
+        gone: Callable[[RunKey], None],
+        journaled: Callable[[Sequence[RunBrief]], None],
         log: Any,
         namespaces: tuple[str, ...] = (),
     ) -> None:
         self._gateway, self._objects, self._roll, self._clock = gateway, objects, roll, clock
         self._tenants, self._volumes = tenants, volumes
-        self._look, self._log, self._namespaces = look, log, namespaces
+        self._look, self._gone, self._journaled = look, gone, journaled
+        self._log, self._namespaces = log, namespaces
 
     async def run(self, every_s: float) -> None:
         """Now and then, until cancelled; sooner for a while after a round that could not finish its work."""
@@ -72,8 +77,11 @@ class Scan:
         The gateway is read first: a run that is admitted meanwhile exists already.
         """
         briefs = [b for b in await self._gateway.pending() if b.placement == "cluster" and self._mine(b)]
-        began = self._clock.now_ms()
+        self._journaled(briefs)
+        began, known = self._clock.now_ms(), self._roll.keys()
         existing = await self._objects.runs()
+        for key in known - existing:  # a watch that began anew doesn't tell of what went meanwhile
+            self._gone(key)
         for brief in briefs:
             key = RunKey(brief.uid, brief.tenant, brief.name)
             if key not in existing or (brief.phase.terminal and self._due(key)):

@@ -78,7 +78,8 @@ class Statuses:
         self._refused.pop(key, None)
         self._written[key] = self._clock.now_ms()
         if body is not None:
-            self._roll.saw(body)
+            if self._roll.knows(key):  # else it was deleted before this answer came
+                self._roll.saw(body)
             self._telling.changed(key, old, new)
         return None
 

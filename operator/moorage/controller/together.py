@@ -21,3 +21,18 @@ async def together(jobs: Sequence[Coroutine[Any, Any, None]], stop: asyncio.Even
     for outcome in ended:
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def unless(stop: asyncio.Event, job: Coroutine[Any, Any, Any]) -> bool:
+    """Run it to its end: True; or until `stop`: False. What it raises is raised."""
+    task, stopped = asyncio.ensure_future(job), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        done = task.done()
+    finally:
+        for each in (task, stopped):
+            each.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+    if done:
+        task.result()
+    return done

@@ -6,7 +6,7 @@ out, since reading one pod through them costs more than the request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -88,6 +88,17 @@ class KubeApi:
         query = {"labelSelector": labels} if labels else None
         found: list[Body] = (await self._call("GET", path, query=query, accept=accept)).get("items") or []
         return found
+
+    async def pages(self, path: str, *, limit: int) -> AsyncIterator[list[Body]]:
+        """The list's items, `limit` at a time. Raises KubeError with status 410 where that took too long."""
+        query = {"limit": str(limit)}
+        while True:
+            found = await self._call("GET", path, query=query)
+            yield found.get("items") or []
+            token = (found.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            query = {"limit": str(limit), "continue": str(token)}
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Body:
         """Raise Exists where the name is taken."""

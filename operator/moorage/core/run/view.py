@@ -50,6 +50,11 @@ class RunBrief:
     epoch: int
     released: bool
 
+    @property
+    def live(self) -> bool:
+        """It has a slot: an attempt has begun, and the run is neither paused nor at its end."""
+        return self.epoch > 0 and not self.phase.terminal and self.phase is not RunPhase.PAUSED
+
 
 @dataclass(frozen=True)
 class RunList:

@@ -1,0 +1,82 @@
+"""Q1: what a process that has just started grants, before it knows who has a slot."""
+
+import asyncio
+
+import pytest
+from tests.unit.test_controller_parts import body
+
+from moorage.controller.roll import Roll
+from moorage.controller.together import unless
+from moorage.controller.told import Standing
+from moorage.core.run.phases import RunPhase
+from moorage.core.run.view import RunBrief
+from moorage.sandbox.port import RunKey
+
+
+def key(name: str) -> RunKey:
+    return RunKey(f"uid-{name}", "t", name)
+
+
+def started() -> Roll:
+    """One slot. By its status nobody knows that `late` has begun, and `early` waits."""
+    roll = Roll(1, opened=False)
+    roll.saw(body("early", created=1))
+    roll.saw(body("late", created=2))
+    roll.saw(body("on", created=3, status={"phase": "Paused", "reason": "Suspended", "epoch": 1}))
+    return roll
+
+
+@pytest.mark.rule("Q1")
+def test_nobody_has_a_turn_before_it_is_known_who_is_live() -> None:
+    roll = started()
+    assert roll.next_waiting() == []
+    assert "has just started" in roll.slots(key("early")).closed
+    assert roll.open([key("late"), key("gone")])
+    assert roll.next_waiting() == []
+    assert not roll.slots(key("early")).free
+    roll.note(key("late"), Standing.ENDED)
+    assert roll.next_waiting() == [key("early")]
+
+
+@pytest.mark.rule("Q1")
+def test_a_run_that_goes_on_by_its_journal_and_is_told_as_paused_has_its_slot() -> None:
+    roll = started()
+    roll.open([key("on")])
+    assert not roll.slots(key("early")).free
+
+
+@pytest.mark.rule("Q1")
+def test_only_the_first_word_tells_who_is_live() -> None:
+    """Later ones are older than what passes have found meanwhile."""
+    roll = started()
+    assert roll.open([])
+    roll.note(key("early"), Standing.BLOCKED)
+    assert not roll.open([key("early")])
+    assert roll.slots(key("late")).free
+
+
+@pytest.mark.parametrize(
+    ("phase", "epoch", "live"),
+    [
+        (RunPhase.RUNNING, 1, True),
+        (RunPhase.RECOVERING, 2, True),
+        (RunPhase.PAUSED, 1, False),
+        (RunPhase.RUNNING, 0, False),
+        (RunPhase.FAILED, 1, False),
+    ],
+)
+def test_who_has_a_slot_is_told_by_a_line_of_the_gateways_list(phase: RunPhase, epoch: int, live: bool) -> None:
+    assert RunBrief("u", "t", "n", "cluster", phase, epoch, released=False).live is live
+
+
+async def test_what_is_asked_to_stop_while_it_starts_stops() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_soon(stop.set)
+    assert not await unless(stop, asyncio.Event().wait())
+    assert await unless(asyncio.Event(), asyncio.sleep(0))
+    with pytest.raises(ValueError, match="fault"):
+        await unless(asyncio.Event(), fails())
+
+
+async def fails() -> None:
+    raise ValueError("a fault")
