@@ -49,7 +49,7 @@ def test_a_bad_contract_counts_for_nobody_else(spec: Any, status: Any, name: str
         contracts,
         live=lambda _: (),
         looked=lambda _: None,
-        rendered=lambda *_: None,
+        answered=lambda *_: None,
         now=lambda: 0,
         log=structlog.get_logger(),
         chance=Random(1),

@@ -13,7 +13,8 @@ from moorage.sandbox.kube import ApiUnavailable, Body, KubeError, Missing
 
 
 def rcon(name: str = "team", generation: int = 1, **spec: Any) -> Body:
-    meta = {"name": name, "namespace": "team-a", "uid": name, "generation": generation, "resourceVersion": "1"}
+    meta = {"name": name, "namespace": "team-a", "uid": name, "generation": generation}
+    meta["resourceVersion"] = str(generation)
     return {"kind": "ResourceConstraint", "metadata": meta, "spec": spec}
 
 
@@ -114,3 +115,59 @@ async def test_an_api_server_that_is_away_is_waited_for(monkeypatch: pytest.Monk
     assert it.contracts.of("team-a").sandboxes == 1
     assert changed == ["team-a"]
     assert "resourceconstraints" in watched(it)
+
+
+# --- words that come late, twice, or never ----------------------------------------------------------------------------
+
+
+def quota(version: int, used: str = "0", uid: str = "q", name: str = "theirs") -> Body:
+    meta = {"name": name, "namespace": "team-a", "uid": uid, "resourceVersion": str(version)}
+    return {
+        "metadata": meta,
+        "spec": {"hard": {"pods": "2"}},
+        "status": {"hard": {"pods": "2"}, "used": {"pods": used}},
+    }
+
+
+@pytest.mark.rule("C5")
+async def test_an_older_answer_undoes_no_newer_word() -> None:
+    it = tenancy(Api(), Log(), [])
+    await it.load()
+    it._constraint("ADDED", rcon(generation=1, concurrency={"sandboxes": 1}))
+    it._constraint("MODIFIED", rcon(generation=3, concurrency={"sandboxes": 3}))
+    it._answered(None, rcon(generation=2, concurrency={"sandboxes": 2}))
+    assert it.contracts.of("team-a").sandboxes == 3
+    it._constraint("DELETED", rcon(generation=4))
+    it._answered(None, rcon(generation=3, concurrency={"sandboxes": 3}))
+    assert it.contracts.of("team-a").sandboxes is None, "nor brings it back"
+
+
+@pytest.mark.rule("C5", "C6")
+async def test_what_no_watch_told_of_is_found_by_comparing() -> None:
+    """A constraint and a quota that went, one that came, and one that is as it was."""
+    stays, went, came = (rcon(name, 1, weight=at + 2) for at, name in enumerate(("stays", "went", "came")))
+    changed: list[str] = []
+    it = tenancy(
+        Api(resourceconstraints=[[stays, went], [stays, came]], resourcequotas=[[quota(1)], []]), Log(), changed
+    )
+    await it.load()
+    assert {c.metadata.name for c in it.contracts.constraints("team-a")} == {"stays", "went"}
+    assert it._rooms._quotas["team-a"]
+    changed.clear()
+    await it.compare()
+    assert {c.metadata.name for c in it.contracts.constraints("team-a")} == {"stays", "came"}
+    assert not it._rooms._quotas["team-a"]
+    assert changed == ["team-a"] * 3
+
+
+@pytest.mark.rule("C6")
+async def test_a_word_that_came_while_a_list_was_on_its_way_is_no_delete() -> None:
+    it = tenancy(Api(resourcequotas=[[quota(1)], []]), Log(), [])
+    await it.load()
+    before = it._news["resourcequotas"].standing()
+    it._rendered("ResourceQuota", "MODIFIED", quota(2))
+    assert it._news["resourcequotas"].missing(before, []) == []
+    it._rendered("ResourceQuota", "DELETED", quota(1, uid="earlier"))
+    assert it._rooms._quotas["team-a"], "that of an earlier one of its name"
+    it._rendered("ResourceQuota", "DELETED", quota(3))
+    assert not it._rooms._quotas["team-a"]

@@ -176,6 +176,7 @@ async def run_operator(
         follow(deps.gateway, operator, deps.log, deps.chance, heard=signs.heard),
         ask(deps.gateway, signs),
         scan.run(settings.scan_s),
+        tenancy.run(settings.scan_s),
         events.post(),
         guard.run(),
         _kopf(registry, settings, stop, ready),

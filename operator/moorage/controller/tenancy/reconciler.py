@@ -36,7 +36,7 @@ Live = Callable[[str], Iterable[Mapping[str, str]]]
 
 class Reconciler:
     """`live`: see there. `looked(namespace)` is called at each look, and some time after what is used has changed;
-    `rendered` hears of what was written.
+    `answered` hears what stands after a write: of a ResourceQuota or LimitRange (its kind), or a status (None).
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Reconciler:
         *,
         live: Live,
         looked: Callable[[str], None],
-        rendered: Callable[[str, Body], None],
+        answered: Callable[[str | None, Body], None],
         now: Callable[[], int],
         log: Any,
         chance: Random,
     ) -> None:
         self._api, self._contracts, self._live, self._now, self._log = api, contracts, live, now, log
-        self._looked, self._rendered = looked, rendered
+        self._looked, self._answered = looked, answered
         self._standing: dict[tuple[str, str], Body] = {}
         self._problems: dict[str, Problem] = {}
         self.queue: WorkQueue[str] = WorkQueue(self._work, workers=WORKERS, chance=chance, failed=self._failed)
@@ -142,7 +142,7 @@ class Reconciler:
     def _made(self, kind: str, namespace: str, body: Body) -> None:
         """It counts from now on, before the watch tells of it."""
         self._standing[kind, namespace] = body
-        self._rendered(kind, body)
+        self._answered(kind, body)
 
     async def _correct(self, base: str, found: Body, wanted: Mapping[str, Any]) -> Body:
         """In place, or made anew where what was changed can't be changed back (a quota's scopes)."""
@@ -168,7 +168,7 @@ class Reconciler:
             body = await self._api.patch(path, {"metadata": told, "status": _replacing(constraint, new.wire())})
         except (Missing, Stale):
             return  # gone, or another one by now: the watch tells
-        self._contracts.saw("MODIFIED", body)
+        self._answered(None, body)
 
     def _used(self, namespace: str, contract: Contract) -> Used:
         live = [dict(labels) for labels in self._live(namespace)]

@@ -14,9 +14,10 @@ import kopf
 from moorage.api.names import API_VERSION, CONSTRAINTS
 from moorage.controller.handlers import OURS, watch_contracts
 from moorage.controller.tenancy.contracts import Contracts
+from moorage.controller.tenancy.news import News
 from moorage.controller.tenancy.reconciler import Live, Reconciler
 from moorage.controller.tenancy.rooms import Rooms
-from moorage.core.tenancy.rendering import PLURALS, QUOTA
+from moorage.core.tenancy.rendering import PLURALS, QUOTA, RANGE
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi, KubeError, Missing, path_of
 
 PAUSE_S = 1.0
@@ -45,28 +46,64 @@ class Tenancy:
         self._api, self._namespaces, self._changed, self._log = api, tuple(namespaces), changed, log
         self.contracts, self._rooms, self._roomier = contracts, rooms, roomier
         self.reconciler = Reconciler(
-            api, self.contracts, live=live, looked=self._reopen, rendered=self._written, now=now, log=log, chance=chance
+            api,
+            self.contracts,
+            live=live,
+            looked=self._reopen,
+            answered=self._answered,
+            now=now,
+            log=log,
+            chance=chance,
         )
         self._watched: list[str] = []
+        self._news = {plural: News() for plural in (CONSTRAINTS, *PLURALS.values())}
 
     async def load(self) -> None:
         """All that stands. Returns without what can't be read: it is told, and nobody waits for it."""
         for kind, plural in PLURALS.items():
-            for body in await self._read("v1", plural, None if kind == QUOTA else OURS):
+            for body in await self._read(plural):
                 self._rendered(kind, "ADDED", body)
-        for body in await self._read(API_VERSION, CONSTRAINTS, None):
+        for body in await self._read(CONSTRAINTS):
             self._constraint("ADDED", body)
+
+    async def run(self, every_s: float) -> None:
+        """Compare what is known with what stands, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.compare()
+            except KubeError as e:
+                self._log.info("contracts_not_compared", reason=type(e).__name__, message=str(e))
+
+    async def compare(self) -> None:
+        """A watch that began anew may have told neither of what came nor of what went. Raises KubeError."""
+        for kind, plural in (*PLURALS.items(), (None, CONSTRAINTS)):
+            if plural not in self._watched:
+                continue
+            before = self._news[plural].standing()
+            listed = await self._list(plural)
+            for event, bodies in (("MODIFIED", listed), ("DELETED", self._news[plural].missing(before, listed))):
+                for body in bodies:
+                    if kind is None:
+                        self._constraint(event, body)
+                    else:
+                        self._rendered(kind, event, body)
 
     def watch(self, registry: kopf.OperatorRegistry) -> None:
         """Register what could be read."""
         watch_contracts(registry, self._watched, constraint=self._constraint, rendered=self._rendered)
 
-    def _written(self, kind: str, body: Body) -> None:
-        if kind == QUOTA:
-            self._rooms.heard("MODIFIED", body)
+    def _answered(self, kind: str | None, body: Body) -> None:
+        """The answer to a write of ours: of a constraint's status (None), or of what is rendered from one."""
+        if kind is not None:
+            self._rendered(kind, "MODIFIED", body)
+        elif self._news[CONSTRAINTS].knows(body):  # else it was deleted before this answer came
+            self._constraint("MODIFIED", body)
 
     def _rendered(self, kind: str, event: str | None, body: Any) -> None:
         """A quota of anybody's, or a LimitRange of ours."""
+        if not self._news[PLURALS[kind]].take(event, body):
+            return
         self.reconciler.heard(kind, event, body)
         if kind == QUOTA:
             namespace = str((body.get("metadata") or {}).get("namespace", ""))
@@ -79,17 +116,23 @@ class Tenancy:
             self._roomier()
 
     def _constraint(self, kind: str | None, body: Any) -> None:
-        if self.contracts.saw(kind, body):
+        if self._news[CONSTRAINTS].take(kind, body) and self.contracts.saw(kind, body):
             namespace = str((body.get("metadata") or {}).get("namespace", ""))
             self.reconciler.constraint_changed(namespace)
             self._changed(namespace)
 
-    async def _read(self, version: str, plural: str, labels: str | None) -> list[Body]:
+    async def _list(self, plural: str) -> list[Body]:
+        version = API_VERSION if plural == CONSTRAINTS else "v1"
+        labels = OURS if plural == PLURALS[RANGE] else None
+        found: list[Body] = []
+        for namespace in self._namespaces or (None,):
+            found += await self._api.items(path_of(version, plural, namespace), labels=labels)
+        return found
+
+    async def _read(self, plural: str) -> list[Body]:
         while True:
             try:
-                found: list[Body] = []
-                for namespace in self._namespaces or (None,):
-                    found += await self._api.items(path_of(version, plural, namespace), labels=labels)
+                found = await self._list(plural)
             except ApiUnavailable as e:
                 self._log.warning("api_server_away", reason=e.reason, message=str(e))
             except KubeError as e:
