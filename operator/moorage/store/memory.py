@@ -14,6 +14,17 @@ from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import appending
+from moorage.store.allowances import (
+    KEPT_DAYS,
+    Allowance,
+    Ask,
+    Short,
+    Taken,
+    plan_give_up,
+    plan_settle,
+    plan_take,
+    summed,
+)
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import SpecConflict, UnknownRun, UnknownSession
 from moorage.store.port import (
@@ -52,6 +63,8 @@ class MemoryStore:
         self._runs: dict[str, _Run] = {}
         self._pods: dict[str, Pod] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._allowances: dict[str, Allowance] = {}
+        self._days: dict[tuple[str, int, str], Taken] = {}
         self._cursor = 0
 
     async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
@@ -245,6 +258,46 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    async def set_allowance(self, tenant: str, allowance: Allowance) -> None:
+        """See the port."""
+        self._allowances.pop(tenant, None)
+        if allowance.bounds:
+            self._allowances[tenant] = allowance
+
+    async def allowances(self) -> dict[str, Allowance]:
+        """See the port."""
+        return dict(self._allowances)
+
+    async def take(self, ask: Ask) -> Short | None:
+        """See the port."""
+        plan = plan_take(self._allowances.get(ask.tenant), self._taken_rows(ask.tenant, ask.day), ask)
+        if isinstance(plan, Short):
+            return plan
+        self._put_taken(ask.tenant, plan)
+        return None
+
+    async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
+        """See the port."""
+        row = self._days.get((ask.tenant, ask.day, ask.gateway), Taken(ask.day, ask.gateway))
+        self._put_taken(ask.tenant, plan_settle(row, ask, tokens, cost_micros))
+
+    async def give_up(self, tenant: str, gateway: str) -> None:
+        """See the port."""
+        for row in [row for at, row in self._days.items() if at[0] == tenant and at[2] == gateway]:
+            self._put_taken(tenant, plan_give_up(row))
+
+    async def taken(self, tenant: str, day: int) -> Taken:
+        """See the port."""
+        return summed(self._taken_rows(tenant, day), day)
+
+    def _put_taken(self, tenant: str, row: Taken) -> None:
+        self._days[tenant, row.day, row.gateway] = row
+        for at in [at for at in self._days if at[0] == tenant and at[1] < row.day - KEPT_DAYS]:
+            del self._days[at]
+
+    def _taken_rows(self, tenant: str, day: int) -> list[Taken]:
+        return [row for at, row in self._days.items() if at[0] == tenant and (at[1] == day or row.open_requests)]
 
     def _run(self, run_uid: str) -> _Run:
         if (run := self._runs.get(run_uid)) is None:

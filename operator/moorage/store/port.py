@@ -18,6 +18,7 @@ from moorage.core.journal.lineage import Dropped
 from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import BlobRef, Draft, Record, RunIdentity, Stored
 from moorage.core.journal.snapshots import Snapshot
+from moorage.store.allowances import Allowance, Ask, Short, Taken
 
 PAGE_RECORDS, PAGE_BYTES = 256, 1024 * 1024
 """What a stream of records reads at once: at least one record, and no further one once the bytes are reached."""
@@ -326,6 +327,24 @@ class DurableExecutionStore(Protocol):
 
     async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
         """Return the sessions without an end record that were active since then, oldest first (R7)."""
+
+    async def set_allowance(self, tenant: str, allowance: Allowance) -> None:
+        """What a tenant may take of models from now on (C5); one that bounds nothing is none."""
+
+    async def allowances(self) -> dict[str, Allowance]:
+        """Return those that bound anything, by tenant."""
+
+    async def take(self, ask: Ask) -> Short | None:
+        """Note a request at its worst case, where its tenant's allowance has room for it; else return what is short."""
+
+    async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
+        """The request that was noted has taken so much, and nothing more of it is under way."""
+
+    async def give_up(self, tenant: str, gateway: str) -> None:
+        """What a gateway that is gone had under way for the tenant has taken its worst case. Twice is once."""
+
+    async def taken(self, tenant: str, day: int) -> Taken:
+        """Return what the tenant took in that day, and what it has under way, by way of all gateways."""
 
     async def close(self) -> None:
         """Let go of the store. Later calls are errors."""

@@ -18,7 +18,9 @@ from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending
+from moorage.store import postgres_allowances as tenants
 from moorage.store import postgres_rows as sql
+from moorage.store.allowances import Allowance, Ask, Short, Taken, plan_give_up, plan_settle, plan_take, summed
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.migrations import released
@@ -307,6 +309,57 @@ class PostgresStore:
     async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
         """See the port."""
         return await self._reader.read(lambda db: sql.open_sessions(db, tenant, active_since))
+
+    async def set_allowance(self, tenant: str, allowance: Allowance) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            await tenants.lock(db, tenant)
+            await tenants.set_allowance(db, tenant, allowance)
+
+        await self._writer.transaction(work)
+
+    async def allowances(self) -> dict[str, Allowance]:
+        """See the port."""
+        return await self._reader.read(tenants.allowances)
+
+    async def take(self, ask: Ask) -> Short | None:
+        """See the port."""
+
+        async def work(db: Db) -> Short | None:
+            await tenants.lock(db, ask.tenant)
+            rows = await tenants.rows(db, ask.tenant, ask.day)
+            plan = plan_take(await tenants.allowance(db, ask.tenant), rows, ask)
+            if isinstance(plan, Short):
+                return plan
+            await tenants.put(db, ask.tenant, plan)
+            return None
+
+        return await self._writer.transaction(work)
+
+    async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            await tenants.lock(db, ask.tenant)
+            row = await tenants.find(db, ask.tenant, ask.day, ask.gateway) or Taken(ask.day, ask.gateway)
+            await tenants.put(db, ask.tenant, plan_settle(row, ask, tokens, cost_micros))
+
+        await self._writer.transaction(work)
+
+    async def give_up(self, tenant: str, gateway: str) -> None:
+        """See the port."""
+
+        async def work(db: Db) -> None:
+            await tenants.lock(db, tenant)
+            for row in await tenants.of_gateway(db, tenant, gateway):
+                await tenants.put(db, tenant, plan_give_up(row))
+
+        await self._writer.transaction(work)
+
+    async def taken(self, tenant: str, day: int) -> Taken:
+        """See the port."""
+        return summed(await self._reader.read(lambda db: tenants.rows(db, tenant, day)), day)
 
     async def close(self) -> None:
         """See the port."""

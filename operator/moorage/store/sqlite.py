@@ -22,6 +22,8 @@ from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending, sqlite_rows
+from moorage.store import sqlite_allowances as tenants
+from moorage.store.allowances import Allowance, Ask, Short, Taken, plan_give_up, plan_settle, plan_take, summed
 from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.group_commit import GroupCommit
 from moorage.store.port import (
@@ -291,6 +293,49 @@ class SqliteStore:
     async def list_open_sessions(self, tenant: str | None = None, active_since: int = 0) -> list[Session]:
         """See the port."""
         return self._read(lambda: sqlite_rows.open_sessions(self._db, tenant, active_since))
+
+    async def set_allowance(self, tenant: str, allowance: Allowance) -> None:
+        """See the port."""
+        await self._writes.run(lambda: tenants.set_allowance(self._db, tenant, allowance))
+
+    async def allowances(self) -> dict[str, Allowance]:
+        """See the port."""
+        return self._read(lambda: tenants.allowances(self._db))
+
+    async def take(self, ask: Ask) -> Short | None:
+        """See the port."""
+
+        def work() -> Short | None:
+            rows = tenants.rows(self._db, ask.tenant, ask.day)
+            plan = plan_take(tenants.allowance(self._db, ask.tenant), rows, ask)
+            if isinstance(plan, Short):
+                return plan
+            tenants.put(self._db, ask.tenant, plan)
+            return None
+
+        return await self._writes.run(work)
+
+    async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
+        """See the port."""
+
+        def work() -> None:
+            row = tenants.find(self._db, ask.tenant, ask.day, ask.gateway) or Taken(ask.day, ask.gateway)
+            tenants.put(self._db, ask.tenant, plan_settle(row, ask, tokens, cost_micros))
+
+        await self._writes.run(work)
+
+    async def give_up(self, tenant: str, gateway: str) -> None:
+        """See the port."""
+
+        def work() -> None:
+            for row in tenants.of_gateway(self._db, tenant, gateway):
+                tenants.put(self._db, tenant, plan_give_up(row))
+
+        await self._writes.run(work)
+
+    async def taken(self, tenant: str, day: int) -> Taken:
+        """See the port."""
+        return summed(self._read(lambda: tenants.rows(self._db, tenant, day)), day)
 
     async def close(self) -> None:
         """See the port."""
