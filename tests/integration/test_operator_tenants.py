@@ -6,6 +6,7 @@ import pytest
 from tests.integration.operator_world import OperatorWorld
 
 from moorage.api import names
+from moorage.store.allowances import Allowance, Ask
 
 pytestmark = pytest.mark.integration
 NAME = "moorage-contract"
@@ -232,3 +233,34 @@ async def test_what_the_quota_can_never_hold_keeps_nobody_else_waiting(world: Op
         return bool(await pods_of(world, "big"))
 
     await world.until(begun, "the big one")
+
+
+@pytest.mark.rule("C5")
+async def test_the_gateway_keeps_what_models_may_take_and_a_removed_contract_is_taken_back(
+    world: OperatorWorld,
+) -> None:
+    await world.start()
+    made = await constrain(world, perDay={"tokens": "1M", "cost": "20"}, concurrency={"models": 3})
+    status = await until_ready(world)
+    assert lines(status) == {
+        "concurrency.models": ("3", "0", None),
+        "perDay.tokens": ("1000000", "0", None),
+        "perDay.cost": ("$20.00", "$0.00", None),
+    }
+    store = world.gateway.deps.store
+    assert await store.allowances() == {world.namespace: Allowance(1_000_000, 20_000_000, 3)}
+    await store.settle(Ask(world.namespace, world.gateway.gate.allowances.today(), "g", 0, 0), 1_234, 5_600_000)
+
+    async def shown() -> bool:
+        told = await world.api.get(constraints(world, "team")) or {}
+        return lines(told["status"])["perDay.tokens"][1] == "1234"
+
+    await world.until(shown, "what was used today", 30)
+    await world.stop()
+    await world.api.delete(constraints(world, "team"), made["metadata"]["uid"])
+    await world.start()
+
+    async def taken_back() -> bool:
+        return await store.allowances() == {}
+
+    await world.until(taken_back, "the allowance goes, though nobody saw the contract go")

@@ -50,6 +50,7 @@ def test_a_bad_contract_counts_for_nobody_else(spec: Any, status: Any, name: str
         live=lambda _: (),
         looked=lambda _: None,
         answered=lambda *_: None,
+        gateway=None,  # type: ignore[arg-type]  # nor is the gateway
         now=lambda: 0,
         log=structlog.get_logger(),
         chance=Random(1),

@@ -6,6 +6,8 @@ from typing import Any
 import kopf
 import pytest
 
+from moorage.api.wire import AllowanceRequest, AllowanceUse
+from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.tenancy.contracts import Contracts
 from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.tenancy.tenancy import Tenancy
@@ -68,7 +70,24 @@ class Log:
         self.said.append((event, keys["reason"]))
 
 
-def tenancy(api: Api, log: Log, changed: list[str]) -> Tenancy:
+class Gateway:
+    """What it was told, and what it says was taken; `refusal` is raised instead."""
+
+    def __init__(self, refusal: Exception | None = None, *, knows: tuple[str, ...] = ()) -> None:
+        self.told: dict[str, AllowanceRequest] = {}
+        self.refusal, self.knows = refusal, knows
+
+    async def allow(self, namespace: str, allowance: AllowanceRequest) -> AllowanceUse:
+        if self.refusal is not None:
+            raise self.refusal
+        self.told[namespace] = allowance
+        return AllowanceUse(tokens=70, reserved_tokens=5, cost_micros=1_500_000, requests=1)
+
+    async def allowed(self) -> tuple[str, ...]:
+        return self.knows
+
+
+def tenancy(api: Api, log: Log, changed: list[str], gateway: Gateway | None = None) -> Tenancy:
     live = {"team-a": [{"team": "x"}]}
     return Tenancy(
         api,  # type: ignore[arg-type]
@@ -77,6 +96,7 @@ def tenancy(api: Api, log: Log, changed: list[str]) -> Tenancy:
         Rooms(lambda *_: {}, lambda: 0),
         roomier=lambda: None,
         live=lambda tenant: live.get(tenant, []),
+        gateway=gateway or Gateway(),
         changed=changed.append,
         now=lambda: 0,
         log=log,
@@ -171,3 +191,72 @@ async def test_a_word_that_came_while_a_list_was_on_its_way_is_no_delete() -> No
     assert it._rooms._quotas["team-a"], "that of an earlier one of its name"
     it._rendered("ResourceQuota", "DELETED", quota(3))
     assert not it._rooms._quotas["team-a"]
+
+
+# --- what the gateway keeps -------------------------------------------------------------------------------------------
+
+
+class Patching(Api):
+    """Takes statuses as well."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        super().__init__(**answers)
+        self.statuses: list[Any] = []
+
+    async def get(self, _: str) -> None:
+        return None
+
+    async def patch(self, _: str, body: Any) -> Body:
+        self.statuses.append(body["status"])
+        raise Missing(404, "NotFound", "enough is seen")
+
+
+async def looked(gateway: Gateway, *constraints: Body) -> tuple[Tenancy, list[Any]]:
+    api = Patching(resourceconstraints=[list(constraints), list(constraints)])
+    it = tenancy(api, Log(), [], gateway)
+    await it.load()
+    await it.reconciler._work("team-a")
+    return it, api.statuses
+
+
+@pytest.mark.rule("C5")
+async def test_the_gateway_is_told_what_models_may_take_and_says_what_they_took() -> None:
+    gateway = Gateway()
+    it, statuses = await looked(gateway, rcon(perDay={"tokens": "1k", "cost": "2"}))
+    assert gateway.told == {"team-a": AllowanceRequest(tokens=1_000, cost_micros=2_000_000)}
+    assert [(line["name"], line["used"]) for line in statuses[0]["lines"]] == [
+        ("perDay.tokens", "75"),
+        ("perDay.cost", "$1.50"),
+    ]
+    it._constraint("DELETED", rcon(generation=2))
+    await it.reconciler._work("team-a")
+    assert gateway.told == {"team-a": AllowanceRequest()}
+    gateway.told.clear()
+    await it.reconciler._work("team-a")
+    assert gateway.told == {}, "nobody is told of nothing again and again"
+
+
+@pytest.mark.rule("C5")
+async def test_an_allowance_whose_contract_went_while_nobody_looked_is_taken_back() -> None:
+    gateway = Gateway(knows=("team-a",))
+    it, _ = await looked(gateway)
+    assert gateway.told == {}
+    await it.compare()
+    assert it.reconciler.queue.waiting == 1
+    await it.reconciler._work("team-a")
+    assert gateway.told == {"team-a": AllowanceRequest()}
+
+
+@pytest.mark.rule("C5", "C6")
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [(GatewayAway("no answer"), "GatewayUnavailable"), (GatewayRefused(404, "NotFound", "no door"), "NotEnforced")],
+)
+async def test_what_the_gateway_doesnt_keep_is_told_by_who_says_it(refusal: Exception, reason: str) -> None:
+    _, statuses = await looked(Gateway(refusal), rcon(perDay={"tokens": "1k"}), rcon("other", weight=2))
+    told = {
+        len(status["lines"]) and status["lines"][0]["name"]: {c["type"]: c for c in status["conditions"]}["Ready"]
+        for status in statuses
+    }
+    assert (told["perDay.tokens"]["status"], told["perDay.tokens"]["reason"]) == ("False", reason)
+    assert told["weight"]["status"] == "True"

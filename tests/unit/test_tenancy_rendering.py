@@ -6,10 +6,11 @@ import pytest
 from tests.unit.test_tenancy_contract import WHOLE, rcon
 
 from moorage.api.resourceconstraint import ContractLine, ResourceConstraint
+from moorage.api.wire import AllowanceRequest, AllowanceUse
 from moorage.core.run.observed import Problem
 from moorage.core.tenancy.contract import Contract, merge
 from moorage.core.tenancy.rendering import QUOTA, RANGE, correction, drifted, ours, rendered
-from moorage.core.tenancy.telling import Used, by_quota, lines_of, status_of
+from moorage.core.tenancy.telling import Used, allowance_of, by_quota, lines_of, of_models, status_of
 
 UNUSED = Used({}, {})
 
@@ -155,11 +156,18 @@ def test_an_expression_that_cant_be_judged_is_told() -> None:
     assert (told.conditions[0].reason, told.conditions[0].status) == ("ConstraintInvalid", "False")
 
 
-@pytest.mark.rule("C6")
-def test_what_nothing_keeps_is_told_by_name() -> None:
-    some = rcon("a", concurrency={"sandboxes": 3, "models": 2}, perDay={"cost": "2"})
-    told = status_of(some, merge([some]), Used({}, {}), None, 5_000)
-    assert {c.type: c.status for c in told.conditions}["Ready"] == "False"
-    assert told.conditions[0].reason == "NotEnforced"
-    assert "concurrency.models, perDay.cost" in told.conditions[0].message
-    assert told.sandboxes == "0/3"
+@pytest.mark.rule("C5")
+def test_what_models_take_is_shown_against_its_limit() -> None:
+    some = rcon("a", concurrency={"models": 2}, perDay={"cost": "2", "tokens": "1k"})
+    use = of_models(
+        AllowanceUse(tokens=70, reserved_tokens=5, cost_micros=1_500_000, reserved_cost_micros=1, requests=1)
+    )
+    told = status_of(some, merge([some]), Used(use, {}), None, 5_000)
+    assert {c.type: c.status for c in told.conditions}["Ready"] == "True"
+    assert {line.name: (line.used, line.limit) for line in told.lines} == {
+        "concurrency.models": ("1", "2"),
+        "perDay.tokens": ("75", "1000"),
+        "perDay.cost": ("$1.500001", "$2.00"),
+    }
+    assert of_models(None) == {}
+    assert allowance_of(merge([some])) == AllowanceRequest(tokens=1_000, cost_micros=2_000_000, models=2)

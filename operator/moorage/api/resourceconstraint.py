@@ -38,7 +38,7 @@ class Concurrency(Fields):
         default=None, description="Most runs that have a sandbox at once, for example 4. Others are Queued."
     )
     models: Count | None = Field(
-        default=None, description="Most requests to models under way at once. Not enforced by this version."
+        default=None, description="Most requests to models under way at once, of all runs and at all gateways."
     )
 
 
@@ -101,7 +101,9 @@ class ResourceConstraintSpec(Fields):
         " one with 1. Default: 1.",
     )
     concurrency: Concurrency | None = Field(default=None, description="How much at once.")
-    per_day: PerDay | None = Field(default=None, description="How much in a day (UTC). Not enforced by this version.")
+    per_day: PerDay | None = Field(
+        default=None, description="How much in a day (UTC); who finds it used up is paused until the next one."
+    )
     resources: Totals | None = Field(
         default=None, description="How much in all. Rendered as the namespace's ResourceQuota."
     )

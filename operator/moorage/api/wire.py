@@ -446,6 +446,30 @@ class NamespaceUsage(Wire):
     unread: int = 0
 
 
+class AllowanceRequest(Wire):
+    """C5: what a namespace may take of models: in a day (UTC), and requests at once. None is unlimited."""
+
+    tokens: int | None = Field(default=None, ge=0, le=2**53 - 1)
+    cost_micros: int | None = Field(default=None, ge=0, le=2**53 - 1)
+    models: int | None = Field(default=None, ge=0, le=2**53 - 1)
+
+
+class AllowanceUse(Wire):
+    """What it has taken today, since it has an allowance, and what requests under way may still come to."""
+
+    tokens: int = 0
+    cost_micros: int = 0
+    reserved_tokens: int = 0
+    reserved_cost_micros: int = 0
+    requests: int = 0
+
+
+class AllowanceList(Wire):
+    """The namespaces that have an allowance."""
+
+    namespaces: tuple[str, ...] = ()
+
+
 class ErrorBody(Wire):
     """Every refusal: a stable reason and what to do."""
 

@@ -14,6 +14,9 @@ from moorage.api.commands import CommandRequest, Receipt
 from moorage.api.faults import faults
 from moorage.api.wire import (
     Admission,
+    AllowanceList,
+    AllowanceRequest,
+    AllowanceUse,
     Change,
     DeliverRequest,
     ErrorBody,
@@ -28,6 +31,7 @@ from moorage.core.run.view import RUN_LIST, RUN_VIEW, RunBrief, RunView
 T = TypeVar("T")
 RECEIPT = TypeAdapter(Receipt)
 CHILD_ORDER = TypeAdapter(ChildOrder)
+ALLOWANCE_USE, ALLOWED = TypeAdapter(AllowanceUse), TypeAdapter(AllowanceList)
 Token = Callable[[], str]
 CALL_TIMEOUT_S = 10.0
 DELIVER_TIMEOUT_S = 180.0  # a push upstream takes as long as the remote does
@@ -151,6 +155,15 @@ class GatewayClient:
     async def pending(self) -> tuple[RunBrief, ...]:
         """Runs that have not ended, and ended ones that have not been released."""
         return _read(RUN_LIST, await self._call("GET", "/v1/runs?pending=true")).runs
+
+    async def allow(self, namespace: str, allowance: AllowanceRequest) -> AllowanceUse:
+        """C5: what the namespace may take of models from now on; what it has taken today."""
+        content = await self._call("PUT", f"/v1/namespaces/{namespace}/allowance", allowance)
+        return _read(ALLOWANCE_USE, content)
+
+    async def allowed(self) -> tuple[str, ...]:
+        """The namespaces that have been told an allowance."""
+        return _read(ALLOWED, await self._call("GET", "/v1/allowances")).namespaces
 
     async def ready(self) -> None:
         """Returns where a gateway could take a heartbeat now; else raises GatewayAway, soon."""

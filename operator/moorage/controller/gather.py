@@ -50,7 +50,7 @@ from moorage.core.run.status import ENDS
 from moorage.core.run.view import RunView
 from moorage.core.scheduling.explain import Slots
 from moorage.core.tenancy.admission import full, under_contract, wanted_limits
-from moorage.core.tenancy.contract import Contract
+from moorage.core.tenancy.contract import Contract, per_day
 from moorage.sandbox.port import Children, Conflict, RunKey, Substrate
 
 MOST_LOOKS = 5  # each one more is for a sandbox that somebody else registered meanwhile
@@ -191,6 +191,7 @@ class Gatherer:
             suspend=asked.get("suspend") is True,
             closed_without_journal=view is None and not journal.away and previous.phase in ENDS,
             slots=slots,
+            per_day=per_day(self._contract(key.tenant)),
             makes_room_for=self._roll.makes_room_for(key),
             journal=None if journal.away else view.state if view else RunState(),
             gateway_up_since=view.up_since if view else None,

@@ -148,6 +148,7 @@ async def run_operator(
         live=roll.live,
         changed=operator.contract_changed,
         roomier=operator.room_changed,
+        gateway=deps.gateway,
         now=deps.clock.now_ms,
         log=deps.log,
         chance=deps.chance,

@@ -46,6 +46,7 @@ from moorage.gateway.sandbox import SandboxRoom
 from moorage.gateway.spawning import SpawningRoom
 from moorage.gateway.spending import SpendingRoom
 from moorage.gateway.streams import Streaming, StreamsRoom
+from moorage.gateway.tenants import TenantsRoom
 from moorage.gateway.tunnel import TunnelRoom
 from moorage.gateway.underway import UnderWay
 from moorage.gateway.upstream import refusal_of
@@ -82,6 +83,7 @@ def app_of(gate: Gate) -> Starlette:
         GitRoom(gate),
         ModelRoom(gate, questions),
         SpendingRoom(gate),
+        TenantsRoom(gate),
         EgressRoom(gate, calls),
         TunnelRoom(gate, under_way),
         HealthRoom(gate),

@@ -230,8 +230,11 @@ class Judge:
         reason = PauseReason.BUDGET if dimension else PauseReason.CONSTRAINT
         if not is_news(run.state, reason, kill=kill):
             return []
-        over = {"limit": dimension.limit} if dimension else {"constraint": said.constraint}
-        return [pause_draft(self._ledger, run, reason, said.message, by="limits", kill=kill, **over)]
+        limit, constraint = (dimension.limit, None) if dimension else (None, said.constraint)
+        draft = pause_draft(
+            self._ledger, run, reason, said.message, by="limits", kill=kill, limit=limit, constraint=constraint
+        )
+        return [draft]
 
     async def _note(self, run: Run, ask: Asking, verdict: Verdict, drafts: list[Draft]) -> Verdict:
         def still_news(run: Run) -> None:

@@ -355,7 +355,7 @@ class Exchange:
 
         async def note(content: BlobRef | None) -> None:
             draft = self._draft(RecordType.MODEL_REQUEST, payload, content)
-            await self._questions.ask(run, self._caller.epoch, draft, self._gone, budget)
+            await self._questions.ask(run, self._caller.epoch, draft, ask.worst, gone=self._gone, retries=budget)
 
         body = ask.body if self._ask.turn is not None or self._readable else b""  # other agents' need only the hash
         await self._gate.contents.noted(run.tenant, body, note, captured=self._captured)
@@ -371,14 +371,17 @@ class Exchange:
 
     async def _note_answer(self, told: Answered, reading: Reading) -> None:
         """It belongs to no attempt: what was spent is spent, also when the epoch rose meanwhile."""
+        noted: Mapping[str, int] | None = None
         try:
             usage, estimated = self._settle(told, reading)
             self._measure(told, usage)
             reached(Point.MODEL_WITHIN)
             await self._append_answer(told, reading, usage, estimated=estimated)
             reached(Point.MODEL_AFTER)
+            noted = usage
         finally:
             self._questions.end(self._ask.request_id)
+            await self._gate.allowances.answered(self._ask.request_id, noted)
 
     def _settle(self, told: Answered, reading: Reading) -> tuple[dict[str, int], bool]:
         """What the answer used and cost, and whether that is an estimate. What it took of a rate is known from now."""

@@ -18,6 +18,7 @@ from moorage.core.journal.ciphers import ContentKeys
 from moorage.core.journal.heads import SigningKey
 from moorage.core.journal.record import Record
 from moorage.gateway.addresses import Resolve, resolved
+from moorage.gateway.allowances import Allowances
 from moorage.gateway.auth import Authenticator, Identity, Kind, require, token_of
 from moorage.gateway.constraints import Judge
 from moorage.gateway.contents import Contents
@@ -113,6 +114,7 @@ class Gate:
             appended=self._appended,
         )
         self.room = Room(deps.settings.room_bytes, deps.settings.room_share_bytes)
+        self.allowances = Allowances(deps.store, deps.peers, deps.clock, deps.log)
         self.judge = Judge(self.ledger, deps.clock, deps.constraints, deps.metrics)
         shared = deps.settings.mirrors_shared
         refs: RunRefs = (

@@ -115,9 +115,14 @@ def pause_draft(
     limit: str | None = None,
     constraint: str | None = None,
     kill: bool = False,
+    most: int | None = None,
+    until: int | None = None,
 ) -> Draft:
-    """The record that asks for a pause. `constraint` names the one that is violated, where that is why."""
-    named = {"constraint": constraint} if constraint is not None else {}
+    """The record that asks for a pause. `constraint` names the one that is violated, where that is why; `limit` with
+    `most` what was used up, `until` (ms since the epoch) when there is more of it.
+    """
+    told = {"constraint": constraint, "most": most, "until": until}
+    named = {name: value for name, value in told.items() if value is not None}
     payload = {"reason": reason.value, "by": by, "message": message, "limit": limit, "kill": kill, **named}
     key = (run.state.pauses, run.state.epoch, run.state.offset)
     return ledger.observed(RecordType.PAUSE_REQUESTED, payload, *key)

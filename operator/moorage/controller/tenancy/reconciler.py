@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from moorage.api import names
 from moorage.api.names import API_VERSION, CONSTRAINTS
 from moorage.api.resourceconstraint import ResourceConstraint
+from moorage.api.wire import AllowanceRequest, AllowanceUse
+from moorage.controller.gateway_client import NO_DOOR, GatewayAway, GatewayRefused
 from moorage.controller.queue import WorkQueue
 from moorage.controller.tenancy.contracts import Contracts
 from moorage.core.run.observed import Problem
 from moorage.core.tenancy import rendering
-from moorage.core.tenancy.contract import Contract
+from moorage.core.tenancy.contract import Contract, contract_of
 from moorage.core.tenancy.rendering import NAME, PLURALS, QUOTA, RANGE
-from moorage.core.tenancy.telling import SANDBOXES, Used, by_quota, status_of
+from moorage.core.tenancy.telling import MODEL_LINES, SANDBOXES, Used, allowance_of, by_quota, of_models, status_of
 from moorage.sandbox.kube import ApiUnavailable, Body, Exists, KubeApi, KubeError, Missing, Stale, path_of
 from moorage.telemetry.logs import Key
 
@@ -32,6 +34,16 @@ REFUSED_MS = 30_000
 INVALID = 422
 Live = Callable[[str], Iterable[Mapping[str, str]]]
 """The labels of each run of a namespace that has a sandbox, or is to get one now."""
+
+
+class Allowances(Protocol):
+    """The gateway, as far as it keeps what tenants may take of models."""
+
+    async def allow(self, namespace: str, allowance: AllowanceRequest) -> AllowanceUse:
+        """Tell it; what was taken today. Raise GatewayAway, GatewayRefused."""
+
+    async def allowed(self) -> tuple[str, ...]:
+        """Who has an allowance there. Raise as `allow`."""
 
 
 class Reconciler:
@@ -47,12 +59,14 @@ class Reconciler:
         live: Live,
         looked: Callable[[str], None],
         answered: Callable[[str | None, Body], None],
+        gateway: Allowances,
         now: Callable[[], int],
         log: Any,
         chance: Random,
     ) -> None:
         self._api, self._contracts, self._live, self._now, self._log = api, contracts, live, now, log
-        self._looked, self._answered = looked, answered
+        self._looked, self._answered, self._gateway = looked, answered, gateway
+        self._allowed: set[str] = set()  # who has an allowance at the gateway
         self._standing: dict[tuple[str, str], Body] = {}
         self._problems: dict[str, Problem] = {}
         self.queue: WorkQueue[str] = WorkQueue(self._work, workers=WORKERS, chance=chance, failed=self._failed)
@@ -95,6 +109,12 @@ class Reconciler:
         constraints = self._contracts.constraints(namespace)
         return rendering.rendered(kind, namespace, self._contracts.of(namespace), constraints)
 
+    def allowed(self, namespace: str) -> None:
+        """The gateway keeps an allowance for it."""
+        if namespace not in self._allowed:
+            self._allowed.add(namespace)
+            self.queue.add(namespace)
+
     # --- the work -----------------------------------------------------------------------------------------------------
 
     async def _work(self, namespace: str) -> int | None:
@@ -109,12 +129,27 @@ class Reconciler:
                 return None  # the namespace is gone
             except KubeError as e:
                 problem = _refused(kind, e)
+        use, trouble = await self._allow(namespace)
         for constraint in self._contracts.constraints(namespace):
-            await self._tell(constraint, problem)
+            await self._tell(constraint, problem or _of(trouble, constraint), use)
         if not self._contracts.constraints(namespace):
             self.queue.forget(namespace)
-            return REFUSED_MS if problem is not None else None
+            return REFUSED_MS if problem or trouble else None
         return RETOLD_MS
+
+    async def _allow(self, namespace: str) -> tuple[AllowanceUse | None, Problem | None]:
+        """C5: tell the gateway what the namespace may take of models; what it took, or why that isn't kept."""
+        wanted = allowance_of(self._contracts.of(namespace))
+        if wanted == AllowanceRequest() and namespace not in self._allowed:
+            return None, None
+        self._allowed.add(namespace)
+        try:
+            use = await self._gateway.allow(namespace, wanted)
+        except (GatewayAway, GatewayRefused) as e:
+            return None, _not_told(e)
+        if wanted == AllowanceRequest():
+            self._allowed.discard(namespace)
+        return use, None
 
     async def _put(self, kind: str, namespace: str) -> Problem | None:
         """One of both as it has to be; what stands in the way."""
@@ -156,10 +191,10 @@ class Reconciler:
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, constraint: ResourceConstraint, problem: Problem | None) -> None:
+    async def _tell(self, constraint: ResourceConstraint, problem: Problem | None, use: AllowanceUse | None) -> None:
         meta = constraint.metadata
         contract = self._contracts.of(meta.namespace)
-        new = status_of(constraint, contract, self._used(meta.namespace, contract), problem, self._now())
+        new = status_of(constraint, contract, self._used(meta.namespace, contract, use), problem, self._now())
         if new == constraint.status:
             return
         path = f"{path_of(API_VERSION, CONSTRAINTS, meta.namespace, meta.name)}/status"
@@ -170,10 +205,10 @@ class Reconciler:
             return  # gone, or another one by now: the watch tells
         self._answered(None, body)
 
-    def _used(self, namespace: str, contract: Contract) -> Used:
+    def _used(self, namespace: str, contract: Contract, use: AllowanceUse | None) -> Used:
         live = [dict(labels) for labels in self._live(namespace)]
         quota = self.quota(namespace) or {}
-        whole = by_quota((quota.get("status") or {}).get("used") or {}) | {SANDBOXES: str(len(live))}
+        whole = by_quota((quota.get("status") or {}).get("used") or {}) | {SANDBOXES: str(len(live))} | of_models(use)
         scoped = {
             scope.name: {SANDBOXES: str(sum(1 for labels in live if scope.selects(labels)))}
             for scope in contract.scoped
@@ -186,6 +221,20 @@ class Reconciler:
             self._log.info("contract_waits", reason=type(error).__name__, message=str(error), **about)
         else:
             self._log.error("contract_failed", exc_info=error, **about)
+
+
+def _of(trouble: Problem | None, constraint: ResourceConstraint) -> Problem | None:
+    """Only who says something about it hears of it."""
+    return trouble if allowance_of(contract_of(constraint)) != AllowanceRequest() else None
+
+
+def _not_told(error: GatewayAway | GatewayRefused) -> Problem:
+    lines = ", ".join(MODEL_LINES)
+    if isinstance(error, GatewayRefused) and error.status in NO_DOOR:
+        why = f"a gateway of an earlier release doesn't keep {lines}: replace it"
+        return Problem("NotEnforced", why, stalled=True)
+    why = f"the gateway hasn't heard of {lines} yet, and goes by what it knew before: {error}"
+    return Problem("GatewayUnavailable", why, stalled=False)
 
 
 def _replacing(constraint: ResourceConstraint, new: dict[str, Any]) -> dict[str, Any]:

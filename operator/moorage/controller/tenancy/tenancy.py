@@ -12,10 +12,11 @@ from typing import Any
 import kopf
 
 from moorage.api.names import API_VERSION, CONSTRAINTS
+from moorage.controller.gateway_client import GatewayAway, GatewayRefused
 from moorage.controller.handlers import OURS, watch_contracts
 from moorage.controller.tenancy.contracts import Contracts
 from moorage.controller.tenancy.news import News
-from moorage.controller.tenancy.reconciler import Live, Reconciler
+from moorage.controller.tenancy.reconciler import Allowances, Live, Reconciler
 from moorage.controller.tenancy.rooms import Rooms
 from moorage.core.tenancy.rendering import PLURALS, QUOTA, RANGE
 from moorage.sandbox.kube import ApiUnavailable, Body, KubeApi, KubeError, Missing, path_of
@@ -39,10 +40,12 @@ class Tenancy:
         live: Live,
         changed: Callable[[str], None],
         roomier: Callable[[], None],
+        gateway: Allowances,
         now: Callable[[], int],
         log: Any,
         chance: Random,
     ) -> None:
+        self._gateway = gateway
         self._api, self._namespaces, self._changed, self._log = api, tuple(namespaces), changed, log
         self.contracts, self._rooms, self._roomier = contracts, rooms, roomier
         self.reconciler = Reconciler(
@@ -51,6 +54,7 @@ class Tenancy:
             live=live,
             looked=self._reopen,
             answered=self._answered,
+            gateway=gateway,
             now=now,
             log=log,
             chance=chance,
@@ -72,11 +76,13 @@ class Tenancy:
             await asyncio.sleep(every_s)
             try:
                 await self.compare()
-            except KubeError as e:
+            except (KubeError, GatewayAway, GatewayRefused) as e:
                 self._log.info("contracts_not_compared", reason=type(e).__name__, message=str(e))
 
     async def compare(self) -> None:
-        """A watch that began anew may have told neither of what came nor of what went. Raises KubeError."""
+        """A watch that began anew may have told neither of what came nor of what went. Raises KubeError,
+        GatewayAway, GatewayRefused.
+        """
         for kind, plural in (*PLURALS.items(), (None, CONSTRAINTS)):
             if plural not in self._watched:
                 continue
@@ -88,6 +94,10 @@ class Tenancy:
                         self._constraint(event, body)
                     else:
                         self._rendered(kind, event, body)
+
+        for namespace in await self._gateway.allowed():  # also of a contract that went while nobody looked
+            if not self._namespaces or namespace in self._namespaces:
+                self.reconciler.allowed(namespace)
 
     def watch(self, registry: kopf.OperatorRegistry) -> None:
         """Register what could be read."""

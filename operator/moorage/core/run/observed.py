@@ -6,6 +6,7 @@ runner reports its result before it exits).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -117,6 +118,7 @@ class Observed:
     gone: bool = False  # the AgentRun is deleted, or about to be: what is left is closed and released
     gateway_trouble: str = "the gateway can't be reached"  # what to say where journal is None
     signature: str | None = None  # J6: the gateway's word for the journal's offset and head
+    per_day: Mapping[str, int | None] = field(default_factory=dict)  # C5: the contract's lines of a day; None: no limit
     makes_room_for: str = ""  # Q5: the run that waits for its slot; where it may be asked for that
     untouched: bool = False  # created a moment ago and looked at by nobody: nothing stands for it
     progress_seen_at: int | None = None  # F6: when the observer first saw the journal's latest progress

@@ -62,6 +62,8 @@ def pause_requested(s: RunState, r: Record, p: Mapping[str, Any]) -> Changes:
         limit=p.get("limit"),
         kill=kill,
         constraint=p.get("constraint"),
+        most=p.get("most"),
+        until=p.get("until"),
     )
     now = s.pause
     if now is None or now.stage == PauseStage.RESUMED:

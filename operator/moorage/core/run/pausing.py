@@ -152,7 +152,7 @@ def _stopping(o: Observed, s: RunState, asked: Pause, now: int) -> Plan:
         return settling
     told = {"reason": asked.told, "message": asked.message}
     paused = report(RecordType.PAUSED, told, s.pauses, s.epoch)
-    held = _held(o, s, asked, {}) or Hold(asked.told, asked.message)
+    held = _held(o, s, asked, {}) or _used_up(o, asked, now) or Hold(asked.told, asked.message)
     return Plan((*classified(s.effects), paused), requeue_ms=1, reason=held.reason, message=held.message)
 
 
@@ -193,9 +193,9 @@ def _parked(o: Observed, s: RunState, pause: Pause, now: int) -> Plan:
     stops = tuple(each for v in o.sandboxes for each in stop(v, now, "Paused", 0))
     lease: tuple[Action, ...] = (ReleaseLease(),) if o.lease is not None else ()
     wait = STOP_POLL_MS if o.sandboxes else None
-    held = _held(o, s, pause, higher)
+    held = _held(o, s, pause, higher) or _used_up(o, pause, now)
     if held is not None:
-        return Plan((*raised, *stops, *lease), wait, held.reason, held.message)
+        return Plan((*raised, *stops, *lease), _sooner(wait, _another_day(pause, now)), held.reason, held.message)
     if not o.slots.free:
         why = f"it may go on, and waits for a slot: {wait_of(o.slots)}"
         return Plan((*raised, *stops, *lease), wait or QUEUE_RECHECK_MS, "Queued", why)
@@ -216,9 +216,29 @@ def _held(o: Observed, s: RunState, pause: Pause, higher: dict[str, int]) -> Hol
     return None if pause.released else _held_by(o.spec, s, pause, higher)
 
 
+def _used_up(o: Observed, pause: Pause, now: int) -> Hold | None:
+    """C5: the namespace's day, while that lasts and its contract allows no more of it than was used up."""
+    left = _another_day(pause, now)
+    most = o.per_day.get(pause.limit or "")
+    if left is None or pause.released:
+        return None
+    return Hold(pause.told, pause.message) if most is not None and most <= (pause.most or 0) else None
+
+
+def _another_day(pause: Pause, now: int) -> int | None:
+    """Milliseconds to the next day, where that is waited for."""
+    if pause.reason != PauseReason.DAY or pause.until is None or now >= pause.until:
+        return None
+    return pause.until - now
+
+
+def _sooner(*delays: int | None) -> int | None:
+    return min((d for d in delays if d is not None), default=None)
+
+
 def _held_by(spec: ResolvedRun, s: RunState, pause: Pause, higher: dict[str, int]) -> Hold | None:
     """What its own reason comes to by now."""
-    if pause.reason in {PauseReason.SUSPENDED, PauseReason.PREEMPTED}:
+    if pause.reason in {PauseReason.SUSPENDED, PauseReason.PREEMPTED, PauseReason.DAY}:
         return None
     if pause.reason == PauseReason.BUDGET:
         return None if pause.widened or pause.widened_by(higher) else _unraised(spec, s, pause)

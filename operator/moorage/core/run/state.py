@@ -209,11 +209,14 @@ class PauseReason(StrEnum):
     APPROVAL = "Approval"
     CONSTRAINT = "Constraint"
     NO_PROGRESS = "NoProgress"  # N6
+    DAY = "DayBudgetExhausted"  # C5: the namespace's day
     PREEMPTED = "Preempted"  # Q5: to make room. Journaled as SUSPENDED by QUEUE, which every operator lets go on
 
 
 QUEUE = "queue"
-PASSING = frozenset({PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL, PauseReason.PREEMPTED})
+PASSING = frozenset(
+    {PauseReason.SUSPENDED, PauseReason.BUDGET, PauseReason.APPROVAL, PauseReason.DAY, PauseReason.PREEMPTED}
+)
 
 
 class PauseStage(StrEnum):
@@ -228,7 +231,8 @@ class PauseStage(StrEnum):
 class Pause:
     """Q5: a stop that can be taken back. `at`: since when it is at its stage (ms, as recorded).
 
-    `limit` names the field of ResolvedLimits that was used up, `constraint` what was violated, where that is why.
+    `limit` names the field of ResolvedLimits, or the line of the namespace's contract, that was used up, `constraint`
+    what was violated, where that is why. `most` of that line's there were, and more `until` (ms since the epoch).
     `kill` waits for no safe point (C2). `released`: somebody has asked for the run to go on. `widened`: what was used
     up has been raised since.
     """
@@ -243,6 +247,8 @@ class Pause:
     released: bool = False
     widened: bool = False
     constraint: str | None = None
+    most: int | None = None
+    until: int | None = None
 
     @property
     def pending(self) -> bool:

@@ -101,6 +101,9 @@ def _unjudged(run: ResolvedRun, contract: Contract, installed: frozenset[str]) -
     try:
         for custom in contract.limits.custom:
             demand_judged(custom, run.agent, installed)
+        line = "perDay.cost"
+        if run.agent.model is not None and contract.cost_per_day_micros is not None:
+            demand_prices(run.agent.model)
         line = "constraints.cost"
         if run.agent.model is not None and any(getattr(contract.limits, name) is not None for name in COST):
             demand_prices(run.agent.model)

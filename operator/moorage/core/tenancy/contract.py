@@ -126,6 +126,15 @@ def _allowed(spec: ResourceConstraintSpec) -> Allowed:
     return spec.allowed or Allowed()
 
 
+def per_day(contract: Contract) -> Mapping[str, int | None]:
+    """The lines that count what models take, by name; None is unlimited. A line of 0 models is waited out likewise."""
+    return {
+        "perDay.tokens": contract.tokens_per_day,
+        "perDay.cost": contract.cost_per_day_micros,
+        "concurrency.models": contract.models,
+    }
+
+
 def _number(value: Any) -> int | None:
     return None if value is None else value.number
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from moorage.api.constraints import Constraints
 from moorage.api.meta import bounded, kstatus, set_conditions
-from moorage.api.quantity import amount
+from moorage.api.quantity import amount, dollars
 from moorage.api.resourceconstraint import MAX_LINES, ContractLine, ResourceConstraint, ResourceConstraintStatus
+from moorage.api.wire import AllowanceRequest, AllowanceUse
 from moorage.core.constraints.cel import BadExpression, Expression
 from moorage.core.run.limits import NUMBERS, WRITTEN
 from moorage.core.run.observed import Problem
@@ -17,8 +18,8 @@ from moorage.core.tenancy.contract import CUSTOM, LINES, Contract, contract_of
 from moorage.core.tenancy.rendering import COUNTED
 
 SANDBOXES = "concurrency.sandboxes"
-UNENFORCED = ("concurrency.models", "perDay.tokens", "perDay.cost")
-"""Lines that may be written, and that nothing keeps in this version."""
+MODEL_LINES = ("concurrency.models", "perDay.tokens", "perDay.cost")
+"""Lines that the gateway keeps."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,30 @@ def by_quota(used: Mapping[str, str]) -> dict[str, str]:
     return {line: used[name] for line, name in COUNTED.items() if name in used}
 
 
+def allowance_of(contract: Contract) -> AllowanceRequest:
+    """What the gateway is to keep of it."""
+    return AllowanceRequest(
+        tokens=contract.tokens_per_day, cost_micros=contract.cost_per_day_micros, models=contract.models
+    )
+
+
+def of_models(use: AllowanceUse | None) -> dict[str, str]:
+    """What the gateway says is used, by the contract's lines. What requests under way may come to counts with it."""
+    if use is None:
+        return {}
+    return {
+        "concurrency.models": str(use.requests),
+        "perDay.tokens": str(use.tokens + use.reserved_tokens),
+        "perDay.cost": f"${dollars(use.cost_micros + use.reserved_cost_micros)}",
+    }
+
+
 def status_of(
     constraint: ResourceConstraint, contract: Contract, used: Used, problem: Problem | None, now: int
 ) -> ResourceConstraintStatus:
     """The status, given what stands there. `contract`: what all of the namespace's come to."""
     lines = lines_of(constraint, contract, used.of(constraint))
-    trouble = problem or misread(constraint) or unenforced(constraint)
+    trouble = problem or misread(constraint)
     generation, old = constraint.metadata.generation, constraint.status or ResourceConstraintStatus()
     if trouble is None:
         truths = kstatus("Current", "Enforced", _enforced(constraint, contract), generation)
@@ -114,15 +133,6 @@ def _enforced(constraint: ResourceConstraint, contract: Contract) -> str:
         return f"it counts for {whom}"
     said = ", ".join(f"{line} in {who}" for line, who in elsewhere)
     return f"it counts for {whom}; stricter is {said}"
-
-
-def unenforced(constraint: ResourceConstraint) -> Problem | None:
-    """C6: what isn't kept is told by name, before somebody relies on it."""
-    told = [line for line in UNENFORCED if line in contract_of(constraint).set_by]
-    if not told:
-        return None
-    why = f"this version doesn't keep {', '.join(told)}: take it out; all else counts"
-    return Problem("NotEnforced", why, stalled=True)
 
 
 def misread(constraint: ResourceConstraint) -> Problem | None:
