@@ -91,6 +91,42 @@ async def test_over_quota_is_waited_out_and_costs_no_attempt(
     assert await world.until(told, "the attempt told") == 1
 
 
+@pytest.mark.rule("C6", "Q1")
+async def test_who_is_refused_a_sandbox_holds_no_slot_and_starts_in_its_turn(world: OperatorWorld) -> None:
+    """A quota with scopes, of which nobody but the API server knows, and one slot for two runs."""
+    hard = {"limits.cpu": "2"}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "some", "namespace": world.namespace},
+        "spec": {"hard": hard, "scopes": ["NotTerminating"]},
+    }
+    await world.api.create(world.path("resourcequotas"), quota)
+
+    async def counted() -> Any:
+        return ((await world.api.get(world.path("resourcequotas", "some")) or {}).get("status") or {}).get("used")
+
+    await world.until(counted, "the quota counts")
+    await world.start(max_live_runs=1)
+    await world.apply_run("big", sandbox={"resources": {"cpu": "4"}})
+    await world.until_reason("big", "QuotaExceeded")
+    await world.apply_run("small")
+    pod = await world.until_pod()
+    assert pod["metadata"]["ownerReferences"][0]["name"] == "small"
+    waits = await world.until_reason("big", "Queued")
+    assert (waits["phase"], waits["queue"]["position"], waits["attempt"]) == ("Provisioning", 1, 1)
+    await world.api.patch(world.path("resourcequotas", "some"), {"spec": {"hard": {"limits.cpu": "9"}}})
+    await world.work(pod)
+    await world.end_pod(pod)
+    await world.until_phase("small", "Succeeded")
+
+    async def started() -> bool:
+        owners = [each["metadata"]["ownerReferences"][0]["name"] for each in await world.pods()]
+        return "big" in owners
+
+    await world.until(started, "the sandbox of who waited", 40)
+
+
 async def test_a_runtime_class_that_is_not_there_is_named_and_waited_for(world: OperatorWorld) -> None:
     await world.start()
     await world.apply_run("fix", sandbox={"runtimeClassName": f"kata-{world.namespace}"})

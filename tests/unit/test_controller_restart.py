@@ -1,15 +1,21 @@
-"""Q1: what a process that has just started grants, before it knows who has a slot."""
+"""Q1, C6: who has a slot: right after a start, and where a sandbox is refused."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from tests.run_plans import provisioning
 from tests.unit.test_controller_parts import body
 
+from moorage.controller.engine import standing_of
 from moorage.controller.roll import Roll
 from moorage.controller.together import unless
 from moorage.controller.told import Standing
+from moorage.core.run.actions import Plan, RaiseEpoch, StartSandbox
 from moorage.core.run.phases import RunPhase
+from moorage.core.run.plan import decide
 from moorage.core.run.view import RunBrief
+from moorage.core.scheduling.explain import Slots
 from moorage.sandbox.port import RunKey
 
 
@@ -80,3 +86,26 @@ async def test_what_is_asked_to_stop_while_it_starts_stops() -> None:
 
 async def fails() -> None:
     raise ValueError("a fault")
+
+
+# --- who was refused (C6) ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C6")
+def test_who_was_refused_a_sandbox_starts_none_before_its_turn() -> None:
+    world = provisioning()
+    o = replace(world.observed(), sandboxes=(), journal=replace(world.state, sandboxes=()))
+    wanted = decide(o, world.now)
+    assert [type(a).__name__ for a in wanted.actions if isinstance(a, StartSandbox | RaiseEpoch)]
+    waits = decide(replace(o, slots=Slots(free=False, tenant="t", place=2)), world.now)
+    assert not [a for a in waits.actions if isinstance(a, StartSandbox | RaiseEpoch)]
+    assert (waits.reason, standing_of(o, waits)) == ("Queued", Standing.WAITING)
+
+
+@pytest.mark.rule("C6")
+@pytest.mark.parametrize(("live", "standing"), [(True, Standing.LIVE), (False, Standing.BLOCKED)])
+def test_a_refusal_takes_the_slot_of_who_has_no_sandbox(live: bool, standing: Standing) -> None:
+    world = provisioning()
+    o = world.observed()
+    assert o.live_sandboxes
+    assert standing_of(o if live else replace(o, sandboxes=()), Plan(), refused=True) is standing

@@ -17,7 +17,7 @@ from moorage.controller.statuses import Statuses
 from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.told import Standing
 from moorage.core.journal.record import RecordType
-from moorage.core.run.actions import Action, Admit, Begin, Plan, Report
+from moorage.core.run.actions import Action, Admit, Begin, Plan, Report, StartSandbox
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.pauses import pausable
 from moorage.core.run.phases import RunPhase
@@ -64,12 +64,12 @@ class Engine:
         """Raises Unavailable, and Conflict where somebody else was faster: the queue backs off and looks again."""
         gathered, plan = await self._look(key)
         freed = False
-        if any(_takes_slot(action) for action in plan.actions):
+        if any(_takes_slot(action) for action in plan.actions) and not self._roll.is_live(key):
             freed = self._roll.note(key, Standing.LIVE)  # before any await: two passes can't share a slot
             if self._rooms is not None:
                 self._rooms.took(key, gathered.observed)
-        known, plan = await self._act(key, plan, gathered)
-        standing = standing_of(known.observed, plan)
+        known, plan, refused = await self._act(key, plan, gathered)
+        standing = standing_of(known.observed, plan, refused=refused)
         if standing is not None:
             s, why = known.observed.journal, known.observed.slots.kept or plan.reason
             since, may_stop = (s.stopped_since, pausable(s)) if s is not None else (None, False)
@@ -110,8 +110,10 @@ class Engine:
             return o
         return replace(o, problem_since=self._troubled.setdefault(o.uid, self._clock.now_ms()))
 
-    async def _act(self, key: RunKey, plan: Plan, gathered: Gathered) -> tuple[Known, Plan]:
-        """Apply the plan; what keeps it from being applied becomes what people are told."""
+    async def _act(self, key: RunKey, plan: Plan, gathered: Gathered) -> tuple[Known, Plan, bool]:
+        """Apply the plan; what keeps it from being applied becomes what people are told. True where what stands for a
+        run is refused for now.
+        """
         known = Known(gathered.observed, gathered.view)
         try:
             async for learned in self._applier.apply(key, plan.actions, known):
@@ -121,18 +123,18 @@ class Engine:
             away = Plan(plan.actions, GATEWAY_RETRY_MS, "GatewayUnavailable", "the gateway can't be reached")
             if e.reason == "DiskFull":  # it is there, and says what to do
                 away = replace(away, reason=e.reason, message=e.message)
-            return replace(known, observed=replace(known.observed, journal=None)), away
+            return replace(known, observed=replace(known.observed, journal=None)), away, False
         except NameTaken as e:
-            return known, Plan(plan.actions, REFUSED_RETRY_MS, "NameTaken", str(e))
+            return known, Plan(plan.actions, REFUSED_RETRY_MS, "NameTaken", str(e)), True
         except Refused as e:
-            return await self._refused(key, plan, known, e)
+            return *await self._refused(key, plan, known, e), not e.permanent
         except GatewayRefused as e:
             if e.status == 409:  # the run moved on meanwhile
                 raise
             if any(isinstance(action, Admit | Begin) for action in plan.actions):
-                return await self._not_let_in(key, known, e)
-            return known, Plan(plan.actions, REFUSED_RETRY_MS, e.reason, str(e))
-        return known, plan
+                return *await self._not_let_in(key, known, e), False
+            return known, Plan(plan.actions, REFUSED_RETRY_MS, e.reason, str(e)), False
+        return known, plan, False
 
     async def _not_let_in(self, key: RunKey, known: Known, error: GatewayRefused) -> tuple[Known, Plan]:
         """What the run names can't be used yet, by the gateway's word: it waits as for any other missing reference, and
@@ -173,22 +175,27 @@ def _counts(problem: Problem | None) -> bool:
     return problem is not None and not problem.stalled and not problem.held
 
 
-def standing_of(o: Observed, plan: Plan) -> Standing | None:
+def standing_of(o: Observed, plan: Plan, *, refused: bool = False) -> Standing | None:
     """What a run counts as for admission, after a pass. None where its journal couldn't be asked: as before, since else
-    an outage of the gateway would make a queued run live, or free the slot of a live one.
+    an outage of the gateway would make a queued run live, or free the slot of a live one. `refused`: what stands for a
+    run; one without any sandbox gives its slot back then, and is in line for one again once it looks (C6).
     """
     s = o.journal
     if plan.verdict is not None or o.closed_without_journal:
         return Standing.ENDED
     if s is None:
         return None
-    if s.phase in {RunPhase.PENDING, RunPhase.PAUSED}:
+    if refused and s.end is None and not o.live_sandboxes:
+        return Standing.BLOCKED
+    if s.phase in {RunPhase.PENDING, RunPhase.PAUSED} or (s.end is None and plan.reason == "Queued"):
         return Standing.WAITING if plan.reason == "Queued" and not o.slots.kept else Standing.BLOCKED
     return Standing.ENDED if s.end is not None else Standing.LIVE
 
 
 def _takes_slot(action: Action) -> bool:
-    return isinstance(action, Admit | Begin) or (isinstance(action, Report) and action.type == RecordType.RESUMED)
+    if isinstance(action, Admit | Begin | StartSandbox):
+        return True
+    return isinstance(action, Report) and action.type == RecordType.RESUMED
 
 
 def _sooner(*delays: int | None) -> int | None:

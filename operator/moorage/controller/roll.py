@@ -151,6 +151,11 @@ class Roll:
         known = self._entries.get((key.tenant, key.name))
         return known if known is not None and known.key.uid == key.uid else None
 
+    def is_live(self, key: RunKey) -> bool:
+        """It has a slot."""
+        entry = self.get(key)
+        return entry is not None and entry.standing is Standing.LIVE
+
     def heeds(self, key: RunKey) -> bool:
         """Whether what is journaled about that run is news: until its end, and then while an effect is told as open."""
         entry = self.get(key)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from moorage.core.run.actions import Plan
-from moorage.core.run.admission import admitted, not_admitted
+from moorage.core.run.actions import Plan, StartSandbox
+from moorage.core.run.admission import QUEUE_RECHECK_MS, admitted, not_admitted
 from moorage.core.run.approving import answering, due
 from moorage.core.run.attempts import attempt, ownership, recovering
 from moorage.core.run.ending import cancelling, ended
@@ -26,6 +26,7 @@ from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
 from moorage.core.run.waiting import classified
 from moorage.core.run.words import fail, placed
+from moorage.core.scheduling.explain import wait_of
 
 GATEWAY_RETRY_MS = 1_000
 
@@ -47,7 +48,14 @@ def decide(o: Observed, now: int) -> Plan:
 
 def _completed(plan: Plan, o: Observed, s: RunState, now: int) -> Plan:
     """With what belongs to every plan."""
-    return _in_time(_with_placements(with_children(plan, o, s, now), o, s), o, s, now)
+    return _in_time(_with_placements(with_children(_in_turn(plan, o), o, s, now), o, s), o, s, now)
+
+
+def _in_turn(plan: Plan, o: Observed) -> Plan:
+    """C6: who was refused a sandbox has given its slot back, and starts one when it is its turn again."""
+    if o.slots.free or not any(isinstance(action, StartSandbox) for action in plan.actions):
+        return plan
+    return Plan(requeue_ms=QUEUE_RECHECK_MS, reason="Queued", message=wait_of(o.slots))
 
 
 def _with_placements(plan: Plan, o: Observed, s: RunState) -> Plan:
