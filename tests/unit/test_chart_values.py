@@ -77,6 +77,7 @@ def test_notes_warn_where_a_value_weakens_the_boundary(helm: str, tmp_path: Path
         (("operator.replicas=0",), "replicas"),
         (("admission.maxLiveRuns=0",), "maxLiveRuns"),
         (("admission.maxLiveRuns=many",), "maxLiveRuns"),
+        (("admission.recoveriesPerSecond=0",), "recoveriesPerSecond"),
         (("image.digest=sha256:short",), "digest"),
         (("image.pullPolicy=Sometimes",), "pullPolicy"),
         (("sandbox.resources.memory=2 gigabytes",), "memory"),

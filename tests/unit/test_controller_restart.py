@@ -1,22 +1,31 @@
 """Q1, C6: who has a slot: right after a start, and where a sandbox is refused."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from tests.run_plans import provisioning
+from prometheus_client import CollectorRegistry
+from tests.run_plans import provisioning, running
 from tests.unit.test_controller_parts import body
 
-from moorage.controller.engine import standing_of
+from moorage.api.runstatus import AgentRunStatus
+from moorage.controller.engine import Engine, standing_of
+from moorage.controller.gather import Gathered
 from moorage.controller.roll import Roll
 from moorage.controller.together import unless
 from moorage.controller.told import Standing
 from moorage.core.run.actions import Plan, RaiseEpoch, StartSandbox
+from moorage.core.run.observed import SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.view import RunBrief
 from moorage.core.scheduling.explain import Slots
+from moorage.core.scheduling.rate import Rate
 from moorage.sandbox.port import RunKey
+from moorage.telemetry.metrics import OperatorMetrics
+from moorage.testing.clock import StepClock
 
 
 def key(name: str) -> RunKey:
@@ -109,3 +118,54 @@ def test_a_refusal_takes_the_slot_of_who_has_no_sandbox(live: bool, standing: St
     o = world.observed()
     assert o.live_sandboxes
     assert standing_of(o if live else replace(o, sandboxes=()), Plan(), refused=True) is standing
+
+
+# --- recoveries (Q3) --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("Q3")
+async def test_of_many_recoveries_no_more_begin_at_once_than_the_rate_allows() -> None:
+    world = running()
+    view = world.sandbox("runner")
+    assert view
+    world.set_pod(view, phase=SandboxPhase.ENDED, reason="NodeLost")
+    observed = world.observed()
+    while not any(isinstance(action, RaiseEpoch) for action in decide(observed, world.now).actions):
+        world.step()
+        world.now += 1_000
+        observed = world.observed()
+
+    class Parts:
+        """Of runs that all lost their sandbox."""
+
+        applied = 0
+
+        async def gather(self, *_: Any, **__: Any) -> Gathered:
+            return Gathered(observed, AgentRunStatus(), None)
+
+        async def apply(self, _: Any, actions: Any, known: Any) -> AsyncIterator[Any]:
+            self.applied += any(isinstance(action, RaiseEpoch) for action in actions)
+            yield known
+
+        async def write_status(self, *_: Any) -> None:
+            return None
+
+    parts: Any = Parts()
+    clock, roll = StepClock(world.now), Roll(limit=9)
+    engine = Engine(
+        gatherer=parts,
+        applier=parts,
+        objects=parts,
+        roll=roll,
+        clock=clock,
+        telling=parts,
+        metrics=OperatorMetrics(CollectorRegistry()),
+        recoveries=Rate(1, 2),
+    )
+    waits = [(await engine.run_pass(key(f"run-{n}"))).requeue_ms for n in range(4)]
+    assert parts.applied == 2
+    assert waits[2:] == [1_000, 2_000]
+    clock.advance(1_000)
+    await engine.run_pass(key("run-2"))
+    await engine.run_pass(key("run-3"))
+    assert parts.applied == 3

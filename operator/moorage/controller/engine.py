@@ -17,13 +17,14 @@ from moorage.controller.statuses import Statuses
 from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.told import Standing
 from moorage.core.journal.record import RecordType
-from moorage.core.run.actions import Action, Admit, Begin, Plan, Report, StartSandbox
+from moorage.core.run.actions import Action, Admit, Begin, Plan, RaiseEpoch, Report, StartSandbox
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.pauses import pausable
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import GATEWAY_RETRY_MS, decide
 from moorage.core.run.status import project
 from moorage.core.run.words import fail
+from moorage.core.scheduling.rate import Rate
 from moorage.sandbox.port import NameTaken, Refused, RunKey
 from moorage.telemetry.metrics import OperatorMetrics
 
@@ -53,7 +54,9 @@ class Engine:
         telling: Telling,
         metrics: OperatorMetrics,
         rooms: Rooms | None = None,
+        recoveries: Rate[RunKey] | None = None,
     ) -> None:
+        self._recoveries = recoveries
         self._gatherer, self._applier = gatherer, applier
         self._roll, self._clock, self._metrics, self._rooms = roll, clock, metrics, rooms
         self._measures = Measures(metrics, roll)
@@ -97,7 +100,19 @@ class Engine:
         if gathered.observed.untouched and not any(isinstance(action, Begin) for action in plan.actions):
             gathered = self._dated(await self._gatherer.gather(key))
             plan = decide(gathered.observed, self._clock.now_ms())
-        return gathered, plan
+        return gathered, self._in_time(key, gathered.observed, plan)
+
+    def _in_time(self, key: RunKey, o: Observed, plan: Plan) -> Plan:
+        """Q3: attempts after the first one begin at a rate of their own, however many a lost node brings."""
+        again = any(isinstance(action, RaiseEpoch) and action.attempt > 1 for action in plan.actions)
+        if not again or self._recoveries is None:
+            return plan
+        wait = self._recoveries.wait_ms(key, self._clock.now_ms())
+        if not wait:
+            return plan
+        phase = o.journal.phase.value if o.journal is not None else ""
+        why = f"its next attempt begins in {-(-wait // 1000)} s: many recover at once (admission.recoveriesPerSecond)"
+        return Plan(requeue_ms=wait, reason=phase, message=why)
 
     def _dated(self, gathered: Gathered) -> Gathered:
         return replace(gathered, observed=self._since(gathered.observed))

@@ -35,6 +35,7 @@ from moorage.controller.tenancy.rooms import Rooms
 from moorage.controller.tenancy.tenancy import Tenancy
 from moorage.controller.together import together, unless
 from moorage.controller.usability import Usability
+from moorage.core.scheduling.rate import Rate
 from moorage.core.tenancy.room import Needs
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
@@ -236,6 +237,7 @@ def _engine(
         telling=events,
         metrics=deps.metrics,
         rooms=rooms,
+        recoveries=Rate(settings.recoveries_per_second, max(1, round(2 * settings.recoveries_per_second))),
     )
 
 
