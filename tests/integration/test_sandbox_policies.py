@@ -114,6 +114,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 POD = f"fix-{'0' * 12}"
+ZONE = "topology.kubernetes.io/zone"  # the API server copies it from a pod's node
+NETWORKS = "k8s.v1.cni.cncf.io/networks=other"
 
 
 def unowned(body: Body) -> Body:
@@ -124,6 +126,8 @@ def unowned(body: Body) -> Body:
 def settled(cluster: Cluster) -> None:
     """Policies are in force a moment after they were made, and each on its own."""
     own = objects.network_policy(cluster.tenant, SANDBOXES)
+    bindings = f"/api/v1/namespaces/{cluster.tenant}/bindings?dryRun=All"
+    posing = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "any"}}
     for user, verb, args, body in (
         ("mallory", "create", ("--dry-run=server",), sandbox(cluster.run)),
         ("mallory", "create", ("--dry-run=server",), plain("p", serviceAccountName="moorage-sandbox")),
@@ -131,6 +135,12 @@ def settled(cluster: Cluster) -> None:
         ("mallory", "replace", ("--dry-run=server",), own),
         ("mallory", "annotate", ("lease", "--all", "moorage.dev/epoch=9", "--overwrite", "--dry-run=server"), None),
         ("mallory", "create", ("--dry-run=server",), an_agent("localhost/x:1")),
+        (
+            "mallory",
+            "create",
+            ("--raw", bindings),
+            {**posing, "metadata": {"name": "own", "labels": {"moorage.dev/role": "r"}}},
+        ),
     ):
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -162,6 +172,7 @@ def test_nobody_but_the_operator_makes_or_alters_a_sandbox(cluster: Cluster) -> 
     labelled["metadata"]["labels"] = {"moorage.dev/role": "runner"}
     assert words in cluster.refused("mallory", "create", dry, body=labelled)
     assert words in cluster.refused("mallory", "label", "pod", "own", "moorage.dev/role=runner", dry)
+    assert words in cluster.refused("mallory", "label", "pod", "own", f"moorage.dev/run={cluster.run.uid}", dry)
     assert words in cluster.refused("mallory", "label", "pod", POD, "moorage.dev/role-", dry)
     assert words in cluster.refused("mallory", "label", "pod", POD, "app=web", dry)
     assert words in cluster.refused("mallory", "set", "image", f"pod/{POD}", "runner=localhost/evil:1", dry)
@@ -176,6 +187,10 @@ def test_nobody_but_the_operator_makes_or_alters_a_sandbox(cluster: Cluster) -> 
     debug = ("debug", POD, "--image=localhost/evil:1", "--attach=false", "--profile=restricted")
     assert words in cluster.refused("mallory", *debug)
     cluster.ask("mallory", "annotate", "pod", POD, "note=mine", dry)  # says nothing about what it may do
+    for told in ("moorage.dev/run-name=other", "moorage.dev/run-name-", "dev.gvisor.spec.mount.m=x", NETWORKS):
+        assert words in cluster.refused("mallory", "annotate", "--overwrite", "pod", POD, told, dry)
+    kept = '{"metadata":{"finalizers":["example.com/forever"]}}'
+    assert words in cluster.refused("mallory", "patch", "pod", POD, "--type=merge", "-p", kept, dry)
     other = sandbox(cluster.run)
     cluster.create("operator", other)
     cluster.ask("mallory", "delete", "pod", other["metadata"]["name"])  # an attempt lost, as a node may lose it
@@ -232,6 +247,33 @@ def test_nobody_enters_a_sandbox_and_anybody_their_own_pods(cluster: Cluster) ->
             path = f"/api/v1/namespaces/{cluster.tenant}/pods/{pod}/{way}"
             said = cluster.refused("mallory", "create", "--raw", path, body={"kind": "any"})
             assert ("nobody enters a sandbox" in said) is theirs, said  # no node runs its own: another refusal
+    for named in (f"{POD}:8080", f"http:{POD}:8080", f"https:{POD}:"):
+        path = f"/api/v1/namespaces/{cluster.tenant}/pods/{named}/proxy/"
+        assert "nobody enters a sandbox" in cluster.refused("mallory", "get", "--raw", path)
+
+
+@pytest.mark.rule("T3", "T4")
+@pytest.mark.parametrize("door", ["pods/{pod}/binding", "bindings"])
+def test_a_binding_makes_no_sandbox_of_a_pod_and_alters_none(cluster: Cluster, door: str) -> None:
+    def bind(pod: str, **meta: dict[str, str]) -> tuple[tuple[str, ...], Body]:
+        path = f"/api/v1/namespaces/{cluster.tenant}/{door.format(pod=pod)}?dryRun=All"
+        target = {"kind": "Node", "name": "any"}
+        return ("create", "--raw", path), {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod, "namespace": cluster.tenant, **meta},
+            "target": target,
+        }
+
+    ask, body = bind("own", labels={"moorage.dev/role": "runner"})
+    assert "no binding brings them" in cluster.refused("mallory", *ask, body=body)
+    assert "no binding brings them" in cluster.refused("system:kube-scheduler", *ask, body=body)
+    ask, body = bind(POD, annotations={"dev.gvisor.spec.mount.m": "x"})
+    assert "placed by the cluster's scheduler" in cluster.refused("mallory", *ask, body=body)
+    ask, body = bind("own", labels={"app": "web"})
+    cluster.ask("mallory", *ask, body=body)
+    ask, body = bind(POD)
+    cluster.ask("system:kube-scheduler", *ask, body=body)
 
 
 @pytest.mark.rule("T3")
@@ -244,6 +286,8 @@ def test_nobody_enters_a_sandbox_and_anybody_their_own_pods(cluster: Cluster) ->
         {"podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "moorage"}}, "egress": [{}]},
         {"podSelector": {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, "egress": [{}]},
         {"podSelector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["x"]}]}, "egress": [{}]},
+        {"podSelector": {"matchLabels": {ZONE: "a"}}, "egress": [{}]},
+        {"podSelector": {"matchExpressions": [{"key": ZONE, "operator": "Exists"}]}, "ingress": [{}]},
     ],
 )
 def test_nobody_opens_a_sandboxes_network(cluster: Cluster, spec: Body) -> None:

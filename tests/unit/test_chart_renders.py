@@ -396,7 +396,9 @@ def test_policies_are_the_clusters_and_so_not_in_namespaced_mode(helm: str) -> N
     def policies(values: tuple[str, ...]) -> set[str]:
         return {each["metadata"]["name"] for each in of_kind(render(helm, values), "ValidatingAdmissionPolicy")}
 
-    guarding = {f"moorage-{name}" for name in ("sandboxes", "identities", "neighbours", "networks", "leases")}
+    guarding = {
+        f"moorage-{name}" for name in ("sandboxes", "bindings", "identities", "neighbours", "networks", "leases")
+    }
     assert guarding < policies(())
     assert not policies(NAMESPACED)
     assert policies(("policies.enabled=false",)) == {"moorage-commands"}
@@ -416,3 +418,6 @@ def test_another_installations_operator_and_gateway_are_trusted_where_they_are_n
     assert "'system:serviceaccount:team-x:own-operator'" in both["ours"]
     assert "'system:serviceaccount:team-x:own-gateway'" in both["gateway"]
     assert both["machinery"] == alone["machinery"]
+    release = f"own.{'x' * 49}"  # its objects have another name
+    long = who("policies.installations[0].namespace=team-x", f"policies.installations[0].name={release}")
+    assert f"'system:serviceaccount:team-x:own-{'x' * 36}-operator'" in long["ours"]
