@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.run_plans import provisioning, running
 from tests.unit.test_controller_parts import body
+from tests.unit.test_run_plan_pauses import paused
 
 from moorage.api.runstatus import AgentRunStatus
 from moorage.controller.engine import Engine, standing_of
@@ -17,7 +18,8 @@ from moorage.controller.roll import Roll
 from moorage.controller.together import unless
 from moorage.controller.told import Standing
 from moorage.core.run.actions import Plan, RaiseEpoch, StartSandbox
-from moorage.core.run.observed import SandboxPhase
+from moorage.core.run.admission import QUEUE_RECHECK_MS
+from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.view import RunBrief
@@ -120,6 +122,51 @@ def test_a_refusal_takes_the_slot_of_who_has_no_sandbox(live: bool, standing: St
     assert standing_of(o if live else replace(o, sandboxes=()), Plan(), refused=True) is standing
 
 
+class Parts:
+    """Of runs that all look the same."""
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed, self.applied = observed, 0
+
+    async def gather(self, *_: Any, **__: Any) -> Gathered:
+        return Gathered(self.observed, AgentRunStatus(), None)
+
+    async def apply(self, _: Any, actions: Any, known: Any) -> AsyncIterator[Any]:
+        self.applied += any(isinstance(action, RaiseEpoch) for action in actions)
+        yield known
+
+    async def write_status(self, *_: Any) -> None:
+        return None
+
+
+def engine_of(parts: Any, clock: StepClock, roll: Roll) -> Engine:
+    return Engine(
+        gatherer=parts,
+        applier=parts,
+        objects=parts,
+        roll=roll,
+        clock=clock,
+        telling=parts,
+        metrics=OperatorMetrics(CollectorRegistry()),
+        recoveries=Rate(1, 2),
+    )
+
+
+@pytest.mark.rule("C6")
+async def test_a_paused_run_that_finds_no_room_looks_again_once_it_is_in_line() -> None:
+    """What is kept for the first in line is kept for who is in it: its first look put it there."""
+    world = paused()
+    world.suspend = False
+    closed = Slots(free=False, tenant="t", closed="quota q has 1 of 2 left")
+    roll = Roll(limit=9)
+    roll.saw(body("on", status={"phase": "Paused", "reason": "Suspended", "epoch": 1}))
+    observed = replace(world.observed(), slots=closed, sandboxes=(), lease=None)
+    engine = engine_of(Parts(observed), StepClock(world.now), roll)
+    assert (await engine.run_pass(key("on"))).requeue_ms == 1
+    assert roll.is_waiting(key("on"))
+    assert (await engine.run_pass(key("on"))).requeue_ms == QUEUE_RECHECK_MS
+
+
 # --- recoveries (Q3) --------------------------------------------------------------------------------------------------
 
 
@@ -135,33 +182,8 @@ async def test_of_many_recoveries_no_more_begin_at_once_than_the_rate_allows() -
         world.now += 1_000
         observed = world.observed()
 
-    class Parts:
-        """Of runs that all lost their sandbox."""
-
-        applied = 0
-
-        async def gather(self, *_: Any, **__: Any) -> Gathered:
-            return Gathered(observed, AgentRunStatus(), None)
-
-        async def apply(self, _: Any, actions: Any, known: Any) -> AsyncIterator[Any]:
-            self.applied += any(isinstance(action, RaiseEpoch) for action in actions)
-            yield known
-
-        async def write_status(self, *_: Any) -> None:
-            return None
-
-    parts: Any = Parts()
-    clock, roll = StepClock(world.now), Roll(limit=9)
-    engine = Engine(
-        gatherer=parts,
-        applier=parts,
-        objects=parts,
-        roll=roll,
-        clock=clock,
-        telling=parts,
-        metrics=OperatorMetrics(CollectorRegistry()),
-        recoveries=Rate(1, 2),
-    )
+    parts, clock = Parts(observed), StepClock(world.now)
+    engine = engine_of(parts, clock, Roll(limit=9))
     waits = [(await engine.run_pass(key(f"run-{n}"))).requeue_ms for n in range(4)]
     assert parts.applied == 2
     assert waits[2:] == [1_000, 2_000]

@@ -73,8 +73,10 @@ class Engine:
                 self._rooms.took(key, gathered.observed)
         known, plan, refused = await self._act(key, plan, gathered)
         standing = standing_of(known.observed, plan, refused=refused)
+        joins = False
         if standing is not None:
             s, why = known.observed.journal, known.observed.slots.kept or plan.reason
+            joins = standing is Standing.WAITING and not self._roll.is_waiting(key) and s is not None
             since, may_stop = (s.stopped_since, pausable(s)) if s is not None else (None, False)
             freed |= self._roll.note(key, standing, why, since=since, may_stop=may_stop)
         if self._rooms is not None and standing is not None:
@@ -89,7 +91,8 @@ class Engine:
         gone = known.observed.gone and plan.requeue_ms is None and not plan.actions
         if gone:
             self._forget(key)
-        return Outcome(_sooner(plan.requeue_ms, wait), freed, gone)
+        again = 1 if joins and known.observed.slots.closed else None  # C6: it is in line now, and may be its first
+        return Outcome(_sooner(plan.requeue_ms, wait, again), freed, gone)
 
     async def _look(self, key: RunKey) -> tuple[Gathered, Plan]:
         """The picture and what follows from it. That nothing stands is assumed of a new run for no more than its begin,

@@ -177,7 +177,7 @@ class Gatherer:
         spec = _spec(view, found, run)
         slots, short = Slots(), None
         if asked.get("suspend") is not True:
-            slots, short = self._turn(key, spec, view, previous, body, volume=children.volume)
+            slots, short = self._turn(key, spec, view, body, volume=children.volume)
         problem = problem or short
         observed = Observed(
             uid=key.uid,
@@ -222,7 +222,6 @@ class Gatherer:
         key: RunKey,
         spec: ResolvedRun | None,
         view: RunView | None,
-        previous: AgentRunStatus,
         body: Body | None,
         *,
         volume: bool,
@@ -237,7 +236,7 @@ class Gatherer:
         labels = ((body or {}).get("metadata") or {}).get("labels") or {}
         problem = full(labels, self._contract(key.tenant), self._roll.live(key.tenant))
         if problem is None and slots.free and self._rooms is not None:
-            waiting = phase is RunPhase.PENDING or previous.reason == "Queued"
+            waiting = phase is RunPhase.PENDING or self._roll.is_waiting(key)
             short = self._rooms.short(key, spec, volume=volume, waiting=waiting)
             if short is not None and not short.never:
                 place = self._roll.queue.place(key) or 1

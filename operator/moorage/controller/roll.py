@@ -156,6 +156,11 @@ class Roll:
         entry = self.get(key)
         return entry is not None and entry.standing is Standing.LIVE
 
+    def is_waiting(self, key: RunKey) -> bool:
+        """It is in line for one."""
+        entry = self.get(key)
+        return entry is not None and entry.standing is Standing.WAITING
+
     def heeds(self, key: RunKey) -> bool:
         """Whether what is journaled about that run is news: until its end, and then while an effect is told as open."""
         entry = self.get(key)
