@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +18,8 @@ from tests.property.run_world import a_spec
 from e2e.cluster.apiserver import ApiServer, api_server
 from e2e.cluster.errors import CommandFailedError
 from moorage.api.wire import ResolvedSandbox, Role
+from moorage.cli.tenant_objects import Terms
+from moorage.cli.tenant_objects import objects as tenant_objects
 from moorage.sandbox import spec as objects
 from moorage.sandbox.port import RunKey, Which
 
@@ -142,15 +145,20 @@ def settled(cluster: Cluster) -> None:
             {**posing, "metadata": {"name": "own", "labels": {"moorage.dev/role": "r"}}},
         ),
     ):
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                cluster.ask(user, verb, *args, body=body)
-            except CommandFailedError as error:
-                if "ValidatingAdmissionPolicy" in str(error):
-                    break
-            assert time.monotonic() < deadline, (verb, args)
-            time.sleep(0.2)
+        in_force(partial(cluster.ask, user, verb, *args, body=body))
+
+
+def in_force(ask: Callable[[], str]) -> None:
+    """Wait until a policy refuses that."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            ask()
+        except CommandFailedError as error:
+            if "ValidatingAdmissionPolicy" in str(error):
+                return
+        assert time.monotonic() < deadline, ask
+        time.sleep(0.2)
 
 
 def an_agent(image: str) -> Body:
@@ -351,3 +359,26 @@ def test_where_no_sandboxes_are_nobody_is_hindered_and_a_namespace_goes_with_all
         operator = f"--as=system:serviceaccount:{cluster.release}:moorage-operator"
         server.kubectl("create", "-f", "-", operator, stdin=json.dumps(body))
     server.kubectl("delete", "namespace", free, "--timeout=60s")
+
+
+@pytest.mark.rule("T4")
+def test_pod_security_of_a_tenant_is_lifted_by_nobody_whom_it_binds(cluster: Cluster) -> None:
+    server, bound = cluster.server, f"bound-{uuid4().hex[:8]}"
+    (namespace,) = (each.body for each in tenant_objects(Terms(bound)) if each.body["kind"] == "Namespace")
+    server.kubectl("create", "-f", "-", stdin=json.dumps(namespace))
+    server.kubectl("create", "rolebinding", "eve", "-n", bound, "--clusterrole=cluster-admin", "--user=eve")
+
+    def label(*labels: str, user: str | None = "eve", sub: str = "") -> str:
+        changed = {key: value or None for key, _, value in (each.partition("=") for each in labels)}
+        patch = ("patch", "namespace", bound, "--type=merge", "-p", json.dumps({"metadata": {"labels": changed}}))
+        ways = (f"--subresource={sub}",) if sub else ()
+        return server.kubectl("-n", bound, *patch, "--dry-run=server", *ways, *((f"--as={user}",) if user else ()))
+
+    level = "pod-security.kubernetes.io/enforce"
+    in_force(partial(label, level))
+    for labels in ((f"{level}=privileged",), (level,), ("app.kubernetes.io/part-of",)):
+        for sub in ("", "status"):
+            with pytest.raises(CommandFailedError, match="Pod Security of a tenant's namespace"):
+                label(*labels, sub=sub)
+    label("team=search")
+    label(f"{level}=baseline", user=None)

@@ -371,6 +371,10 @@ def test_levels_of_flow_control_come_before_those_of_all_service_accounts_and_no
     assert [each["spec"]["distinguisherMethod"]["type"] for each in schemas[2:]] == ["ByNamespace", "ByNamespace"]
     assert background[1]["subjects"] == [{"kind": "Group", "group": {"name": "system:serviceaccounts:team-a"}}]
     assert [rule["resourceRules"][0]["apiGroups"] for rule in people] == [["moorage.dev"]]
+    for out_of_order in ("leases.precedence=700", "control.precedence=600", "tenants.precedence=100"):
+        done = template(helm, (f"flowControl.{out_of_order}",))
+        assert done.returncode != 0, "our requests would ride in another level"
+        assert "precedences must rise" in done.stderr
 
 
 @pytest.mark.rule("C5")
@@ -397,7 +401,8 @@ def test_policies_are_the_clusters_and_so_not_in_namespaced_mode(helm: str) -> N
         return {each["metadata"]["name"] for each in of_kind(render(helm, values), "ValidatingAdmissionPolicy")}
 
     guarding = {
-        f"moorage-{name}" for name in ("sandboxes", "bindings", "identities", "neighbours", "networks", "leases")
+        f"moorage-{name}"
+        for name in ("sandboxes", "bindings", "tenants", "identities", "neighbours", "networks", "leases")
     }
     assert guarding < policies(())
     assert not policies(NAMESPACED)

@@ -13,7 +13,7 @@ from rich.text import Text
 from moorage.cli.exits import Usage
 from moorage.cli.render import Output, Terminal
 from moorage.cli.session import Format, Where, looking, session_of, wait
-from moorage.cli.tenant_objects import Terms, demand_name, spec_of
+from moorage.cli.tenant_objects import Terms, demand_name, demand_namespace, demand_people, spec_of
 from moorage.cli.timeline import bounded
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def create(
     demand_name(name, where.system_namespace)
     if role and not (user or group):
         raise Usage("--role says what somebody may do", "say who, with --user or --group")
+    demand_people({"user": user or (), "group": group or (), "role": role or ()})
     given = {
         "weight": weight,
         "sandboxes": sandboxes,
@@ -110,6 +111,7 @@ def show(ctx: typer.Context, *, name: Name, output: Format = Output.TEXT, where:
     """Show what a namespace uses of its contract, which of its runs wait and for what, and what is unknown."""
     session = session_of(ctx)
     _demand_cluster(where)
+    demand_namespace(name)
 
     async def work() -> dict[str, Any]:
         from moorage.cli.tenant_cluster import look  # noqa: PLC0415  takes most of a second to load

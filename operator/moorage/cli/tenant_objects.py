@@ -69,11 +69,24 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def demand_name(name: str, system: str) -> str:
-    """The name of a namespace that may become a tenant. Raise Usage."""
+def demand_namespace(name: str) -> str:
+    """The name of any namespace. Raise Usage."""
     if not NAME.fullmatch(name):
         why = f"{name[:80]!r} can't be the name of a namespace"
         raise Usage(why, "lower-case letters, digits and -, at most 63, with a letter or a digit at both ends")
+    return name
+
+
+def demand_people(named: Mapping[str, Sequence[str]]) -> None:
+    """Names of users, groups and roles, by option: the API refuses an empty one once all else is made. Raise Usage."""
+    for option, each in named.items():
+        if not all(name.strip() for name in each):
+            raise Usage(f"{flag(option)}: a name is empty", "say who, or leave the option out")
+
+
+def demand_name(name: str, system: str) -> str:
+    """The name of a namespace that may become a tenant. Raise Usage."""
+    demand_namespace(name)
     if OTHERS.fullmatch(name) or name == system:
         raise Usage(f"{name} is no tenant's namespace", "name one of its own: it is restricted and bounded")
     return name
