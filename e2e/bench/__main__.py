@@ -1,8 +1,8 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: admission, journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs, backlog,
-recovery (the real cluster), partition (a cluster of its own, with two nodes); all of them where none is named. Raw
-samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
+Parts: admission, allowance, journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs,
+backlog, recovery (the real cluster), partition (a cluster of its own, with two nodes); all of them where none is named.
+Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from e2e.bench import (
     admission,
+    allowance,
     backlog,
     durable,
     journal,
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
 
     parts: dict[str, Callable[[], Report]] = {
         "admission": admission.measure,
+        "allowance": lambda: allowance.measure(console),
         "journal": lambda: journal.measure(raw),
         "durable": lambda: durable.measure(raw, console),
         "takeover": lambda: takeover.measure(console),
