@@ -208,6 +208,32 @@ def test_several_gateways_keep_nothing_of_their_own(helm: str, values: tuple[str
     assert term[0]["podAffinityTerm"]["labelSelector"] == spec["selector"]
 
 
+def test_names_that_yaml_takes_for_numbers_stay_names(helm: str) -> None:
+    """Namespaces are named by year or cost centre, and issuers name people by number."""
+    sets = ("rbac.readers[0].kind=User", "rbac.readers[0].name=42", "image.pullSecrets[0]=7", "tenancy.namespaces[0]=9")
+    strings = [part for value in sets for part in ("--set-string", value)]
+    where = ("-n", "2024", "--kube-version", "1.34.0", "--set", "monitoring.serviceMonitor.enabled=true")
+    for mode in ("false", "true"):
+        done = run_helm(helm, "template", "123", str(CHART), *where, *strings, "--set", f"tenancy.namespaced={mode}")
+        assert done.returncode == 0, done.stderr
+        made = [each for each in yaml.safe_load_all(done.stdout) if each]
+        texts = [text for each in made if "CustomResource" not in each["kind"] for text in named_in(each)]
+        assert {"2024", "123", "42", "7"} <= set(map(str, texts))
+        assert all(isinstance(text, str) for text in texts)
+
+
+def named_in(part: Any) -> Iterator[Any]:
+    """Values of all fields and labels that are names of something."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key in {"name", "namespace", "app.kubernetes.io/instance", "secretName", "serviceAccountName"}:
+                yield value
+            yield from value if key == "matchNames" else named_in(value)
+    elif isinstance(part, list):
+        for each in part:
+            yield from named_in(each)
+
+
 @pytest.mark.parametrize("lacking", SHARED)
 def test_several_gateways_that_would_keep_something_are_refused_with_what_to_do(helm: str, lacking: str) -> None:
     some = tuple(value for value in SHARED if value != lacking)

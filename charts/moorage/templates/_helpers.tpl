@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* What never changes over upgrades. */}}
 {{- define "moorage.selector" -}}
 app.kubernetes.io/name: moorage
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -79,7 +79,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -87,7 +87,7 @@ priorityClassName: {{ . }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -168,9 +168,9 @@ true
 {{/* Operator and gateway as subjects of a FlowSchema. */}}
 {{- define "moorage.ownSubjects" -}}
 - kind: ServiceAccount
-  serviceAccount: {name: {{ include "moorage.operator" . }}, namespace: {{ .Release.Namespace }}}
+  serviceAccount: {name: {{ include "moorage.operator" . | quote }}, namespace: {{ .Release.Namespace | quote }}}
 - kind: ServiceAccount
-  serviceAccount: {name: {{ include "moorage.gateway" . }}, namespace: {{ .Release.Namespace }}}
+  serviceAccount: {name: {{ include "moorage.gateway" . | quote }}, namespace: {{ .Release.Namespace | quote }}}
 {{- end -}}
 
 {{/* "true" where the API server guards sandboxes and what belongs to them. Policies are cluster-scoped. */}}

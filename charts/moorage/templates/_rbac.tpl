@@ -88,8 +88,8 @@ is in the release's namespace unless accountNamespace says otherwise. */}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: {{ .name }}
-  namespace: {{ .namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .namespace | quote }}
   labels: {{- include "moorage.labels" . | nindent 4 }}
 rules:
 {{ .rules }}
@@ -97,17 +97,17 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: {{ .name }}
-  namespace: {{ .namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .namespace | quote }}
   labels: {{- include "moorage.labels" . | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
-  name: {{ .name }}
+  name: {{ .name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ .account }}
-    namespace: {{ .accountNamespace | default .root.Release.Namespace }}
+    name: {{ .account | quote }}
+    namespace: {{ .accountNamespace | default .root.Release.Namespace | quote }}
 {{- end -}}
 
 {{/* The same for the whole cluster. */}}
@@ -115,7 +115,7 @@ subjects:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   labels: {{- include "moorage.labels" . | nindent 4 }}
 rules:
 {{ .rules }}
@@ -123,14 +123,14 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   labels: {{- include "moorage.labels" . | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
-  name: {{ .name }}
+  name: {{ .name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ .account }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ .account | quote }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
