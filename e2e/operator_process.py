@@ -1,5 +1,6 @@
 """The operator as a process outside of a cluster: `python -m e2e.operator_process KUBECONFIG`, the rest in MOORAGE_*.
 
+With `--lag` it prints the worst lag of its event loop each second, as e2e.soak.lag does.
 What `moorage operator` is, with a kubeconfig in the place of a pod's own files, and a gateway of moorage.testing.
 """
 
@@ -7,6 +8,7 @@ import asyncio
 import os
 import sys
 
+from e2e.soak.lag import tell_lag
 from moorage.app.operator import operate
 from moorage.controller.settings import OperatorSettings
 from moorage.sandbox.kube import load_configuration
@@ -37,12 +39,15 @@ def environment(gateway_url: str, port: int, **more: str) -> dict[str, str]:
     return {f"MOORAGE_{name}": value for name, value in (usual | more).items()}
 
 
-async def work(kubeconfig: str) -> None:
+async def work(kubeconfig: str, *, lag: bool) -> None:
     """Until SIGTERM."""
+    telling = asyncio.create_task(tell_lag()) if lag else None
     settings = OperatorSettings.from_environment(os.environ)
     configuration = await load_configuration(kubeconfig)
     await operate(settings, configuration, lambda: OPERATOR_TOKEN, SANDBOXES)
+    if telling is not None:
+        telling.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1]))
+    asyncio.run(work(sys.argv[1], lag="--lag" in sys.argv[2:]))

@@ -1,8 +1,8 @@
 """`python -m e2e.bench [PART …]`: measure, each figure beside its baseline; tables into docs/benchmarks.md.
 
-Parts: admission, allowance, journal, durable, takeover, leases, worktree, streams, proxy, restart (no cluster), runs,
-backlog, recovery (the real cluster), partition (a cluster of its own, with two nodes); all of them where none is named.
-Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
+Parts: admission, allowance, journal, durable, takeover, leases, worktree, streams, proxy, restart, scale (no cluster),
+runs, backlog, recovery (the real cluster), partition (a cluster of its own, with two nodes); all of them where none is
+named. Raw samples go to build/bench/ (MOORAGE_BENCH_RAW says elsewhere).
 """
 
 import os
@@ -24,6 +24,7 @@ from e2e.bench import (
     recovery,
     restart,
     runs,
+    scale,
     streams,
     takeover,
     worktree,
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> int:
         "streams": lambda: streams.measure(console),
         "proxy": lambda: proxy.measure(console),
         "restart": lambda: restart.measure(console),
+        "scale": lambda: scale.measure(console),
         "runs": lambda: runs.measure(system()),
         "backlog": lambda: backlog.measure(system()),
         "recovery": lambda: recovery.measure(system()),

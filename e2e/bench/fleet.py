@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 
-from e2e.bench.client import AGENTRUNS, Board, Body, Kube, token
+from e2e.bench.client import AGENTRUNS, RULES, Board, Body, Kube, token
 from e2e.cluster import controlplane
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import HarnessError
@@ -132,6 +132,10 @@ def _sum(seen: Counter[str], prefix: str) -> float:
 class Fleet:
     """API server, gateway and the players; operators come and go."""
 
+    rules: ClassVar[list[dict[str, Any]]] = RULES  # of the bench's own account
+    gateway_flags: ClassVar[tuple[str, ...]] = ()
+    operator_flags: ClassVar[tuple[str, ...]] = ()
+    max_live: ClassVar[int] = MAX_LIVE
     server: ApiServer
     folder: Path
     kube: Kube
@@ -148,20 +152,22 @@ class Fleet:
     async def operator(self) -> AsyncIterator[Operator]:
         """Start one; it ends with the block."""
         port = free_port()
-        env = environment(str(self.gateway.base_url), port, MAX_LIVE_RUNS=str(MAX_LIVE), NAMESPACE=NAMESPACE)
-        argv = ("e2e.operator_process", str(self.folder / "operator.kubeconfig"))
+        env = environment(str(self.gateway.base_url), port, MAX_LIVE_RUNS=str(self.max_live), NAMESPACE=NAMESPACE)
+        argv = ("e2e.operator_process", str(self.folder / "operator.kubeconfig"), *self.operator_flags)
         began = time.monotonic()
         with process(self.folder / "operator.log", *argv, env=env) as running:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
                 yield Operator(running, http, began)
 
-    async def apply(self, names: list[str]) -> None:
-        """Create that many AgentRuns."""
+    async def apply(self, names: list[str], namespace: Callable[[str], str] = lambda _: NAMESPACE) -> None:
+        """Create that many AgentRuns, each in the namespace that its name says."""
         waiting = list(reversed(names))
 
         async def send() -> None:
             while waiting:
-                await self.kube.call("POST", f"{AGENTRUNS}/namespaces/{NAMESPACE}/agentruns", agent_run(waiting.pop()))
+                body = agent_run(waiting.pop())
+                body["metadata"]["namespace"] = where = namespace(body["metadata"]["name"])
+                await self.kube.call("POST", f"{AGENTRUNS}/namespaces/{where}/agentruns", body)
 
         await asyncio.gather(*(send() for _ in range(AT_ONCE)))
 
@@ -183,6 +189,7 @@ class Fleet:
 
     def run_heard(self, at: float, _kind: str, body: Body) -> None:
         """Told once each: Running, and the end."""
+        self.board.tell(at, body["metadata"]["name"], "seen")
         status = body.get("status") or {}
         if status.get("phase") == "Running":
             self.board.tell(at, body["metadata"]["name"], "running")
@@ -191,24 +198,43 @@ class Fleet:
 
     async def _play(self, run: str, pod: Body) -> None:
         """The kubelet's and the runner's part; a run that isn't to stay live proposes nothing and ends."""
-        uid, path = pod["metadata"]["uid"], f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/status"
+        uid = pod["metadata"]["uid"]
         async with self._seats:
-            await self.kube.call("PATCH", path, {"status": pod_status("Running", {"running": {"startedAt": stamp()}})})
+            await self._boot(pod)
             task = await self._assignment(uid)
             epoch, git = task["epoch"], task["git"]
             ready = {"base": git["base"], "branch": git["branch"], "head": git["base"], "resumed_from": None}
             await self._report(uid, epoch, ("WORKSPACE_READY", ready), ("AGENT_STARTED", {"driver": "command"}))
-            if run in self.live:
-                self.beating[uid] = epoch
-                return
+        if run in self.live:
+            self.beating[uid] = epoch
+            return
+        await self._hold(uid, epoch)
+        async with self._seats:
             result = {"epoch": epoch, "outcome": "completed", "reason": "Completed", "exit_code": 0}
             await self._post(uid, "/v1/self/result", result | {"recorded_at": now_ms()})
             terminated = {"exitCode": 0, "startedAt": stamp(), "finishedAt": stamp()}
-            await self.kube.call("PATCH", path, {"status": pod_status("Succeeded", {"terminated": terminated})})
+            await self.kube.call(
+                "PATCH", self._status(pod), {"status": pod_status("Succeeded", {"terminated": terminated})}
+            )
+
+    @staticmethod
+    def _status(pod: Body) -> str:
+        return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+
+    async def _boot(self, pod: Body) -> None:
+        """The kubelet's part until the runner has begun."""
+        running = pod_status("Running", {"running": {"startedAt": stamp()}})
+        await self.kube.call("PATCH", self._status(pod), {"status": running})
+
+    async def _hold(self, uid: str, epoch: int) -> None:
+        """The agent's work; here it takes no time."""
+
+    def _as(self, uid: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {NAMESPACE}/{uid}"}
 
     async def _assignment(self, uid: str) -> Any:
         while True:
-            answer = await self.gateway.get("/v1/self", headers=_as(uid))
+            answer = await self.gateway.get("/v1/self", headers=self._as(uid))
             if answer.status_code == 200:
                 return answer.json()
             if answer.status_code not in {401, 403, 404, 425}:
@@ -220,7 +246,7 @@ class Fleet:
         await self._post(uid, "/v1/self/records", {"epoch": epoch, "records": records})
 
     async def _post(self, uid: str, door: str, body: dict[str, Any]) -> None:
-        answer = await self.gateway.post(door, json=body, headers=_as(uid))
+        answer = await self.gateway.post(door, json=body, headers=self._as(uid))
         if answer.status_code != 200:
             raise HarnessError(f"POST {door}: {answer.status_code} {answer.text}")
 
@@ -228,10 +254,13 @@ class Fleet:
         """Heartbeats of every live runner, until cancelled."""
         while True:
             for uid, epoch in list(self.beating.items()):
-                body = {"work_id": uid, "epoch": epoch, "progress_seq": 1, "observed_at": now_ms()}
-                await self._post(uid, "/v1/self/heartbeat", body)
+                await self._heartbeat(uid, epoch)
                 await asyncio.sleep(BEAT_S / max(1, len(self.beating)))
             await asyncio.sleep(0.1)
+
+    async def _heartbeat(self, uid: str, epoch: int) -> None:
+        body = {"work_id": uid, "epoch": epoch, "progress_seq": 1, "observed_at": now_ms()}
+        await self._post(uid, "/v1/self/heartbeat", body)
 
     def refused(self) -> int:
         """429s that the API server has given."""
@@ -241,8 +270,11 @@ class Fleet:
         return sum(map(int, found))
 
 
+F = TypeVar("F", bound=Fleet)
+
+
 @contextlib.asynccontextmanager
-async def fleet(server: ApiServer, folder: Path) -> AsyncIterator[Fleet]:
+async def fleet(server: ApiServer, folder: Path, kind: type[F]) -> AsyncIterator[F]:
     """Everything but operator and runs."""
     server.kubectl("apply", "--server-side", "-f", str(CHECKOUT / "crds"))
     server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -252,21 +284,27 @@ async def fleet(server: ApiServer, folder: Path) -> AsyncIterator[Fleet]:
         bearer = token(server, "moorage-system", ANYTHING, name)
         (folder / f"{name}.kubeconfig").write_text(controlplane.kubeconfig(server.url, server.ca_file, bearer))
     port = free_port()
-    argv = ("e2e.bench.gateway_process", str(folder), str(port), str(folder / "gateway.kubeconfig"))
+    argv = (
+        "e2e.bench.gateway_process",
+        str(folder),
+        str(port),
+        str(folder / "gateway.kubeconfig"),
+        *kind.gateway_flags,
+    )
     limits = httpx.Limits(max_connections=64)
     with process(folder / "gateway.log", *argv):
         async with (
-            Kube(server.kubeconfig, token(server, NAMESPACE)) as kube,
+            Kube(server.kubeconfig, token(server, NAMESPACE, kind.rules)) as kube,
             httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", trust_env=False, limits=limits, timeout=60
             ) as gateway,
         ):
             await _answers(gateway)
-            found = Fleet(server, folder, kube, gateway)
+            found = kind(server, folder, kube, gateway)
             beating = asyncio.create_task(found.beat())
             async with (
-                kube.watching(f"/api/v1/namespaces/{NAMESPACE}/pods", found.pod_heard),
-                kube.watching(f"{AGENTRUNS}/namespaces/{NAMESPACE}/agentruns", found.run_heard),
+                kube.watching("/api/v1/pods", found.pod_heard),
+                kube.watching(f"{AGENTRUNS}/agentruns", found.run_heard),
             ):
                 yield found
             beating.cancel()
@@ -298,10 +336,6 @@ def pod_status(phase: str, state: Body) -> Body:
     """As a kubelet would tell it."""
     container = {"name": "runner", "image": "x", "imageID": "", "ready": "running" in state, "restartCount": 0}
     return {"phase": phase, "containerStatuses": [{**container, "state": state}]}
-
-
-def _as(uid: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {NAMESPACE}/{uid}"}
 
 
 OPERATOR = {"authorization": f"Bearer {OPERATOR_TOKEN}"}

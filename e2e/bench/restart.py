@@ -48,8 +48,8 @@ def measure(console: Console) -> Report:
 
 
 async def _measure(server: ApiServer, folder: Path, console: Console) -> Found:
-    found = Found(imports_mib=_imports())
-    async with fleet(server, folder) as world:
+    found = Found(imports_mib=bare_imports())
+    async with fleet(server, folder, Fleet) as world:
         async with world.operator() as operator:
             await operator.steady(0)
             await asyncio.sleep(5)
@@ -70,7 +70,7 @@ async def _measure(server: ApiServer, folder: Path, console: Console) -> Found:
     return found
 
 
-def _imports() -> float:
+def bare_imports() -> float:
     """PSS of a process that has only imported what the operator is built on."""
     with subprocess.Popen(
         [sys.executable, "-c", f"{IMPORTS}; print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
