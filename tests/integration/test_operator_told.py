@@ -127,6 +127,30 @@ async def test_who_is_refused_a_sandbox_holds_no_slot_and_starts_in_its_turn(wor
     await world.until(started, "the sandbox of who waited", 40)
 
 
+@pytest.mark.rule("T3", "C6")
+async def test_a_network_policy_that_would_open_sandboxes_holds_them_until_it_leaves_them_out(
+    world: OperatorWorld,
+) -> None:
+    """It stood there before the namespace's first sandbox, so that no admission policy has refused it."""
+    theirs = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "allow-all", "namespace": world.namespace},
+        "spec": {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{}]},
+    }
+    path = world.path("networkpolicies", version="networking.k8s.io/v1")
+    await world.api.create(path, theirs)
+    await world.start()
+    await world.apply_run("fix")
+    message = (await world.until_reason("fix", "NetworkOpen"))["message"]
+    assert "NetworkPolicy allow-all selects them" in message
+    assert await world.pods() == []
+    spared = {"matchExpressions": [{"key": "moorage.dev/role", "operator": "DoesNotExist"}]}
+    await world.api.patch(f"{path}/allow-all", {"spec": {"podSelector": spared}})
+    await world.until(world.pods, "the sandbox starts", 30)
+    assert (await world.status("fix")).get("attempt", 1) == 1
+
+
 async def test_a_runtime_class_that_is_not_there_is_named_and_waited_for(world: OperatorWorld) -> None:
     await world.start()
     await world.apply_run("fix", sandbox={"runtimeClassName": f"kata-{world.namespace}"})

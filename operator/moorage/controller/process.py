@@ -39,7 +39,7 @@ from moorage.core.scheduling.rate import Rate
 from moorage.core.tenancy.room import Needs
 from moorage.sandbox.kube import METADATA_ONLY, Body, KubeApi, KubeError, path_of
 from moorage.sandbox.pods import PodSubstrate
-from moorage.sandbox.port import NameTaken, RunKey, Unavailable
+from moorage.sandbox.port import NameTaken, Refused, RunKey, Unavailable
 from moorage.sandbox.spec import SandboxSettings, needs
 from moorage.sandbox.tenant import TenantObjects
 from moorage.telemetry.metrics import OperatorMetrics
@@ -364,5 +364,5 @@ class PolicyGuard:
             try:
                 if await self._tenants.needed(namespace):
                     await self._tenants.ensure(namespace, fresh_ms=0)
-            except (KubeError, NameTaken) as e:
+            except (KubeError, NameTaken, Refused) as e:
                 self._log.warning("policy_not_put_back", tenant=namespace, reason=type(e).__name__, message=str(e))

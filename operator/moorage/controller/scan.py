@@ -15,7 +15,7 @@ from moorage.controller.roll import Roll
 from moorage.controller.told import Standing
 from moorage.core.run.view import RunBrief
 from moorage.sandbox.kube import KubeError
-from moorage.sandbox.port import NameTaken, RunKey, Unavailable
+from moorage.sandbox.port import NameTaken, Refused, RunKey, Unavailable
 
 SOON_S = 5.0  # after a round that could not finish its work, doubled for each in a row
 WAITS = (GatewayAway, GatewayRefused, Unavailable, KubeError, NameTaken)
@@ -116,7 +116,7 @@ class Scan:
                     await tenants.ensure(namespace, fresh_ms=0)
                 else:
                     done &= await tenants.release(namespace, decided_at)
-            except (KubeError, NameTaken) as e:  # one that refuses keeps no other from being tidied (T3)
+            except (KubeError, NameTaken, Refused) as e:  # one that refuses keeps no other from being tidied (T3)
                 self._log.warning("tenant_not_tidied", tenant=namespace, reason=type(e).__name__, message=str(e))
         return done
 

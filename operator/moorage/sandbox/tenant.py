@@ -8,14 +8,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moorage.api import names
+from moorage.core.tenancy.networks import opening
 from moorage.sandbox.kube import Body, Exists, KubeApi, path_of
-from moorage.sandbox.port import NameTaken
+from moorage.sandbox.port import NameTaken, Refused
 from moorage.sandbox.spec import SandboxSettings, network_policy, service_account
 
 FRESH_MS = 60_000
 """A namespace seen in order this recently is not looked at again, unless `doubt` came between: the watch tells of a
 policy that changed, and without the account the API server refuses the pod.
 """
+
+
+OPEN = (
+    "sandboxes of this namespace would have more network than theirs: NetworkPolicy {named} selects them and allows"
+    " something. Leave them out, by podSelector.matchExpressions: [{{key: "
+    + names.ROLE
+    + ", operator: DoesNotExist}}], or remove it; runs begin then"
+)
 
 
 class TenantObjects:
@@ -35,7 +44,9 @@ class TenantObjects:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def ensure(self, namespace: str, *, fresh_ms: int = FRESH_MS) -> None:
-        """Return once both are as they must be. Raises NameTaken, and what the API server refuses."""
+        """Return once both are as they must be. Raises NameTaken, Refused where somebody's NetworkPolicy opens what
+        ours closes, and what the API server refuses.
+        """
         self._wanted[namespace] = self._now_ms()
         async with self._locks[namespace]:
             seen = self._in_order.get(namespace)
@@ -52,7 +63,14 @@ class TenantObjects:
             self._ensure(path_of("v1", "serviceaccounts", namespace), account, ("automountServiceAccountToken",)),
             self._ensure(path_of("networking.k8s.io/v1", "networkpolicies", namespace), policy, ("spec",)),
         )
+        await self._demand_closed(namespace)
         self._in_order[namespace] = self._now_ms()
+
+    async def _demand_closed(self, namespace: str) -> None:
+        """T3: looked at once the account stands, from when on the chart's admission policy lets none in."""
+        found = opening(await self._api.items(path_of("networking.k8s.io/v1", "networkpolicies", namespace)))
+        if found:
+            raise Refused("NetworkOpen", OPEN.format(named=", ".join(found[:8])))
 
     async def release(self, namespace: str, decided_at: int) -> bool:
         """The last run was gone at that time (ms). A run that came since keeps them: it has asked for them.
