@@ -56,6 +56,10 @@ demo-clean: $(STAMP) ## remove all that the demo left: cluster, images, built pr
 
 # --- check it ---------------------------------------------------------------------------------------------------------
 
+.PHONY: sbom
+sbom: $(STAMP) ## what is in each image (CycloneDX, build/sbom/), read from the images themselves
+	@$(CLUSTER) sbom
+
 .PHONY: test lint test-unit test-integration test-e2e torture soak rules bench
 test: $(STAMP) $(MOTO) ## everything: lint, types, layers, unit, property, contract, integration, e2e
 	@bash tools/test.sh

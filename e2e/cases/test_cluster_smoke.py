@@ -1,9 +1,16 @@
 """The harness itself: what every other case takes for granted."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from e2e.cluster import sbom
 from e2e.cluster.backend import Backend
 from e2e.cluster.layout import METADATA_ADDRESS, PUBLIC_ADDRESS
+from e2e.cluster.paths import cache_root
 from e2e.pods import SERVER_PORT, address, apply, eventually, isolate, pod, reaches, server, settles, wait_ready
 
 
@@ -65,3 +72,14 @@ def test_a_policy_lets_in_whom_it_names_and_nobody_else(cluster: Backend, namesp
     apply(cluster, namespace, policy)
     assert eventually(lambda: not reaches(cluster, namespace, "stranger", *target))
     assert eventually(lambda: reaches(cluster, namespace, "friend", *target))
+
+
+def test_what_is_in_our_images_is_told_of_the_images_that_run_here(tmp_path: Path):
+    """Read from the very archives that the nodes have (`make sbom`)."""
+    wanted = {"base": {"pkg:pypi/moorage", "pkg:pypi/pytest", "pkg:deb/debian/git"}, "control": {"pkg:pypi/kopf"}}
+    for folder, packages in wanted.items():
+        archive = max((cache_root() / "images").glob(f"{folder}-*.tar"), key=lambda path: path.stat().st_mtime)
+        text = sbom.write(archive, tmp_path).read_text()
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+        found = {each["purl"].partition("@")[0] for each in json.loads(text)["components"] if "purl" in each}
+        assert packages <= found

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from e2e.cluster import backend, debian, helm, npm
 from e2e.cluster import images as images_
+from e2e.cluster import sbom as sbom_
 from e2e.cluster.console import Console
 from e2e.cluster.errors import HarnessError
 from e2e.cluster.paths import cache_root
@@ -103,6 +105,21 @@ def push(
     with console.step(f"push to {registry}"):
         images_.push_all(builder, archives, name, cache / "logs" / "push.log")
     print(" ".join(f"--set {setting}" for setting in helm.image_settings(name)))
+
+
+@app.command()
+def sbom(
+    out: Annotated[Path, typer.Option(help="Folder of the documents.")] = Path("build/sbom"),
+    agents: Agents = False,
+    more: With = None,
+) -> None:
+    """Build the project's images where something changed, and write what is in each: CycloneDX, as JSON."""
+    console, cache = Console(), cache_root()
+    archives = images_.build_all(images_.builder(cache, console), cache, console, _wanted(agents, more))
+    with console.step("what is in the images"):
+        written = [sbom_.write(archive, out) for archive in archives]
+    for path in written:
+        print(path)
 
 
 @app.command()
