@@ -25,6 +25,7 @@ GIVEN: dict[str, Any] = {
     "sandbox_memory": "8Gi",
     "sandbox_disk": "20Gi",
     "allow_model": ["gpt-5.2-codex"],
+    "allow_provider": ["corporate"],
     "allow_runtime_class": ["gvisor"],
     "allow_host": ["api.example.com"],
 }

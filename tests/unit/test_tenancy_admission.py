@@ -49,6 +49,11 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
         "model m isn't in allowed.models of rcon/team (allowed are: n)",
     ),
     ({"allowed": {"models": []}}, "ModelNotAllowed", "(none is allowed)"),
+    (
+        {"allowed": {"providers": ["corporate"]}},
+        "ProviderNotAllowed",
+        "ModelProvider p isn't in allowed.providers of rcon/team (allowed are: corporate)",
+    ),
     ({"allowed": {"runtimeClasses": ["kata"]}}, "RuntimeClassNotAllowed", "RuntimeClass gvisor isn't in"),
     (
         {"allowed": {"hosts": ["b.example.com"]}},

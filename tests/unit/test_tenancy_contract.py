@@ -22,7 +22,7 @@ WHOLE = {
     "perDay": {"tokens": "20M", "cost": "200.00"},
     "resources": {"cpu": 16, "memory": "64Gi", "storage": "200Gi"},
     "perSandbox": {"cpu": "500m", "memory": "8Gi", "disk": "20Gi"},
-    "allowed": {"models": ["m", "n"], "runtimeClasses": ["gvisor"], "hosts": []},
+    "allowed": {"models": ["m", "n"], "providers": ["main"], "runtimeClasses": ["gvisor"], "hosts": []},
     "constraints": {"tokens": {"hard": "1M"}},
 }
 

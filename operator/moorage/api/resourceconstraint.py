@@ -71,6 +71,9 @@ class Allowed(Fields):
     models: Annotated[tuple[ModelName, ...], Field(max_length=MAX_ALLOWED)] | None = Field(
         default=None, description="Models, by the names that agents give them, for example [gpt-5.2-codex]."
     )
+    providers: Annotated[tuple[Name, ...], Field(max_length=MAX_ALLOWED)] | None = Field(
+        default=None, description="ModelProviders of the namespace, by name, for example [main]."
+    )
     runtime_classes: Annotated[tuple[Name, ...], Field(max_length=MAX_ALLOWED)] | None = Field(
         default=None, description="RuntimeClasses of sandboxes, for example [gvisor]."
     )

@@ -35,6 +35,9 @@ Storage = Annotated[str | None, typer.Option(help="Volumes in all, such as 200Gi
 SandboxCpu = Annotated[str | None, typer.Option(help="The most cores of one sandbox.")]
 SandboxMemory = Annotated[str | None, typer.Option(help="The most memory of one sandbox.")]
 SandboxDisk = Annotated[str | None, typer.Option(help="The largest worktree.")]
+AllowProvider = Annotated[
+    list[str] | None, typer.Option(metavar="PROVIDER", help="A ModelProvider that runs may use; repeat it.")
+]
 AllowModel = Annotated[list[str] | None, typer.Option(metavar="MODEL", help="A model that runs may name; repeat it.")]
 AllowClass = Annotated[list[str] | None, typer.Option(metavar="CLASS", help="A RuntimeClass likewise.")]
 AllowHost = Annotated[list[str] | None, typer.Option(metavar="HOST", help="A host of sandbox.egress likewise.")]
@@ -63,6 +66,7 @@ def create(
     sandbox_memory: SandboxMemory = None,
     sandbox_disk: SandboxDisk = None,
     allow_model: AllowModel = None,
+    allow_provider: AllowProvider = None,
     allow_runtime_class: AllowClass = None,
     allow_host: AllowHost = None,
     user: Users = None,
@@ -92,6 +96,7 @@ def create(
         "sandbox_memory": sandbox_memory,
         "sandbox_disk": sandbox_disk,
         "allow_model": allow_model,
+        "allow_provider": allow_provider,
         "allow_runtime_class": allow_runtime_class,
         "allow_host": allow_host,
     }

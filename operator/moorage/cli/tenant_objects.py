@@ -32,6 +32,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "sandbox_memory": ("perSandbox", "memory"),
     "sandbox_disk": ("perSandbox", "disk"),
     "allow_model": ("allowed", "models"),
+    "allow_provider": ("allowed", "providers"),
     "allow_runtime_class": ("allowed", "runtimeClasses"),
     "allow_host": ("allowed", "hosts"),
 }

@@ -51,6 +51,13 @@ def _refusal(run: ResolvedRun, contract: Contract) -> Problem | None:
     agent, box = run.agent, run.sandbox
     found = [
         _listed("ModelNotAllowed", "model", [agent.model.name] if agent.model else [], contract, "models"),
+        _listed(
+            "ProviderNotAllowed",
+            "ModelProvider",
+            [agent.model.provider] if agent.model else [],
+            contract,
+            "providers",
+        ),
         _listed("RuntimeClassNotAllowed", "RuntimeClass", [box.runtime_class], contract, "runtimeClasses"),
         _listed("HostNotAllowed", "host", [each.host for each in box.egress], contract, "hosts"),
         _too_large("cpu", box.cpu, contract.sandbox_cpu, contract),
@@ -60,7 +67,12 @@ def _refusal(run: ResolvedRun, contract: Contract) -> Problem | None:
     return next((each for each in found if each is not None), None)
 
 
-ALLOWED = {"models": "allowed_models", "runtimeClasses": "allowed_runtime_classes", "hosts": "allowed_hosts"}
+ALLOWED = {
+    "models": "allowed_models",
+    "providers": "allowed_providers",
+    "runtimeClasses": "allowed_runtime_classes",
+    "hosts": "allowed_hosts",
+}
 
 
 def _listed(reason: str, noun: str, named: Iterable[str | None], contract: Contract, which: str) -> Problem | None:

@@ -50,6 +50,7 @@ class Contract:
     sandbox_memory: Quantity | None = None
     sandbox_disk: Quantity | None = None
     allowed_models: frozenset[str] | None = None
+    allowed_providers: frozenset[str] | None = None
     allowed_runtime_classes: frozenset[str] | None = None
     allowed_hosts: frozenset[str] | None = None
     limits: ResolvedLimits = field(default_factory=ResolvedLimits)
@@ -159,6 +160,7 @@ PER_RUN = (
     Line("perSandbox.memory", "sandbox_memory", lambda s: _one(s).memory, _amount),
     Line("perSandbox.disk", "sandbox_disk", lambda s: _one(s).disk, _amount),
     Line("allowed.models", "allowed_models", lambda s: _set(_allowed(s).models), spelt=_listed),
+    Line("allowed.providers", "allowed_providers", lambda s: _set(_allowed(s).providers), spelt=_listed),
     Line(
         "allowed.runtimeClasses",
         "allowed_runtime_classes",
