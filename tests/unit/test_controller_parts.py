@@ -20,7 +20,7 @@ from moorage.controller.settings import OperatorSettings
 from moorage.controller.told import Standing, settled
 from moorage.core.run.actions import Plan, Report
 from moorage.core.run.observed import SandboxPhase
-from moorage.core.scheduling.explain import wait_of
+from moorage.core.scheduling.explain import Slots, recheck_ms, wait_of
 from moorage.core.tenancy.contract import Contract
 from moorage.sandbox.kube import ApiUnavailable, Exists, KubeError, Missing, Stale, error_of, path_of, resource_of
 from moorage.sandbox.pods import lease_view, refusal
@@ -141,6 +141,13 @@ def test_a_child_that_was_made_anew_without_a_parent_is_no_child_any_more() -> N
     roll.forget(RunKey("uid-young", "t", "young"))  # the old one's end is heard late
     roll.forget(RunKey("other", "t", "young"))
     assert roll.next_waiting() == []
+
+
+@pytest.mark.rule("Q4", "I7")
+def test_the_further_back_a_run_waits_the_more_seldom_its_place_is_told() -> None:
+    """Thousands that wait would else cost a write each, every two minutes."""
+    minutes = [recheck_ms(Slots(free=False, place=place)) // 60_000 for place in (1, 10, 11, 40, 150, 5_000)]
+    assert minutes == [2, 2, 4, 8, 30, 30]
 
 
 @pytest.mark.rule("C5", "Q4")

@@ -18,12 +18,11 @@ from moorage.controller.roll import Roll
 from moorage.controller.together import unless
 from moorage.controller.told import Standing
 from moorage.core.run.actions import Plan, RaiseEpoch, StartSandbox
-from moorage.core.run.admission import QUEUE_RECHECK_MS
 from moorage.core.run.observed import Observed, SandboxPhase
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.plan import decide
 from moorage.core.run.view import RunBrief
-from moorage.core.scheduling.explain import Slots
+from moorage.core.scheduling.explain import RECHECK_MS, Slots
 from moorage.core.scheduling.rate import Rate
 from moorage.sandbox.port import RunKey
 from moorage.telemetry.metrics import OperatorMetrics
@@ -164,7 +163,7 @@ async def test_a_paused_run_that_finds_no_room_looks_again_once_it_is_in_line() 
     engine = engine_of(Parts(observed), StepClock(world.now), roll)
     assert (await engine.run_pass(key("on"))).requeue_ms == 1
     assert roll.is_waiting(key("on"))
-    assert (await engine.run_pass(key("on"))).requeue_ms == QUEUE_RECHECK_MS
+    assert (await engine.run_pass(key("on"))).requeue_ms == RECHECK_MS
 
 
 # --- recoveries (Q3) --------------------------------------------------------------------------------------------------

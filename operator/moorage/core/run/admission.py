@@ -19,13 +19,12 @@ from moorage.core.run.actions import (
 from moorage.core.run.observed import Observed, Problem
 from moorage.core.run.phases import RunPhase
 from moorage.core.run.state import RunState
-from moorage.core.scheduling.explain import wait_of
+from moorage.core.scheduling.explain import recheck_ms, wait_of
 
 STARTING = "the sandbox is starting"
 PROBLEM_RECHECK_MS = 30_000  # a missing reference wakes the run when it appears; this is the net below
 SECRET_RECHECK_MS = 10_000  # nobody may watch Secrets: one that appears is only found by looking
 HELD_RECHECK_MS = 300_000  # another contract wakes the run
-QUEUE_RECHECK_MS = 120_000  # the queue wakes its head; the others' places are told anew now and then
 JOURNAL_LOST = Problem(
     "JournalLost",
     "the gateway doesn't know this run, though it had begun: restore the gateway's store, or delete the run",
@@ -141,7 +140,7 @@ def _waiting_for_author(o: Observed, problem: Problem, now: int) -> Plan:
 
 
 def _queued(o: Observed) -> Plan:
-    return Plan(reason="Queued", message=wait_of(o.slots), requeue_ms=QUEUE_RECHECK_MS)
+    return Plan(reason="Queued", message=wait_of(o.slots), requeue_ms=recheck_ms(o.slots))
 
 
 def begin(o: Observed, s: RunState, reason: str = "Start") -> tuple[Action, ...]:

@@ -15,7 +15,6 @@ from moorage.core.approvals.consent import parking
 from moorage.core.constraints.context import clock_end, lived_ms
 from moorage.core.journal.record import RecordType
 from moorage.core.run.actions import Action, Plan, ReleaseLease, Report, StopSandbox
-from moorage.core.run.admission import QUEUE_RECHECK_MS
 from moorage.core.run.approving import asked_anew_by, goes_on_by_a_word, held_for, refused_to_spend
 from moorage.core.run.ending import CANCEL_GRACE_MS, STOP_POLL_MS, stop
 from moorage.core.run.limits import Spent, clock_spent, how_to_raise, in_force, raises, spent
@@ -26,7 +25,7 @@ from moorage.core.run.rework import ONWARD, stuck
 from moorage.core.run.state import QUEUE, AgentEnd, Pause, PauseReason, Raise, RunState
 from moorage.core.run.waiting import classified, unsettled
 from moorage.core.run.words import ask_to_pause, report
-from moorage.core.scheduling.explain import wait_of
+from moorage.core.scheduling.explain import recheck_ms, wait_of
 
 SLACK_MS = 35_000  # a runner has its grace to a safe point, and then a moment for the checkpoint
 SUSPENDED = "spec.suspend is true; set it to false to let the run go on"
@@ -198,7 +197,7 @@ def _parked(o: Observed, s: RunState, pause: Pause, now: int) -> Plan:
         return Plan((*raised, *stops, *lease), _sooner(wait, _another_day(pause, now)), held.reason, held.message)
     if not o.slots.free:
         why = f"it may go on, and waits for a slot: {wait_of(o.slots)}"
-        return Plan((*raised, *stops, *lease), wait or QUEUE_RECHECK_MS, "Queued", why)
+        return Plan((*raised, *stops, *lease), wait or recheck_ms(o.slots), "Queued", why)
     goes_on = report(RecordType.RESUMED, {"reason": pause.told}, s.pauses, s.epoch)
     return Plan(actions=(*raised, goes_on), requeue_ms=1)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moorage.core.run.actions import Plan, StartSandbox
-from moorage.core.run.admission import QUEUE_RECHECK_MS, admitted, not_admitted
+from moorage.core.run.admission import admitted, not_admitted
 from moorage.core.run.approving import answering, due
 from moorage.core.run.attempts import attempt, ownership, recovering
 from moorage.core.run.ending import cancelling, ended
@@ -26,7 +26,7 @@ from moorage.core.run.result import agent_ended
 from moorage.core.run.state import RunState
 from moorage.core.run.waiting import classified
 from moorage.core.run.words import fail, placed
-from moorage.core.scheduling.explain import wait_of
+from moorage.core.scheduling.explain import recheck_ms, wait_of
 
 GATEWAY_RETRY_MS = 1_000
 
@@ -55,7 +55,7 @@ def _in_turn(plan: Plan, o: Observed) -> Plan:
     """C6: who was refused a sandbox has given its slot back, and starts one when it is its turn again."""
     if o.slots.free or not any(isinstance(action, StartSandbox) for action in plan.actions):
         return plan
-    return Plan(requeue_ms=QUEUE_RECHECK_MS, reason="Queued", message=wait_of(o.slots))
+    return Plan(requeue_ms=recheck_ms(o.slots), reason="Queued", message=wait_of(o.slots))
 
 
 def _with_placements(plan: Plan, o: Observed, s: RunState) -> Plan:

@@ -27,6 +27,16 @@ class Slots:
     kept: str = ""  # the reason why something else than the queue keeps it, which then passes it over
 
 
+RECHECK_MS, NEAR, SELDOM = 120_000, 10, 15
+
+
+def recheck_ms(slots: Slots) -> int:
+    """In how many milliseconds a run that waits is looked at anew, and its place told. The queue wakes whose turn it
+    is; the further back, the more seldom: each telling is a write, and thousands may wait.
+    """
+    return RECHECK_MS * min(SELDOM, -(-slots.place // NEAR))
+
+
 def wait_of(slots: Slots) -> str:
     """For example: 3rd in team-a; team-a uses 4 of 4 sandboxes; next when build-7 ends or rcon/team-a is raised."""
     return f"{ordinal(slots.place)} in {slots.tenant}; {_short(slots)}"
