@@ -27,7 +27,7 @@ for path in files + processes:
     except OSError:
         continue
     found += [str(path) for needle in needles if needle in data]
-metrics = urllib.request.urlopen("http://127.0.0.1:8080/metrics").read().decode()
+metrics = urllib.request.urlopen("http://127.0.0.1:8082/metrics").read().decode()
 print(json.dumps({"found": found, "files": len(files), "processes": len(processes), "metrics": metrics}))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import uvicorn
@@ -79,3 +80,12 @@ class SentAhead(Exception):
 def configured(app: Any, **settings: Any) -> uvicorn.Config:
     """uvicorn's configuration with `settings`: HTTP within bounds, and no websockets, which no door of ours speaks."""
     return uvicorn.Config(app, http=BoundedHttp, ws="none", **settings)
+
+
+class Embedded(uvicorn.Server):
+    """A server that leaves this process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Whoever started us handles them."""
+        yield

@@ -32,6 +32,8 @@ async def test_only_the_operator_tells_and_hears_what_was_taken(gateway: LocalGa
     for other in (gateway.sandbox("p1", "team-a"), gateway.reader("ann", "team-a")):
         assert (await other.put(DOOR, json={"tokens": 1})).status_code == 403
         assert (await other.get("/v1/allowances")).status_code == 403
+    counted = gateway.deps.metrics.refusals.labels("allowance", "Forbidden")._value.get()
+    assert counted == 2
     for wrong in ({"tokens": -1}, {"tokens": "many"}):
         answer = await gateway.operator.put(DOOR, json=wrong)
         assert (answer.status_code, answer.json()["reason"]) == (422, "Invalid")

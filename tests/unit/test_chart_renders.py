@@ -293,6 +293,22 @@ def test_only_sandboxes_the_operator_and_the_helm_test_may_knock_at_the_gateway(
     assert not any("ipBlock" in peer or peer == {} for peer in ingress["from"])
 
 
+@pytest.mark.rule("T6")
+def test_a_scraper_reads_metrics_and_opens_no_door_and_sandboxes_the_other_way_round(helm: str) -> None:
+    objects = render(helm, FULL)
+    (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if p["metadata"]["name"] == "moorage-gateway"]
+    ports = {port["port"]: rule["from"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    assert set(ports) == {8080, 8082}
+    assert ports[8082] == [scraper]
+    assert scraper not in ports[8080]
+    (monitor,) = [m for m in of_kind(objects, "ServiceMonitor") if m["metadata"]["name"] == "moorage-gateway"]
+    (service,) = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == "moorage-gateway"]
+    named = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert [named[each["port"]] for each in monitor["spec"]["endpoints"]] == [8082]
+    assert service["spec"]["ports"][0]["name"] == "http", "the first one is that of the doors"
+
+
 def test_nobody_may_knock_at_the_operator_unless_metrics_are_asked_for(helm: str) -> None:
     closed = named(render(helm), "NetworkPolicy", "moorage-operator")
     assert closed["spec"]["policyTypes"] == ["Ingress"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from moorage.clock import Clock, SystemClock
 from moorage.gateway.app import GatewayDeps, create_app
 from moorage.gateway.auth import Authenticator
 from moorage.gateway.cluster import ClusterLeases, ClusterSecrets, TokenReviewAuthenticator
+from moorage.gateway.health import metrics_app
 from moorage.gateway.http import KEEP_ALIVE_S
 from moorage.gateway.issuer import IssuerAuthenticator
 from moorage.gateway.providers import HttpProviders
 from moorage.gateway.settings import GatewaySettings
-from moorage.serving import configured
+from moorage.serving import Embedded, configured
 from moorage.store.bucket import Bucket
 from moorage.telemetry.logs import start_logging
 from moorage.telemetry.metrics import GatewayMetrics
@@ -55,6 +57,8 @@ class Environment:
     """T7: tokens are checked against the issuer's keys, since there is no right to TokenReview."""
     namespaces: frozenset[str] = frozenset()
     """The tenants of namespaced mode; empty: all."""
+    metrics_port: int | None = None
+    """/metrics has this port of its own; None: it is among the doors."""
     store_dsn: str | None = field(default=None, repr=False)
     """The journal's PostgreSQL; None: SQLite in `data`. It holds a password."""
 
@@ -86,6 +90,7 @@ class Environment:
         return cls(
             data=Path(env["MOORAGE_DATA_DIR"]),
             port=int(env.get("MOORAGE_PORT", "8080")),
+            metrics_port=int(env["MOORAGE_METRICS_PORT"]) if env.get("MOORAGE_METRICS_PORT") else None,
             log_level=env.get("MOORAGE_LOG_LEVEL", "info"),
             audience=env.get("MOORAGE_AUDIENCE", "moorage-gateway"),
             operator_account=env["MOORAGE_OPERATOR_ACCOUNT"],
@@ -139,6 +144,7 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
         mirrors_shared=env.mirrors_shared,
         journal_retention_ms=env.journal_retention_ms,
         gateways=env.gateways,
+        metrics_apart=env.metrics_port is not None,
     )
     metrics = GatewayMetrics(CollectorRegistry())
     timeout = httpx.Timeout(settings.model_read_ms / 1000, connect=settings.model_connect_ms / 1000)
@@ -181,4 +187,28 @@ async def _serve(env: Environment, configuration: client.Configuration) -> None:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
         )
-        await uvicorn.Server(serving).serve()
+        async with _metrics_served(metrics, env.metrics_port):
+            await uvicorn.Server(serving).serve()
+
+
+@contextlib.asynccontextmanager
+async def _metrics_served(metrics: GatewayMetrics, port: int | None) -> AsyncIterator[None]:
+    """On a port of their own meanwhile, if they have one."""
+    if port is None:
+        yield
+        return
+    config = configured(
+        metrics_app(metrics.registry),
+        host="0.0.0.0",  # noqa: S104  as the doors
+        port=port,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+    )
+    server = Embedded(config)
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving

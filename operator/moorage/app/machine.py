@@ -21,7 +21,6 @@ from typing import Any
 import aiohttp
 import httpx
 import structlog
-import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
@@ -44,7 +43,7 @@ from moorage.gateway.providers import HttpProviders, Providers
 from moorage.gateway.settings import GatewaySettings
 from moorage.sandbox.isolation import grade
 from moorage.sandbox.port import Unavailable
-from moorage.serving import configured
+from moorage.serving import Embedded, configured
 from moorage.store.errors import StoreError
 from moorage.store.peers import Alone, Peers
 from moorage.telemetry.logs import start_logging
@@ -232,15 +231,6 @@ def _made(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Embedded(uvicorn.Server):
-    """A server that leaves this process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Whoever started us handles them."""
-        yield
-
-
 @contextlib.asynccontextmanager
 async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
     """Serve on a socket file in a folder of its own, reachable by this user alone."""
@@ -254,7 +244,7 @@ async def _listening(app: Starlette, folder: Path) -> AsyncIterator[Path]:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )
-        server = _Embedded(config)
+        server = Embedded(config)
         task = asyncio.create_task(server.serve())
         try:
             while not server.started:

@@ -57,6 +57,10 @@ from moorage.workspace.errors import WorkspaceError
 __all__ = ["GatewayDeps", "create_app"]
 
 
+WHO = frozenset({401, 403})
+"""Refused for who asks."""
+
+
 def create_app(deps: GatewayDeps) -> Starlette:
     """Build the gateway. It opens nothing and closes nothing of what it is given."""
     return app_of(Gate(deps))
@@ -104,18 +108,21 @@ def app_of(gate: Gate) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Measured, metrics=deps.metrics)],
-        exception_handlers=_handlers(deps.log),
+        exception_handlers=_handlers(deps.log, deps.metrics),
     )
 
 
-def _handlers(log: Any) -> Any:
+def _handlers(log: Any, metrics: GatewayMetrics) -> Any:
     """One way out for each kind of error."""
 
     def said(translate: Callable[[Any], Refusal]) -> Any:
         async def handle(request: Request, error: Exception) -> Response:
             refused = translate(error)
             say = log.debug if refused.status == 425 else log.info  # each sandbox asks a few times before its turn
-            say("refused", door=door_of(request.scope), status=refused.status, reason=refused.reason)
+            door = door_of(request.scope)
+            say("refused", door=door, status=refused.status, reason=refused.reason)
+            if refused.status in WHO:
+                metrics.refusals.labels(door, refused.reason).inc()
             return refusal(refused)
 
         return handle

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -33,10 +34,11 @@ class HealthRoom:
 
     def routes(self) -> list[BaseRoute]:
         """The doors."""
+        told = [Route("/metrics", self.metrics, methods=["GET"], name="metrics")]
         return [
             Route("/healthz", self.live, methods=["GET"], name="healthz"),
             Route("/readyz", self.ready, methods=["GET"], name="readyz"),
-            Route("/metrics", self.metrics, methods=["GET"], name="metrics"),
+            *([] if self._gate.deps.settings.metrics_apart else told),
         ]
 
     async def live(self, _: Request) -> Response:
@@ -75,4 +77,18 @@ class HealthRoom:
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus text of this process's own registry."""
-        return Response(generate_latest(self._gate.deps.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return told(self._gate.deps.metrics.registry)
+
+
+def told(registry: CollectorRegistry) -> Response:
+    """All metrics as Prometheus text."""
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def metrics_app(registry: CollectorRegistry) -> Starlette:
+    """/metrics alone, for a port of its own: whoever may come to the doors need not read what all tenants do (T6)."""
+
+    async def metrics(_: Request) -> Response:
+        return told(registry)
+
+    return Starlette(routes=[Route("/metrics", metrics, methods=["GET"])])

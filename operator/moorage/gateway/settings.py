@@ -146,6 +146,9 @@ class GatewaySettings:
     model_read_ms: int = 600_000
     """Longest silence within an answer of a model: thinking models stay silent for minutes."""
 
+    metrics_apart: bool = False
+    """/metrics has a port of its own, and isn't among the doors."""
+
     model_room_ms: int = 300_000
     """How long a model request waits for those before it: where all that is left of its run's budget is reserved for
     them, or its provider takes no more at once. Twice this is the ten minutes that SDKs wait for an answer."""

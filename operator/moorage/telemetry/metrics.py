@@ -74,6 +74,12 @@ class GatewayMetrics:
         self.fence_refusals = Counter(
             "moorage_fence_refusals", "Calls of an older epoch that were refused (F3).", ("door",), registry=registry
         )
+        self.refusals = Counter(
+            "moorage_gateway_refusals",
+            "Calls that were refused for who asks: no token that is good (401), or none for this (403).",
+            ("door", "reason"),
+            registry=registry,
+        )
         self.tokens_checked = Counter("moorage_gateway_tokens_checked", "Tokens.", ("outcome",), registry=registry)
         self.heartbeats = Counter("moorage_heartbeats", "Heartbeats heard.", registry=registry)
         self.lease_renewals = Counter(
