@@ -24,7 +24,7 @@ from moorage.testing.postgres import PostgresServer
 
 TIMES, TOGETHER, ROUNDS = 200, 16, 5
 DAY = 20_000
-ASK = Ask("team-a", DAY, "gateway", 5_000, 100)
+ASK = Ask("team-a", "request", DAY, "gateway", 5_000, 100)
 ROW = "CREATE TABLE bare (n BIGINT)"
 BARE = "two rows inserted, each committed"
 INSERT = "INSERT INTO bare VALUES (1)"
@@ -111,8 +111,9 @@ async def _crowd() -> int:
 
 
 async def _asks(store: PostgresStore, at: int) -> int:
-    passed, ask = 0, Ask("team-a", DAY, f"gateway-{at % 2}", 5_000, 100)
+    passed = 0
     for turn in range(40):
+        ask = Ask("team-a", f"{at}-{turn}", DAY, f"gateway-{at % 2}", 5_000, 100)
         if await store.take(ask) is not None:
             continue
         now = await store.taken("team-a", DAY)

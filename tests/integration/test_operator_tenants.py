@@ -249,7 +249,9 @@ async def test_the_gateway_keeps_what_models_may_take_and_a_removed_contract_is_
     }
     store = world.gateway.deps.store
     assert await store.allowances() == {world.namespace: Allowance(1_000_000, 20_000_000, 3)}
-    await store.settle(Ask(world.namespace, world.gateway.gate.allowances.today(), "g", 0, 0), 1_234, 5_600_000)
+    asked = Ask(world.namespace, "r1", world.gateway.gate.allowances.today(), "g", 5_000, 5_600_000)
+    assert await store.take(asked) is None
+    await store.settle(asked, 1_234, 5_600_000)
 
     async def shown() -> bool:
         told = await world.api.get(constraints(world, "team")) or {}

@@ -1,17 +1,18 @@
-"""C5: whatever order gateways ask, answer and die in, no day's limit and no number at once is passed."""
+"""C5: whatever order gateways ask, are answered, repeat and die in, no day's limit and no number at once is passed."""
 
-from dataclasses import dataclass
+import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.store.allowances import Allowance, Ask, Short, Taken, plan_give_up, plan_settle, plan_take, summed
+from moorage.store.allowances import Allowance, Ask, Short, short_of
+from moorage.store.memory import MemoryStore
 
 GATEWAYS = ("a", "b", "c")
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "answer", "die", "midnight"]),
+        st.sampled_from(["ask", "ask", "ask again", "answer", "answer again", "die", "midnight"]),
         st.sampled_from(GATEWAYS),
         st.integers(0, 60),
         st.integers(0, 9),
@@ -22,45 +23,42 @@ STEPS = st.lists(
 LIMIT = st.one_of(st.none(), st.integers(0, 200))
 
 
-@dataclass
 class Tenant:
-    allowance: Allowance
-    day: int = 0
+    """What is truly under way and was truly spent, beside what the store says of it."""
 
-    def __post_init__(self) -> None:
-        self.rows: dict[tuple[int, str], Taken] = {}
+    def __init__(self) -> None:
+        self.store, self.day, self.number = MemoryStore(), 0, 0
         self.open: list[Ask] = []
+        self.over: list[Ask] = []
         self.spent: dict[int, int] = {}
 
-    def looked_at(self) -> list[Taken]:
-        return [row for row in self.rows.values() if row.day == self.day or row.open_requests]
+    async def step(self, what: str, gateway: str, tokens: int, cost: int, part: float) -> None:
+        mine = [ask for ask in self.open if ask.gateway == gateway]
+        match what:
+            case "ask":
+                self.number += 1
+                ask = Ask("t", f"r{self.number}", self.day, gateway, tokens, cost)
+                if await self.store.take(ask) is None:
+                    self.open.append(ask)
+            case "ask again" if mine:
+                assert await self.store.take(mine[-1]) is None
+            case "answer" if mine:
+                ask = mine[int(part * (len(mine) - 1))]
+                self._ended(ask, took := int(ask.tokens * part))
+                await self.store.settle(ask, took, int(ask.cost_micros * part))
+            case "answer again" if self.over:
+                await self.store.settle(self.over[-1], 50, 50)
+            case "die":
+                await self.store.give_up("t", gateway)
+                for ask in mine:
+                    self._ended(ask, ask.tokens)
+            case "midnight":
+                self.day += 1
 
-    def step(self, what: str, gateway: str, tokens: int, cost: int, part: float) -> None:
-        if what == "ask":
-            plan = plan_take(self.allowance, self.looked_at(), ask := Ask("t", self.day, gateway, tokens, cost))
-            if isinstance(plan, Taken):
-                self.rows[plan.day, plan.gateway] = plan
-                self.open.append(ask)
-            elif plan.over:
-                used = summed(self.looked_at(), self.day)
-                assert self.allowance.models == 0 or plan.used in {used.tokens, used.cost_micros}
-        elif what == "answer" and (mine := [a for a in self.open if a.gateway == gateway]):
-            ask = mine[int(part * (len(mine) - 1))]
-            self.open.remove(ask)
-            took = int(ask.tokens * part)
-            self.rows[ask.day, gateway] = plan_settle(
-                self.rows[ask.day, gateway], ask, took, int(ask.cost_micros * part)
-            )
-            self.spent[ask.day] = self.spent.get(ask.day, 0) + took
-        elif what == "die":
-            for at, row in self.rows.items():
-                if at[1] == gateway:
-                    self.rows[at] = plan_give_up(row)
-            for ask in [a for a in self.open if a.gateway == gateway]:
-                self.open.remove(ask)
-                self.spent[ask.day] = self.spent.get(ask.day, 0) + ask.tokens
-        elif what == "midnight":
-            self.day += 1
+    def _ended(self, ask: Ask, took: int) -> None:
+        self.open.remove(ask)
+        self.over.append(ask)
+        self.spent[ask.day] = self.spent.get(ask.day, 0) + took
 
 
 @pytest.mark.rule("C5")
@@ -68,23 +66,28 @@ class Tenant:
 def test_no_limit_is_passed_in_whatever_order(
     tokens: int | None, cost: int | None, models: int | None, steps: list[tuple[str, str, int, int, float]]
 ) -> None:
-    tenant = Tenant(Allowance(tokens, cost, models))
-    for step in steps:
-        tenant.step(*step)
-        assert models is None or len(tenant.open) <= models
-        for day in range(tenant.day + 1):
-            took = summed((row for row in tenant.rows.values() if row.day == day), day)
-            assert tokens is None or took.tokens + took.open_tokens <= tokens
-            assert cost is None or took.cost_micros + took.open_cost_micros <= cost
-            assert took.tokens == tenant.spent.get(day, 0)
-            assert took.open_requests == sum(ask.day == day for ask in tenant.open)
+    async def live() -> None:
+        tenant = Tenant()
+        await tenant.store.set_allowance("t", Allowance(tokens, cost, models))
+        for step in steps:
+            await tenant.step(*step)
+            assert models is None or len(tenant.open) <= models
+            for day in range(tenant.day + 1):
+                took = await tenant.store.taken("t", day)
+                assert took.tokens == tenant.spent.get(day, 0)
+                assert took.open_tokens == sum(ask.tokens for ask in tenant.open if ask.day == day)
+                assert took.open_requests == len(tenant.open)
+                assert tokens is None or took.tokens + took.open_tokens <= tokens
+                assert cost is None or took.cost_micros + took.open_cost_micros <= cost
+
+    asyncio.run(live())
 
 
 @pytest.mark.rule("C5")
 def test_what_can_never_fit_is_over_and_what_waits_for_others_is_not() -> None:
-    rows = [Taken(0, "a", tokens=50, open_tokens=40, open_requests=1)]
-    waits = plan_take(Allowance(tokens=100), rows, Ask("t", 0, "b", 20, 0))
-    over = plan_take(Allowance(tokens=100), rows, Ask("t", 0, "b", 60, 0))
+    others = [Ask("t", "r1", 0, "a", 40, 0)]
+    waits = short_of(Allowance(tokens=100), (50, 0), others, Ask("t", "r2", 0, "b", 20, 0))
+    over = short_of(Allowance(tokens=100), (50, 0), others, Ask("t", "r2", 0, "b", 60, 0))
     assert isinstance(waits, Short)
     assert (waits.over, waits.holders) == (False, frozenset({"a"}))
     assert isinstance(over, Short)

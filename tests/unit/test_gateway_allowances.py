@@ -112,3 +112,45 @@ async def test_who_waits_for_a_place_hears_of_one_at_once() -> None:
     bell = here.bell("t").arm()
     await here.tell("t", Allowance(models=2))
     assert bell.is_set()
+
+
+async def committed_and_lost(store: MemoryStore, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store does it once, and its answer never comes."""
+    real = getattr(store, what)
+
+    async def lost(*arguments: object) -> None:
+        await real(*arguments)
+        monkeypatch.setattr(store, what, real)
+        raise StoreUnavailable("the link broke at the commit")
+
+    monkeypatch.setattr(store, what, lost)
+
+
+async def test_an_answer_whose_settling_got_lost_gives_nobody_elses_place_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = MemoryStore(), StepClock()
+    here, _ = of(store, clock)
+    await here.tell("t", Allowance(models=2))
+    for name in ("r1", "r2"):
+        async with here.taken("t", name, WORST):
+            pass
+    await committed_and_lost(store, "settle", monkeypatch)
+    await here.answered("r1", {"output_tokens": 1})
+    async with here.taken("t", "r3", WORST):
+        pass
+    with pytest.raises(AllTaken):
+        async with here.taken("t", "r4", WORST):
+            pass
+    assert (await store.taken("t", here.today())).tokens == 1
+
+
+async def test_a_request_whose_noting_got_lost_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = MemoryStore(), StepClock()
+    here, _ = of(store, clock)
+    await here.tell("t", Allowance(models=1))
+    await committed_and_lost(store, "take", monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        async with here.taken("t", "r1", WORST):
+            pass
+    async with here.taken("t", "r2", WORST):
+        pass
+    assert (await store.taken("t", here.today())).open_requests == 1

@@ -106,9 +106,14 @@ class Allowances:
         if tenant not in await self._allowances():
             yield
             return
-        ask = Ask(tenant, self.today(), self._peers.me, worst.tokens, worst.cost_micros)
+        ask = Ask(tenant, request_id, self.today(), self._peers.me, worst.tokens, worst.cost_micros)
         await self._pay()
-        if (short := await self._take(ask)) is not None:
+        try:
+            short = await self._take(ask)
+        except BaseException:  # perhaps it was noted: what the store answers is lost
+            self._owed.append(_Answer(ask, 0, 0))
+            raise
+        if short is not None:
             if short.over:
                 raise DayExhausted(short, ask.day)
             raise AllTaken(tenant)

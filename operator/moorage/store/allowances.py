@@ -1,15 +1,15 @@
 """C5: what a tenant may take of models in a day and at once, decided once for every adapter and without I/O.
 
-A request takes its worst case before it leaves, in one transaction with the look at what is left, and gives back what
-it didn't need. So no limit is passed by however many gateways. What a gateway has under way goes by the gateway's name:
-of one that is gone nobody will tell more, and it counts at its worst case (`plan_give_up`). A request counts for the
-day (UTC) in which it was asked.
+A request takes its worst case before it leaves, in one transaction with the look at what is left: it has a row of its
+own until it is answered, and what it took is added to its day's sums as that row goes. So no limit is passed by however
+many gateways, and each step may be repeated where nobody knows whether it was done. Of a gateway that is gone nobody
+will tell more: its requests have taken their worst case. A request counts for the day (UTC) in which it was asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 KEPT_DAYS = 62
 """Days of which rows are kept: two months."""
@@ -32,9 +32,10 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request and its worst case. `day` counts from the epoch, in UTC."""
+    """One request and its worst case. `day` counts from the epoch, in UTC; `gateway`: whose request it is."""
 
     tenant: str
+    request_id: str
     day: int
     gateway: str
     tokens: int
@@ -43,10 +44,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a tenant took in a day by way of one gateway, and what is under way there at its worst case."""
+    """What a tenant took in a day, and what is under way at its worst case; requests of whatever day."""
 
     day: int
-    gateway: str
     tokens: int = 0
     cost_micros: int = 0
     open_tokens: int = 0
@@ -68,63 +68,26 @@ class Short:
     holders: frozenset[str] = frozenset()
 
 
-def plan_take(allowance: Allowance | None, rows: Sequence[Taken], ask: Ask) -> Taken | Short:
-    """The row to write, or what is short. `rows`: the tenant's of that day, and others with something under way."""
-    for found in _shorts(allowance or Allowance(), rows, ask):
-        return found
-    mine = next((r for r in rows if (r.day, r.gateway) == (ask.day, ask.gateway)), Taken(ask.day, ask.gateway))
-    return replace(
-        mine,
-        open_tokens=mine.open_tokens + ask.tokens,
-        open_cost_micros=mine.open_cost_micros + ask.cost_micros,
-        open_requests=mine.open_requests + 1,
-    )
+def summed(day: int, used: tuple[int, int], under_way: Iterable[Ask]) -> Taken:
+    """`used`: tokens and cost of that day; `under_way`: all of the tenant's."""
+    listed = list(under_way)
+    today = [each for each in listed if each.day == day]
+    held = sum(each.tokens for each in today), sum(each.cost_micros for each in today)
+    return Taken(day, *used, *held, len(listed))
 
 
-def _shorts(allowance: Allowance, rows: Sequence[Taken], ask: Ask) -> Iterable[Short]:
-    today = [r for r in rows if r.day == ask.day]
-    holders = frozenset(r.gateway for r in today if r.open_requests)
+def short_of(allowance: Allowance | None, used: tuple[int, int], under_way: Sequence[Ask], ask: Ask) -> Short | None:
+    """What is short for a request that isn't under way yet; None: there is room for it."""
+    allowed, taken = allowance or Allowance(), summed(ask.day, used, under_way)
+    holders = frozenset(each.gateway for each in under_way if each.day == ask.day)
     kinds = (
-        (TOKENS, allowance.tokens, ask.tokens, [(r.tokens, r.open_tokens) for r in today]),
-        (COST, allowance.cost_micros, ask.cost_micros, [(r.cost_micros, r.open_cost_micros) for r in today]),
+        (TOKENS, allowed.tokens, ask.tokens, taken.tokens, taken.open_tokens),
+        (COST, allowed.cost_micros, ask.cost_micros, taken.cost_micros, taken.open_cost_micros),
     )
-    for line, most, need, taken in kinds:
-        used, under_way = sum(each for each, _ in taken), sum(each for _, each in taken)
-        if most is not None and used + under_way + need > most:
-            yield Short(line, most, used, need, used + need > most, holders)
-    at_once = sum(r.open_requests for r in rows)
-    if allowance.models is not None and at_once >= allowance.models:
-        everywhere = frozenset(r.gateway for r in rows if r.open_requests)
-        yield Short(MODELS, allowance.models, at_once, 1, allowance.models == 0, everywhere)
-
-
-def plan_settle(row: Taken, ask: Ask, tokens: int, cost_micros: int) -> Taken:
-    """The row once the request is answered: what it took is used, and nothing of it is under way any more."""
-    return replace(
-        row,
-        tokens=row.tokens + tokens,
-        cost_micros=row.cost_micros + cost_micros,
-        open_tokens=max(0, row.open_tokens - ask.tokens),
-        open_cost_micros=max(0, row.open_cost_micros - ask.cost_micros),
-        open_requests=max(0, row.open_requests - 1),
-    )
-
-
-def plan_give_up(row: Taken) -> Taken:
-    """The row of a gateway that is gone."""
-    return Taken(row.day, row.gateway, row.tokens + row.open_tokens, row.cost_micros + row.open_cost_micros)
-
-
-def summed(rows: Iterable[Taken], day: int) -> Taken:
-    """Of all gateways; requests under way also those of the day before."""
-    listed = list(rows)
-    today = [r for r in listed if r.day == day]
-    return Taken(
-        day,
-        "",
-        sum(r.tokens for r in today),
-        sum(r.cost_micros for r in today),
-        sum(r.open_tokens for r in today),
-        sum(r.open_cost_micros for r in today),
-        sum(r.open_requests for r in listed),
-    )
+    for line, most, need, spent, held in kinds:
+        if most is not None and spent + held + need > most:
+            return Short(line, most, spent, need, spent + need > most, holders)
+    if allowed.models is not None and len(under_way) >= allowed.models:
+        everywhere = frozenset(each.gateway for each in under_way)
+        return Short(MODELS, allowed.models, len(under_way), 1, allowed.models == 0, everywhere)
+    return None

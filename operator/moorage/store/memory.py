@@ -14,17 +14,7 @@ from moorage.core.journal.pruning import Pruned
 from moorage.core.journal.record import Draft, Record, Stored, decode
 from moorage.core.journal.snapshots import Snapshot
 from moorage.store import appending
-from moorage.store.allowances import (
-    KEPT_DAYS,
-    Allowance,
-    Ask,
-    Short,
-    Taken,
-    plan_give_up,
-    plan_settle,
-    plan_take,
-    summed,
-)
+from moorage.store.allowances import KEPT_DAYS, Allowance, Ask, Short, Taken, short_of, summed
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import SpecConflict, UnknownRun, UnknownSession
 from moorage.store.port import (
@@ -64,7 +54,8 @@ class MemoryStore:
         self._pods: dict[str, Pod] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
         self._allowances: dict[str, Allowance] = {}
-        self._days: dict[tuple[str, int, str], Taken] = {}
+        self._days: dict[tuple[str, int], tuple[int, int]] = {}
+        self._asked: dict[tuple[str, str], Ask] = {}
         self._cursor = 0
 
     async def persist(self, new: NewExecution, session: Session | None = None) -> Execution:
@@ -271,33 +262,35 @@ class MemoryStore:
 
     async def take(self, ask: Ask) -> Short | None:
         """See the port."""
-        plan = plan_take(self._allowances.get(ask.tenant), self._taken_rows(ask.tenant, ask.day), ask)
-        if isinstance(plan, Short):
-            return plan
-        self._put_taken(ask.tenant, plan)
-        return None
+        others = self._under_way(ask.tenant)
+        if ask in others:
+            return None
+        used = self._days.get((ask.tenant, ask.day), (0, 0))
+        short = short_of(self._allowances.get(ask.tenant), used, others, ask)
+        if short is None:
+            self._asked[ask.tenant, ask.request_id] = ask
+        return short
 
     async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
         """See the port."""
-        row = self._days.get((ask.tenant, ask.day, ask.gateway), Taken(ask.day, ask.gateway))
-        self._put_taken(ask.tenant, plan_settle(row, ask, tokens, cost_micros))
+        if self._asked.pop((ask.tenant, ask.request_id), None) is None:
+            return
+        used = self._days.get((ask.tenant, ask.day), (0, 0))
+        self._days[ask.tenant, ask.day] = (used[0] + tokens, used[1] + cost_micros)
+        for at in [at for at in self._days if at[0] == ask.tenant and at[1] < ask.day - KEPT_DAYS]:
+            del self._days[at]
 
     async def give_up(self, tenant: str, gateway: str) -> None:
         """See the port."""
-        for row in [row for at, row in self._days.items() if at[0] == tenant and at[2] == gateway]:
-            self._put_taken(tenant, plan_give_up(row))
+        for ask in [ask for ask in self._under_way(tenant) if ask.gateway == gateway]:
+            await self.settle(ask, ask.tokens, ask.cost_micros)
 
     async def taken(self, tenant: str, day: int) -> Taken:
         """See the port."""
-        return summed(self._taken_rows(tenant, day), day)
+        return summed(day, self._days.get((tenant, day), (0, 0)), self._under_way(tenant))
 
-    def _put_taken(self, tenant: str, row: Taken) -> None:
-        self._days[tenant, row.day, row.gateway] = row
-        for at in [at for at in self._days if at[0] == tenant and at[1] < row.day - KEPT_DAYS]:
-            del self._days[at]
-
-    def _taken_rows(self, tenant: str, day: int) -> list[Taken]:
-        return [row for at, row in self._days.items() if at[0] == tenant and (at[1] == day or row.open_requests)]
+    def _under_way(self, tenant: str) -> list[Ask]:
+        return [ask for ask in self._asked.values() if ask.tenant == tenant]
 
     def _run(self, run_uid: str) -> _Run:
         if (run := self._runs.get(run_uid)) is None:

@@ -335,10 +335,14 @@ class DurableExecutionStore(Protocol):
         """Return those that bound anything, by tenant."""
 
     async def take(self, ask: Ask) -> Short | None:
-        """Note a request at its worst case, where its tenant's allowance has room for it; else return what is short."""
+        """Note a request at its worst case, where its tenant's allowance has room for it; else return what is short.
+        Twice is once.
+        """
 
     async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
-        """The request that was noted has taken so much, and nothing more of it is under way."""
+        """The request that was noted has taken so much, and is under way no more. Twice is once, and nothing happens
+        where it isn't noted: what can't be known to be done may be done again.
+        """
 
     async def give_up(self, tenant: str, gateway: str) -> None:
         """What a gateway that is gone had under way for the tenant has taken its worst case. Twice is once."""

@@ -20,7 +20,7 @@ from moorage.points import Point, reached
 from moorage.store import appending
 from moorage.store import postgres_allowances as tenants
 from moorage.store import postgres_rows as sql
-from moorage.store.allowances import Allowance, Ask, Short, Taken, plan_give_up, plan_settle, plan_take, summed
+from moorage.store.allowances import Allowance, Ask, Short, Taken, short_of, summed
 from moorage.store.appending import AppendPlan
 from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.migrations import released
@@ -328,11 +328,13 @@ class PostgresStore:
 
         async def work(db: Db) -> Short | None:
             await tenants.lock(db, ask.tenant)
-            rows = await tenants.rows(db, ask.tenant, ask.day)
-            plan = plan_take(await tenants.allowance(db, ask.tenant), rows, ask)
-            if isinstance(plan, Short):
-                return plan
-            await tenants.put(db, ask.tenant, plan)
+            others = await tenants.under_way(db, ask.tenant)
+            if any(each.request_id == ask.request_id for each in others):
+                return None
+            used = await tenants.used(db, ask.tenant, ask.day)
+            if (short := short_of(await tenants.allowance(db, ask.tenant), used, others, ask)) is not None:
+                return short
+            await tenants.insert(db, ask)
             return None
 
         return await self._writer.transaction(work)
@@ -342,8 +344,7 @@ class PostgresStore:
 
         async def work(db: Db) -> None:
             await tenants.lock(db, ask.tenant)
-            row = await tenants.find(db, ask.tenant, ask.day, ask.gateway) or Taken(ask.day, ask.gateway)
-            await tenants.put(db, ask.tenant, plan_settle(row, ask, tokens, cost_micros))
+            await tenants.settle(db, ask, tokens, cost_micros)
 
         await self._writer.transaction(work)
 
@@ -352,14 +353,19 @@ class PostgresStore:
 
         async def work(db: Db) -> None:
             await tenants.lock(db, tenant)
-            for row in await tenants.of_gateway(db, tenant, gateway):
-                await tenants.put(db, tenant, plan_give_up(row))
+            for ask in await tenants.under_way(db, tenant):
+                if ask.gateway == gateway:
+                    await tenants.settle(db, ask, ask.tokens, ask.cost_micros)
 
         await self._writer.transaction(work)
 
     async def taken(self, tenant: str, day: int) -> Taken:
         """See the port."""
-        return summed(await self._reader.read(lambda db: tenants.rows(db, tenant, day)), day)
+
+        async def work(db: Db) -> Taken:
+            return summed(day, await tenants.used(db, tenant, day), await tenants.under_way(db, tenant))
+
+        return await self._reader.read(work)
 
     async def close(self) -> None:
         """See the port."""

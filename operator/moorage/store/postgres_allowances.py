@@ -1,15 +1,13 @@
 """SQL of allowances in PostgreSQL. Who writes a tenant's rows holds the tenant's lock until the transaction's end: the
-rows of a day are judged together, whichever gateways they are of.
+requests are judged together, whichever gateways they are of.
 """
 
 from __future__ import annotations
 
 from dataclasses import astuple
 
-from moorage.store.allowances import KEPT_DAYS, Allowance, Taken
+from moorage.store.allowances import KEPT_DAYS, Allowance, Ask
 from moorage.store.postgres_connection import Db
-
-_COLUMNS = "day, gateway, tokens, cost_micros, open_tokens, open_cost_micros, open_requests"
 
 
 async def lock(db: Db, tenant: str) -> None:
@@ -37,40 +35,39 @@ async def allowance(db: Db, tenant: str) -> Allowance | None:
     return Allowance(*row) if row else None
 
 
-async def rows(db: Db, tenant: str, day: int) -> list[Taken]:
-    """Those of that day, and others with something under way."""
+async def used(db: Db, tenant: str, day: int) -> tuple[int, int]:
+    """Tokens and cost of that day."""
     found = await db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = %s AND (day = %s OR open_requests > 0)",  # noqa: S608
-        (tenant, day),
-    )
-    return [Taken(*row) for row in await found.fetchall()]
-
-
-async def of_gateway(db: Db, tenant: str, gateway: str) -> list[Taken]:
-    """Those of a gateway with something under way."""
-    found = await db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = %s AND gateway = %s AND open_requests > 0",  # noqa: S608
-        (tenant, gateway),
-    )
-    return [Taken(*row) for row in await found.fetchall()]
-
-
-async def find(db: Db, tenant: str, day: int, gateway: str) -> Taken | None:
-    """That very row."""
-    found = await db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = %s AND day = %s AND gateway = %s",  # noqa: S608
-        (tenant, day, gateway),
+        "SELECT tokens, cost_micros FROM tenant_days WHERE tenant = %s AND day = %s", (tenant, day)
     )
     row = await found.fetchone()
-    return Taken(*row) if row else None
+    return (row[0], row[1]) if row else (0, 0)
 
 
-async def put(db: Db, tenant: str, row: Taken) -> None:
-    """Write it, and let go of what is older than KEPT_DAYS."""
-    await db.execute(
-        "INSERT INTO tenant_days VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, day, gateway) DO UPDATE"
-        " SET tokens = excluded.tokens, cost_micros = excluded.cost_micros, open_tokens = excluded.open_tokens,"
-        " open_cost_micros = excluded.open_cost_micros, open_requests = excluded.open_requests",
-        (tenant, *astuple(row)),
+async def under_way(db: Db, tenant: str) -> list[Ask]:
+    """Requests that aren't answered."""
+    found = await db.execute(
+        "SELECT tenant, request_id, day, gateway, tokens, cost_micros FROM tenant_requests WHERE tenant = %s", (tenant,)
     )
-    await db.execute("DELETE FROM tenant_days WHERE tenant = %s AND day < %s", (tenant, row.day - KEPT_DAYS))
+    return [Ask(*row) for row in await found.fetchall()]
+
+
+async def insert(db: Db, ask: Ask) -> None:
+    """It is under way."""
+    await db.execute("INSERT INTO tenant_requests VALUES (%s, %s, %s, %s, %s, %s)", astuple(ask))
+
+
+async def settle(db: Db, ask: Ask, tokens: int, cost_micros: int) -> None:
+    """It is under way no more, and took so much; nothing where it isn't. Days older than KEPT_DAYS are let go of."""
+    gone = await db.execute(
+        "DELETE FROM tenant_requests WHERE tenant = %s AND request_id = %s", (ask.tenant, ask.request_id)
+    )
+    if not gone.rowcount:
+        return
+    await db.execute(
+        "INSERT INTO tenant_days VALUES (%s, %s, %s, %s) ON CONFLICT (tenant, day) DO UPDATE"
+        " SET tokens = tenant_days.tokens + excluded.tokens,"
+        " cost_micros = tenant_days.cost_micros + excluded.cost_micros",
+        (ask.tenant, ask.day, tokens, cost_micros),
+    )
+    await db.execute("DELETE FROM tenant_days WHERE tenant = %s AND day < %s", (ask.tenant, ask.day - KEPT_DAYS))

@@ -23,7 +23,7 @@ from moorage.core.journal.snapshots import Snapshot
 from moorage.points import Point, reached
 from moorage.store import appending, sqlite_rows
 from moorage.store import sqlite_allowances as tenants
-from moorage.store.allowances import Allowance, Ask, Short, Taken, plan_give_up, plan_settle, plan_take, summed
+from moorage.store.allowances import Allowance, Ask, Short, Taken, short_of, summed
 from moorage.store.errors import SpecConflict, UnknownSession
 from moorage.store.group_commit import GroupCommit
 from moorage.store.port import (
@@ -306,36 +306,34 @@ class SqliteStore:
         """See the port."""
 
         def work() -> Short | None:
-            rows = tenants.rows(self._db, ask.tenant, ask.day)
-            plan = plan_take(tenants.allowance(self._db, ask.tenant), rows, ask)
-            if isinstance(plan, Short):
-                return plan
-            tenants.put(self._db, ask.tenant, plan)
+            others = tenants.under_way(self._db, ask.tenant)
+            if any(each.request_id == ask.request_id for each in others):
+                return None
+            used = tenants.used(self._db, ask.tenant, ask.day)
+            if (short := short_of(tenants.allowance(self._db, ask.tenant), used, others, ask)) is not None:
+                return short
+            tenants.insert(self._db, ask)
             return None
 
         return await self._writes.run(work)
 
     async def settle(self, ask: Ask, tokens: int, cost_micros: int) -> None:
         """See the port."""
-
-        def work() -> None:
-            row = tenants.find(self._db, ask.tenant, ask.day, ask.gateway) or Taken(ask.day, ask.gateway)
-            tenants.put(self._db, ask.tenant, plan_settle(row, ask, tokens, cost_micros))
-
-        await self._writes.run(work)
+        await self._writes.run(lambda: tenants.settle(self._db, ask, tokens, cost_micros))
 
     async def give_up(self, tenant: str, gateway: str) -> None:
         """See the port."""
 
         def work() -> None:
-            for row in tenants.of_gateway(self._db, tenant, gateway):
-                tenants.put(self._db, tenant, plan_give_up(row))
+            for ask in tenants.under_way(self._db, tenant):
+                if ask.gateway == gateway:
+                    tenants.settle(self._db, ask, ask.tokens, ask.cost_micros)
 
         await self._writes.run(work)
 
     async def taken(self, tenant: str, day: int) -> Taken:
         """See the port."""
-        return summed(self._read(lambda: tenants.rows(self._db, tenant, day)), day)
+        return self._read(lambda: summed(day, tenants.used(self._db, tenant, day), tenants.under_way(self._db, tenant)))
 
     async def close(self) -> None:
         """See the port."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import astuple
 
-from moorage.store.allowances import KEPT_DAYS, Allowance, Taken
-
-_COLUMNS = "day, gateway, tokens, cost_micros, open_tokens, open_cost_micros, open_requests"
+from moorage.store.allowances import KEPT_DAYS, Allowance, Ask
 
 
 def set_allowance(db: sqlite3.Connection, tenant: str, allowance: Allowance) -> None:
@@ -28,34 +26,32 @@ def allowance(db: sqlite3.Connection, tenant: str) -> Allowance | None:
     return Allowance(*row) if row else None
 
 
-def rows(db: sqlite3.Connection, tenant: str, day: int) -> list[Taken]:
-    """Those of that day, and others with something under way."""
-    found = db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = ? AND (day = ? OR open_requests > 0)",  # noqa: S608
-        (tenant, day),
-    )
-    return [Taken(*row) for row in found]
-
-
-def of_gateway(db: sqlite3.Connection, tenant: str, gateway: str) -> list[Taken]:
-    """Those of a gateway with something under way."""
-    found = db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = ? AND gateway = ? AND open_requests > 0",  # noqa: S608
-        (tenant, gateway),
-    )
-    return [Taken(*row) for row in found]
-
-
-def find(db: sqlite3.Connection, tenant: str, day: int, gateway: str) -> Taken | None:
-    """That very row."""
+def used(db: sqlite3.Connection, tenant: str, day: int) -> tuple[int, int]:
+    """Tokens and cost of that day."""
     row = db.execute(
-        f"SELECT {_COLUMNS} FROM tenant_days WHERE tenant = ? AND day = ? AND gateway = ?",  # noqa: S608
-        (tenant, day, gateway),
+        "SELECT tokens, cost_micros FROM tenant_days WHERE tenant = ? AND day = ?", (tenant, day)
     ).fetchone()
-    return Taken(*row) if row else None
+    return (row[0], row[1]) if row else (0, 0)
 
 
-def put(db: sqlite3.Connection, tenant: str, row: Taken) -> None:
-    """Write it, and let go of what is older than KEPT_DAYS."""
-    db.execute("INSERT OR REPLACE INTO tenant_days VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (tenant, *astuple(row)))
-    db.execute("DELETE FROM tenant_days WHERE tenant = ? AND day < ?", (tenant, row.day - KEPT_DAYS))
+def under_way(db: sqlite3.Connection, tenant: str) -> list[Ask]:
+    """Requests that aren't answered."""
+    return [Ask(*row) for row in db.execute("SELECT * FROM tenant_requests WHERE tenant = ?", (tenant,))]
+
+
+def insert(db: sqlite3.Connection, ask: Ask) -> None:
+    """It is under way."""
+    db.execute("INSERT INTO tenant_requests VALUES (?, ?, ?, ?, ?, ?)", astuple(ask))
+
+
+def settle(db: sqlite3.Connection, ask: Ask, tokens: int, cost_micros: int) -> None:
+    """It is under way no more, and took so much; nothing where it isn't. Days older than KEPT_DAYS are let go of."""
+    gone = db.execute("DELETE FROM tenant_requests WHERE tenant = ? AND request_id = ?", (ask.tenant, ask.request_id))
+    if not gone.rowcount:
+        return
+    db.execute(
+        "INSERT INTO tenant_days VALUES (?, ?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE"
+        " SET tokens = tokens + excluded.tokens, cost_micros = cost_micros + excluded.cost_micros",
+        (ask.tenant, ask.day, tokens, cost_micros),
+    )
+    db.execute("DELETE FROM tenant_days WHERE tenant = ? AND day < ?", (ask.tenant, ask.day - KEPT_DAYS))

@@ -1,4 +1,4 @@
--- C5: what a tenant may take of models in a day and at once, and what it took.
+-- C5: what a tenant may take of models in a day and at once, what it took, and what is under way.
 -- A NULL is unlimited. `day` counts from the epoch, in UTC.
 
 CREATE TABLE allowances (
@@ -9,13 +9,20 @@ CREATE TABLE allowances (
 ) WITHOUT ROWID;
 
 CREATE TABLE tenant_days (
-    tenant           TEXT    NOT NULL,
-    day              INTEGER NOT NULL,
-    gateway          TEXT    NOT NULL,
-    tokens           INTEGER NOT NULL,
-    cost_micros      INTEGER NOT NULL,
-    open_tokens      INTEGER NOT NULL CHECK (open_tokens >= 0),
-    open_cost_micros INTEGER NOT NULL CHECK (open_cost_micros >= 0),
-    open_requests    INTEGER NOT NULL CHECK (open_requests >= 0),
-    PRIMARY KEY (tenant, day, gateway)
+    tenant      TEXT    NOT NULL,
+    day         INTEGER NOT NULL,
+    tokens      INTEGER NOT NULL,
+    cost_micros INTEGER NOT NULL,
+    PRIMARY KEY (tenant, day)
+) WITHOUT ROWID;
+
+-- One for each request to a model that isn't answered, at its worst case.
+CREATE TABLE tenant_requests (
+    tenant      TEXT    NOT NULL,
+    request_id  TEXT    NOT NULL,
+    day         INTEGER NOT NULL,
+    gateway     TEXT    NOT NULL,
+    tokens      INTEGER NOT NULL CHECK (tokens >= 0),
+    cost_micros INTEGER NOT NULL CHECK (cost_micros >= 0),
+    PRIMARY KEY (tenant, request_id)
 ) WITHOUT ROWID;
