@@ -141,7 +141,7 @@ def aims(tenant: Tenant, pod: dict[str, Any]) -> list[tuple[str, str, int]]:
     """Addresses that a sandbox has no business at."""
     cluster = tenant.cluster
     api = cluster.kubectl("-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
-    dns = cluster.kubectl("-n", "kube-system", "get", "service", "-o", "jsonpath={.items[0].spec.clusterIP}")
+    services = cluster.kubectl("-n", "kube-system", "get", "service", "-o", "jsonpath={.items[*].spec.clusterIP}")
     gateway = Installation(cluster).kubectl(
         "get", "pod", "-l", "app.kubernetes.io/component=gateway", "-o", "jsonpath={.items[0].status.podIP}"
     )
@@ -149,7 +149,7 @@ def aims(tenant: Tenant, pod: dict[str, Any]) -> list[tuple[str, str, int]]:
         ("his sandbox", pod["status"]["podIP"], 8000),
         ("the node's kubelet", pod["status"]["hostIP"], 10250),
         ("the API server", api, 443),
-        ("cluster DNS", dns or api, 53),
+        *((f"service {number} of kube-system", ip, 53) for number, ip in enumerate(services.split())),
         ("metadata", METADATA_ADDRESS, 80),
         ("the internet", PUBLIC_ADDRESS, 80),
         ("IPv6", "2001:db8::1", 80),
