@@ -43,7 +43,7 @@ def ask(name, method, path, with_token=token, body=None):
     except OSError as error:
         status, text = type(error).__name__, b""
     out["doors"][name] = status
-    out["leaks"] += [name] if him["secret"].encode() in text else []
+    out["leaks"] += [name] if him["backwards"][::-1].encode() in text else []
 
 run = "/v1/runs/" + him["uid"]
 records = {"epoch": 1, "records": [{"record_id": "x:1", "type": "AGENT_FINISHED", "payload": {}, "recorded_at": 1}]}
@@ -170,7 +170,7 @@ def test_a_tenants_sandbox_crosses_into_no_other_tenants_run(
         "namespace": tenant.namespace,
         "gateway": env["MOORAGE_GATEWAY_URL"],
         "targets": aims(tenant, pod),
-        "secret": "nightingale",
+        "backwards": "nightingale"[::-1],  # his own assignment holds these words
     }
     before, never = refusals(cluster), violations(cluster)
     agent = {"driver": "command", "image": SANDBOX_IMAGE, "command": ["python3", "-c", ATTACKS, json.dumps(him)]}
